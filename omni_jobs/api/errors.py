@@ -1,0 +1,93 @@
+"""Every error leaves the API in one shape: ``{"error": {"code", "message", "field", …}}``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from omni_jobs.errors import InvalidRequest, OmniJobsError
+from omni_jobs.views import ErrorView
+
+__all__ = ["ErrorBody", "errors", "install"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_MESSAGE = 2000
+_LONGEST_FIELD = 400
+
+
+class ErrorBody(BaseModel):
+    """What every answer of 400 and above carries; parts that do not apply are left out."""
+
+    error: ErrorView
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's ``responses`` for these statuses."""
+    return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses}
+
+
+def install(app: FastAPI) -> None:
+    """Map every error to its answer."""
+    app.add_exception_handler(OmniJobsError, _ours)
+    app.add_exception_handler(RequestValidationError, _framework_validation)
+    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    shown = {**error, "message": str(error["message"])[:_LONGEST_MESSAGE]}
+    if "field" in shown:
+        shown["field"] = shown["field"][:_LONGEST_FIELD]
+    # A lone surrogate from the client's text becomes its JSON escape.
+    content = json.dumps({"error": shown}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    if not isinstance(error, OmniJobsError):
+        return _unforeseen(request, error)
+    headers = {}
+    if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = "1"
+    if error.http_status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        headers["Connection"] = "close"  # the rest of the body is not wanted
+    if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+    return _answer(error.http_status, error.to_dict(), headers)
+
+
+def _framework_validation(request: Request, error: Exception) -> Response:
+    """Of path, query and header parameters; bodies are checked by omni_jobs.requests."""
+    if not isinstance(error, RequestValidationError):
+        return _unforeseen(request, error)
+    first = error.errors()[0]
+    return _ours(request, InvalidRequest(str(first["msg"]), field=str(first["loc"][-1])))
+
+
+def _framework(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return _unforeseen(request, error)
+    phrase = HTTPStatus(error.status_code).phrase
+    code = phrase.lower().replace(" ", "_").replace("-", "_")
+    what = f"{phrase}: {request.method} {request.url.path}"
+    return _answer(error.status_code, {"code": code, "message": what, "retryable": False}, error.headers)
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+def _unforeseen(request: Request, error: Exception) -> Response:
+    """A bug. Starlette logs it with its trace; the client learns nothing of the inside."""
+    return _answer(500, OmniJobsError("something went wrong in the server").to_dict())

@@ -1,0 +1,86 @@
+"""Examples in the OpenAPI document; a test admits every request and reads every answer."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+__all__ = ["JOB", "SUBMITS"]
+
+# A tenth of a second of silence, 16 kHz, 16 bits, mono.
+_WAV = base64.b64encode(
+    struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", 3236, b"WAVEfmt ", 16, 1, 1, 16_000, 32_000, 2, 16, b"data", 3200)
+    + bytes(3200)
+).decode()
+
+SUBMITS: dict[str, dict[str, Any]] = {
+    "text": {
+        "summary": "Text in, text out",
+        "value": {
+            "model": "qwen2_5_omni",
+            "messages": [{"role": "user", "content": "用一句话介绍灯塔。"}],
+            "max_tokens": 64,
+        },
+    },
+    "speech": {
+        "summary": "Text in, text and speech out",
+        "value": {
+            "model": "qwen2_5_omni",
+            "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
+            "modalities": ["text", "audio"],
+            "audio": {"voice": "Chelsie", "format": "wav"},
+            "temperature": 0.7,
+            "stages": {"talker": {"temperature": 0.9, "top_k": 40}},
+            "seed": 7,
+            "metadata": {"order": "42"},
+        },
+    },
+    "audio": {
+        "summary": "A question about a recording (0.1 s of silence)",
+        "value": {
+            "model": "qwen2_5_omni",
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": _WAV, "format": "wav"}},
+                        {"type": "text", "text": "What do you hear?"},
+                    ],
+                }
+            ],
+        },
+    },
+}
+
+JOB: dict[str, Any] = {
+    "id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f",
+    "object": "job",
+    "pipeline": "qwen2_5_omni",
+    "pipeline_version": "1",
+    "status": "in_progress",
+    "created_at": "2026-01-05T09:30:00.120000Z",
+    "started_at": "2026-01-05T09:30:00.140000Z",
+    "finished_at": None,
+    "modalities": ["text"],
+    "stages": [
+        {
+            "name": "thinker",
+            "status": "running",
+            "attempt": 1,
+            "reason": None,
+            "queued_at": "2026-01-05T09:30:00.120000Z",
+            "started_at": "2026-01-05T09:30:00.140000Z",
+            "finished_at": None,
+            "progress": {"done": 12, "total": 64, "unit": "tokens", "text": "灯塔是海边的"},
+            "payload_bytes": None,
+            "worker": "qwen2_5_omni.thinker-1@gpu-a",
+            "errors": [],
+        }
+    ],
+    "result": None,
+    "artifacts": [],
+    "error": None,
+    "metadata": {},
+    "seed": 7,
+}

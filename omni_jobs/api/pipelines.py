@@ -1,0 +1,79 @@
+"""Routes of pipelines: what this server can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.stage_config import Pipeline
+from omni_jobs.views import ErrorView
+
+__all__ = ["router", "trouble"]
+
+router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
+
+
+class StageView(BaseModel):
+    """A stage, and what a job may set in ``stages.<name>``, with its defaults."""
+
+    name: str
+    kind: str
+    inputs: dict[str, str]  # earlier stage → what is taken from it
+    parameters: dict[str, Any]
+
+
+class PipelineView(BaseModel):
+    """A pipeline. ``model`` of a job's request is its name."""
+
+    name: str
+    version: str
+    description: str
+    accepts: list[str]
+    modalities: list[str]
+    voices: list[str]  # the first is the default
+    stages: list[StageView]
+    trouble: ErrorView | None  # why this server takes no jobs for it
+
+
+class PipelineList(BaseModel):
+    pipelines: list[PipelineView]
+
+
+@router.get("", response_model=PipelineList)
+def list_pipelines(services: ServicesDep) -> PipelineList:
+    """What this server can be asked for."""
+    return PipelineList(pipelines=[_view(services, pipeline) for pipeline in services.pipelines.values()])
+
+
+def trouble(services: Services, pipeline: Pipeline) -> ErrorView | None:
+    """Why no job can be admitted, or None."""
+    try:
+        services.renderers.of(pipeline)
+    except OmniJobsError as error:
+        return ErrorView(**error.to_dict())
+    return None
+
+
+def _view(services: Services, pipeline: Pipeline) -> PipelineView:
+    return PipelineView(
+        name=pipeline.name,
+        version=pipeline.version,
+        description=pipeline.description,
+        accepts=list(pipeline.accepts),
+        modalities=list(pipeline.outputs),
+        voices=list(pipeline.voices),
+        stages=[
+            StageView(
+                name=stage.name,
+                kind=stage.kind,
+                inputs=dict(stage.inputs),
+                parameters=stage.parameters_with({}).model_dump(mode="json"),
+            )
+            for stage in pipeline.stages.values()
+        ],
+        trouble=trouble(services, pipeline),
+    )

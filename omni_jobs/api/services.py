@@ -1,0 +1,72 @@
+"""What the routes work with: one of each per process, opened with the app."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+
+from omni_jobs.broker import HintPublisher, OmniCelery, Relay, celery_app
+from omni_jobs.db import Database
+from omni_jobs.jobs import Jobs
+from omni_jobs.prompts import Renderers
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import Pipelines, load_pipelines
+from omni_jobs.storage import ObjectStore, open_store
+
+__all__ = ["Services", "ServicesDep"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The server's parts; all safe for threads."""
+
+    settings: Settings
+    pipelines: Pipelines
+    renderers: Renderers
+    db: Database
+    jobs: Jobs
+    store: ObjectStore
+    broker: OmniCelery
+    relay: Relay
+    admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
+
+    @classmethod
+    def open(cls, settings: Settings) -> Services:
+        """Connects to nothing yet but the local object directory. Raises ConfigError, StorageUnavailable."""
+        pipelines = load_pipelines(settings.resolved_stage_configs)
+        db = Database(settings.resolved_database_url)
+        broker = celery_app(settings, pipelines)
+        relay = Relay(HintPublisher(broker))
+        relay.start()
+        return cls(
+            settings=settings,
+            pipelines=pipelines,
+            renderers=Renderers(settings),
+            db=db,
+            jobs=Jobs(db, announce_after_s=settings.announce_after_s),
+            store=open_store(settings),
+            broker=broker,
+            relay=relay,
+            admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
+        )
+
+    def close(self) -> None:
+        """Publish what waits, then let go of everything."""
+        self.relay.close()
+        self.broker.close()
+        self.db.close()
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]

@@ -1,0 +1,261 @@
+"""The broker: one Celery queue per pipeline stage, and the hints that pass through them.
+
+    celery_app(settings, pipelines)   the app of every process that publishes or consumes hints
+    HintPublisher.publish(hints)      several hints per message, grouped by queue
+    Relay.send(hints)                 the same from a thread of its own; for whoever must not wait
+    read_hints(message)               the only way bytes from a queue become hints
+    queue_depths(app)                 messages waiting, by queue
+
+A message carries ``(stage run id, attempt)`` pairs and nothing else. It may be lost,
+late or doubled: the row in SQL is the truth, so nothing here is acknowledged,
+retried for long or stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from kombu.entity import Queue
+from kombu.exceptions import LimitExceeded, OperationalError
+from redis.exceptions import RedisError
+
+from omni_jobs.errors import BadMessage, BrokerUnavailable
+
+if TYPE_CHECKING:
+    from omni_jobs.jobs import Hint
+    from omni_jobs.settings import Settings
+    from omni_jobs.stage_config import Pipelines
+
+__all__ = [
+    "POISON_SUFFIX",
+    "TASK",
+    "HintPublisher",
+    "OmniCelery",
+    "Relay",
+    "celery_app",
+    "hints_in",
+    "queue_depths",
+    "read_hints",
+]
+
+logger = logging.getLogger(__name__)
+
+TASK = "omni_jobs.run_stage"
+"""The one Celery task; its only argument is a list of ``[stage run id, attempt]``."""
+
+POISON_SUFFIX = ".poison"
+"""Messages that are not hints move to the list ``<queue>.poison``."""
+
+_MAX_MESSAGE_BYTES = 256 * 1024
+_MAX_HINTS_IN_MESSAGE = 1024
+_SOCKET_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 3.0
+_RETRY_ONCE = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1, "interval_max": 0.1}
+_UNAVAILABLE = (OperationalError, LimitExceeded, RedisError, OSError)
+
+
+class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
+    """A Celery app that knows its process's settings and pipelines."""
+
+    def __init__(self, settings: Settings, pipelines: Pipelines, **options: Any) -> None:
+        super().__init__("omni_jobs", **options)
+        self.settings = settings
+        self.pipelines = pipelines
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Celery app with its settings stays in its process")
+
+
+def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
+    """The app, with one queue for every stage of every pipeline; connects to nothing yet."""
+    app = OmniCelery(settings, pipelines, set_as_current=False)
+    names = [pipeline.queue(stage) for pipeline in pipelines.values() for stage in pipeline.stages]
+    transport_options: dict[str, Any] = {
+        "socket_timeout": _SOCKET_TIMEOUT_S,  # a hung broker must not hold a publisher for ever
+        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+        "max_connections": 64,
+        "ack_emulation": False,  # nothing is acknowledged
+        "priority_steps": [0],  # one list per queue
+    }
+    if settings.broker_key_prefix:
+        transport_options["global_keyprefix"] = settings.broker_key_prefix
+    app.conf.update(
+        broker_url=settings.broker_url.get_secret_value(),
+        broker_transport_options=transport_options,
+        broker_connection_timeout=_CONNECT_TIMEOUT_S,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        result_backend=None,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        task_queues=[Queue(name, routing_key=name, no_ack=True) for name in names],  # type: ignore[no-untyped-call]
+        task_create_missing_queues=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_send_task_events=False,
+        worker_enable_prefetch_count_reduction=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,  # of which Celery sees none
+        worker_soft_shutdown_timeout=settings.drain_s,
+        worker_redirect_stdouts=False,  # engines want the real file descriptors
+    )
+    return app
+
+
+class HintPublisher:
+    """Puts hints into their stages' queues; safe for threads."""
+
+    def __init__(self, app: OmniCelery) -> None:
+        self._app = app
+        self._per_message = app.settings.hints_per_message
+
+    def publish(self, hints: Iterable[Hint]) -> None:
+        """Best effort. Raises BrokerUnavailable: callers after a commit log it and go on."""
+        by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for hint in hints:
+            by_queue[hint.queue].append((hint.stage_run_id, hint.attempt))
+        for name, pairs in by_queue.items():
+            if name not in self._app.amqp.queues:
+                logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
+                continue
+            for start in range(0, len(pairs), self._per_message):
+                self._send(name, pairs[start : start + self._per_message])
+
+    def _send(self, name: str, pairs: Sequence[tuple[int, int]]) -> None:
+        try:
+            # The first try may meet a connection that a restarted broker has closed.
+            self._app.send_task(TASK, args=(pairs,), queue=name, retry=True, retry_policy=_RETRY_ONCE)
+        except _UNAVAILABLE as error:
+            raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
+
+
+class Relay:
+    """Publishes hints from a thread of its own, so that a slow broker holds no transaction up."""
+
+    def __init__(self, publisher: HintPublisher) -> None:
+        self._publisher = publisher
+        self._waiting: queue.SimpleQueue[Sequence[Hint] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        """Publish soon. What cannot be published is dropped: the rescuer announces it again."""
+        if hints:
+            self._waiting.put(hints)
+
+    def close(self, timeout_s: float = 2 * _SOCKET_TIMEOUT_S) -> None:
+        """Publish what waits, then stop."""
+        self._waiting.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            batch: list[Hint] = []
+            item = self._waiting.get()
+            while True:
+                if item is None:
+                    closing = True
+                else:
+                    batch.extend(item)
+                try:
+                    item = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+            if not batch:
+                continue
+            try:
+                self._publisher.publish(batch)
+            except BrokerUnavailable as error:
+                logger.warning("%d hints wait for the rescuer: %s", len(batch), error)
+
+
+def read_hints(raw: bytes) -> list[tuple[int, int]]:
+    """The hints of one message as it lies in the broker's list. Raises BadMessage for anything else.
+
+    Whoever can reach the broker can write to the list, so nothing of the message is
+    believed: not its size, its encoding, its task, nor the types of its ids.
+    """
+    if len(raw) > _MAX_MESSAGE_BYTES:
+        raise BadMessage(f"{len(raw)} bytes, more than {_MAX_MESSAGE_BYTES}")
+    envelope = _mapping(_json(raw, "message"), "message")
+    headers = _mapping(envelope.get("headers"), "headers")
+    properties = _mapping(envelope.get("properties"), "properties")
+    _expect("headers.task", headers.get("task"), TASK)
+    _expect("headers.compression", headers.get("compression"), None)
+    _expect("content-type", envelope.get("content-type"), "application/json")
+    _expect("content-encoding", envelope.get("content-encoding"), "utf-8")
+    _expect("properties.body_encoding", properties.get("body_encoding"), "base64")
+    if not isinstance(properties.get("delivery_tag"), str):
+        raise BadMessage("not a string", field="properties.delivery_tag")
+    _mapping(properties.get("delivery_info"), "properties.delivery_info")
+    body = envelope.get("body")
+    if not isinstance(body, str):
+        raise BadMessage("not a string", field="body")
+    try:
+        decoded = base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadMessage("not base64", field="body") from None
+    return hints_in(_json(decoded, "body"))
+
+
+def hints_in(payload: Any) -> list[tuple[int, int]]:
+    """The hints of a message's decoded body ``[args, kwargs, embed]``. Raises BadMessage."""
+    if not isinstance(payload, list) or len(payload) != 3:
+        raise BadMessage("not [args, kwargs, embed]", field="body")
+    args = payload[0]
+    if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], list):
+        raise BadMessage("not one list of hints", field="body.args")
+    if not 1 <= len(args[0]) <= _MAX_HINTS_IN_MESSAGE:
+        raise BadMessage(f"{len(args[0])} hints", field="body.args")
+    return [_hint(pair) for pair in args[0]]
+
+
+def _hint(pair: Any) -> tuple[int, int]:
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int for number in pair):
+        raise BadMessage("not [stage run id, attempt]", field="body.args")
+    stage_run_id, attempt = pair
+    if not (0 < stage_run_id < 1 << 63 and 0 <= attempt < 1 << 31):
+        raise BadMessage("a stage run id or an attempt out of range", field="body.args")
+    return stage_run_id, attempt
+
+
+def _json(data: bytes, field: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"not JSON: {error}", field=field) from None
+
+
+def _mapping(value: Any, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadMessage("not an object", field=field)
+    return value
+
+
+def _expect(field: str, value: Any, wanted: str | None) -> None:
+    if value != wanted:
+        raise BadMessage(f"{value!r:.60} instead of {wanted!r}", field=field)
+
+
+def queue_depths(app: OmniCelery) -> dict[str, int]:
+    """Messages (each of several hints) waiting, by queue. Raises BrokerUnavailable."""
+    try:
+        with app.pool.acquire(block=True, timeout=_CONNECT_TIMEOUT_S) as connection:
+            client = connection.default_channel.client  # redis-py's, with the key prefix
+            return {name: client.llen(name) for name in app.amqp.queues}
+    except _UNAVAILABLE as error:
+        raise BrokerUnavailable(f"the broker does not answer: {error}") from error

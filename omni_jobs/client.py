@@ -1,0 +1,264 @@
+"""The Python client of the HTTP API: typed, synchronous, safe to retry.
+
+    client = Client("http://127.0.0.1:8000")
+    job = client.submit({"model": "qwen2_5_omni", "messages": [user_message("Hello")], "modalities": ["text", "audio"]})
+    job = client.wait(job.id, timeout=600)
+    print(job.result["text"])
+    client.save(job, Path("out"))   # result.json, text.txt, audio.wav
+
+Every call is tried again while the server does not answer: a submit carries an
+idempotency key, so that none of its tries makes a second job. Errors are the
+server's own, raised as the class of their code (:mod:`omni_jobs.errors`).
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+import xxhash
+from pydantic import BaseModel, ValidationError
+
+from omni_jobs.errors import ConfigError, InvalidRequest, NotFound, ObjectCorrupt, OmniJobsError, ServerUnavailable
+from omni_jobs.views import ArtifactView, JobView, Page
+
+__all__ = ["Client", "error_of", "user_message"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between the tries of one call
+POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.1, 1.0, 1.5
+
+View = TypeVar("View", bound=BaseModel)
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Client:
+    """One server. Use it as a context manager, or ``close`` it."""
+
+    def __init__(self, base_url: str | None = None, *, timeout: float = 30.0) -> None:
+        """``base_url``: default the environment's OMNI_JOBS_URL, else http://127.0.0.1:8000. ``timeout``: seconds."""
+        self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"not an http URL: {self.base_url!r}", field="base_url")
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            timeout=timeout,
+            trust_env=parts.hostname not in _LOOPBACK,  # no proxy stands between this machine and itself
+            headers={"Accept": "application/json"},
+        )
+
+    def submit(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
+        """Submit a job: a chat completion's body, with ``modalities``. Returns it, queued.
+
+        The same ``idempotency_key`` with the same body gives the same job again; without
+        one, each call makes a job of its own, however often it has to be tried.
+        """
+        key = idempotency_key or f"client-{uuid.uuid4().hex}"
+        response = self._call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": key})
+        return _parsed(JobView, response)
+
+    def get(self, job_id: str) -> JobView:
+        return _parsed(JobView, self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
+
+    def list(
+        self, *, limit: int = 20, cursor: str | None = None, status: str | None = None, pipeline: str | None = None
+    ) -> Page:
+        """The newest jobs first; ``next_cursor`` of one page is the ``cursor`` of the next."""
+        given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline}
+        params = {name: value for name, value in given.items() if value is not None}
+        return _parsed(Page, self._call("GET", "/v1/jobs", params=params))
+
+    def cancel(self, job_id: str) -> JobView:
+        """Ask the job to stop; it may be ``cancelling`` for a moment."""
+        return _parsed(JobView, self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        timeout: float | None = None,
+        on_update: Callable[[JobView], object] | None = None,
+    ) -> JobView:
+        """The job once it is completed, failed, cancelled or expired; look at ``status``.
+
+        ``on_update`` gets the job whenever something of it changed. Raises TimeoutError.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        seen: JobView | None = None
+        pause = POLL_FIRST_S
+        while True:
+            job = self.get(job_id)
+            if job != seen:
+                seen, pause = job, POLL_FIRST_S
+                if on_update is not None:
+                    on_update(job)
+            if job.status.is_final:
+                return job
+            left = float("inf") if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"job {job_id} is {job.status.value} after {timeout:g} s")
+            time.sleep(min(pause, left))
+            pause = min(pause * POLL_GROWTH, POLL_LONGEST_S)
+
+    def artifact(self, job_id: str, name: str) -> bytes:
+        """A whole artifact, its digest checked."""
+        return b"".join(self._chunks(self.get(job_id), name))
+
+    def save_artifact(self, job: JobView, name: str, path: Path) -> int:
+        """Stream an artifact to a file, which appears whole or not at all. Returns its bytes."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        size = 0
+        try:
+            with open(partial, "wb") as file:
+                for chunk in self._chunks(job, name):
+                    size += file.write(chunk)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return size
+
+    def save(self, job: JobView, directory: Path) -> Sequence[Path]:
+        """Write ``result.json`` (the whole job), ``text.txt`` if it has text, and every artifact."""
+        directory.mkdir(parents=True, exist_ok=True)
+        written = [directory / "result.json"]
+        written[0].write_text(job.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        text = (job.result or {}).get("text")
+        if text is not None:
+            written.append(directory / "text.txt")
+            # Surrogates cannot come from a tokenizer's own decoding; if one does, the rest must still be readable.
+            written[-1].write_text(text, encoding="utf-8", errors="backslashreplace")
+        for artifact in job.artifacts:
+            path = directory / artifact.name
+            if path.parent != directory:
+                raise InvalidRequest(f"the server names an artifact {artifact.name!r}", field="artifacts.name")
+            self.save_artifact(job, artifact.name, path)
+            written.append(path)
+        return written
+
+    def _chunks(self, job: JobView, name: str) -> Iterator[bytes]:
+        artifact = _artifact_named(job, name)
+        digest = xxhash.xxh3_128()
+        with self._answered(artifact.url), self._http.stream("GET", artifact.url) as response:
+            if not response.is_success:
+                response.read()
+                raise error_of(response)
+            for chunk in response.iter_bytes():
+                digest.update(chunk)
+                yield chunk
+        if artifact.digest != (found := f"xxh3:{digest.hexdigest()}"):
+            raise ObjectCorrupt(f"digest {found}, expected {artifact.digest}", key=f"{job.id}/{name}")
+
+    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One call, tried again while there is no answer. Every call of this API may be repeated."""
+        for pause in (*PAUSES_S, None):
+            try:
+                with self._answered(path):
+                    response = self._http.request(method, path, **options)
+                if response.is_success:
+                    return response
+                raise error_of(response)
+            except OmniJobsError as error:
+                if pause is None or not error.retryable:
+                    raise
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _answered(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise ServerUnavailable(f"no answer from {self.base_url}{path}: {error or type(error).__name__}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def user_message(
+    text: str | None = None,
+    *,
+    audio: Sequence[Path] = (),
+    images: Sequence[Path] = (),
+    videos: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """A user's message of media files and a text, in that order."""
+    parts: list[dict[str, Any]] = []
+    for path in audio:
+        sound = {"data": _base64(path)}
+        if (kind := path.suffix.lstrip(".").lower()) in ("wav", "mp3", "flac", "ogg"):  # else the bytes tell
+            sound["format"] = kind
+        parts.append({"type": "input_audio", "input_audio": sound})
+    parts += [{"type": "image_url", "image_url": {"url": _data_url(path, "image/png")}} for path in images]
+    parts += [{"type": "video_url", "video_url": {"url": _data_url(path, "video/mp4")}} for path in videos]
+    if text is not None:
+        parts.append({"type": "text", "text": text})
+    return {"role": "user", "content": parts}
+
+
+def error_of(response: httpx.Response) -> OmniJobsError:
+    """The error a response tells of, as the class of its code."""
+    try:
+        told = response.json()["error"]
+        code, message = str(told["code"]), str(told["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
+        if response.status_code in (502, 503, 504):
+            return ServerUnavailable(message)
+        return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
+    kind = _kinds().get(code)
+    about = {name: told[name] for name in ("field", "stage", "key") if isinstance(told.get(name), str)}
+    if kind is None:
+        return OmniJobsError(f"{code}: {message}", **about)
+    if issubclass(kind, ConfigError):
+        about.pop("key", None)
+    return kind(message, **about)
+
+
+def _kinds(of: type[OmniJobsError] = OmniJobsError) -> dict[str, type[OmniJobsError]]:
+    found = {of.code: of}
+    for kind in of.__subclasses__():
+        found |= _kinds(kind)
+    return found
+
+
+def _parsed(view: type[View], response: httpx.Response) -> View:
+    try:
+        return view.model_validate_json(response.content)
+    except ValidationError as error:
+        raise OmniJobsError(f"the server's answer is not a {view.__name__}: {error.errors()[0]['msg']}") from error
+
+
+def _artifact_named(job: JobView, name: str) -> ArtifactView:
+    for artifact in job.artifacts:
+        if artifact.name == name:
+            return artifact
+    known = ", ".join(artifact.name for artifact in job.artifacts) or "none"
+    raise NotFound(f"job {job.id} has no artifact {name!r}; it has: {known}", field="name")
+
+
+def _base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _data_url(path: Path, default: str) -> str:
+    return f"data:{mimetypes.guess_type(path.name)[0] or default};base64,{_base64(path)}"

@@ -1,0 +1,236 @@
+"""What people see in a terminal: the stack as it starts, a job as it runs, its timeline, tables.
+
+Mostly pure functions from values to rich renderables, which the command line and the
+demo print; ``show_start`` and ``show_progress`` keep one on the screen while they wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from omni_jobs.states import JobState, StageRunState
+
+if TYPE_CHECKING:
+    from omni_jobs.child import ChildView
+    from omni_jobs.client import Client
+    from omni_jobs.stack import EmbeddedStack
+    from omni_jobs.views import JobView, StageRunView
+
+__all__ = [
+    "children_table",
+    "in_bytes",
+    "in_seconds",
+    "job_progress",
+    "job_summary",
+    "jobs_table",
+    "printable",
+    "show_progress",
+    "show_start",
+    "timeline",
+]
+
+_STYLE_OF_STATE = {
+    "completed": "green",
+    "succeeded": "green",
+    "ready": "green",
+    "failed": "red",
+    "expired": "red",
+    "cancelled": "yellow",
+    "cancelling": "yellow",
+    "restarting": "yellow",
+    "running": "cyan",
+    "in_progress": "cyan",
+    "starting": "cyan",
+}
+_MARK_OF_STATE = {"succeeded": "✔", "ready": "✔", "failed": "✘", "cancelled": "–", "stopped": "–", "restarting": "↻"}
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_SPINNING = ("running", "starting", "stopping")
+_BAR = 40
+
+
+def in_seconds(seconds: float | None) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 05 s``; nothing for None."""
+    if seconds is None:
+        return ""
+    seconds = max(0.0, seconds)  # two machines' clocks may differ
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def in_bytes(count: int | None) -> str:
+    """``980 B``, ``12.3 kB``, ``4.5 MB``; nothing for None."""
+    if count is None:
+        return ""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def show_start(stack: EmbeddedStack) -> None:
+    """Start the stack with a live view of its processes on stderr; without a terminal, a line for each at the end."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
+            stack.start()
+        return
+    stack.start()
+    for child in stack.children():
+        console.print(f"{child.name} ready after {in_seconds(child.start_s)}", highlight=False)
+
+
+def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
+    """Wait for a job with its progress live on stderr; without a terminal, a line per change of a stage's state."""
+    console = Console(stderr=True)
+    seen = client.get(job_id)
+    said: set[tuple[str, str]] = set()
+
+    def take(job: JobView) -> None:
+        nonlocal seen
+        seen = job
+        if not console.is_terminal:
+            for stage in job.stages:
+                if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in said:
+                    said.add((stage.name, stage.status.value))
+                    console.print(f"{stage.name} {stage.status.value}", highlight=False)
+
+    if not console.is_terminal:
+        return client.wait(job_id, timeout=timeout, on_update=take)
+    with Live(get_renderable=lambda: job_progress(seen), console=console, refresh_per_second=8):
+        return client.wait(job_id, timeout=timeout, on_update=take)
+
+
+def children_table(children: Sequence[ChildView]) -> Table:
+    """The stack's processes: state and seconds until ready (so far)."""
+    table = Table.grid(padding=(0, 2))
+    for child in children:
+        restarts = f"restarted {child.restarts}×" if child.restarts else ""
+        table.add_row(
+            _mark(child.state.value), child.name, _state(child.state.value), in_seconds(child.start_s), Text(restarts)
+        )
+    return table
+
+
+def job_progress(job: JobView) -> RenderableType:
+    """A job as it runs: one line per stage, and the text so far."""
+    table = Table.grid(padding=(0, 2))
+    for stage in job.stages:
+        table.add_row(
+            _mark(stage.status.value), stage.name, _state(stage.status.value), _amount(stage), in_seconds(_ran_s(stage))
+        )
+    texts = [stage.progress.text for stage in job.stages if stage.progress and stage.progress.text]
+    if not texts or job.status.is_final:
+        return table
+    return Group(table, Text(printable(texts[0])[-300:], style="dim"))
+
+
+def _amount(stage: StageRunView) -> RenderableType:
+    if stage.attempt > 1 and stage.errors and not stage.status.is_final:
+        return Text(f"attempt {stage.attempt}, after: {stage.errors[-1].message}", style="yellow")
+    if stage.progress is None:
+        return Text(stage.reason or "", style="dim")
+    done, total, unit = stage.progress.done, stage.progress.total, stage.progress.unit
+    if total and stage.status == StageRunState.RUNNING:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=total, completed=done, width=20), f"{done}/{total} {unit}")
+        return bar
+    return Text(f"{done} {unit}")
+
+
+def timeline(job: JobView, width: int = _BAR) -> Table:
+    """Per stage when it waited (░) and ran (█), on one scale, with seconds and payload bytes."""
+    start = job.created_at
+    end = job.finished_at or datetime.now(UTC)
+    scale = width / max((end - start).total_seconds(), 1e-9)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("stage")
+    for title in ("queued", "running", "payload"):
+        table.add_column(title, justify="right")
+    table.add_column(f"0 … {in_seconds((end - start).total_seconds())}")
+
+    def column(moment: datetime | None) -> int:
+        return width if moment is None else min(width, max(0, round((moment - start).total_seconds() * scale)))
+
+    for stage in job.stages:
+        if stage.queued_at is None:
+            table.add_row(stage.name, "", "", "", _state(stage.status.value))
+            continue
+        queued, started, finished = column(stage.queued_at), column(stage.started_at), column(stage.finished_at)
+        ran = max(1, finished - started) if stage.started_at is not None else 0
+        bar = Text(" " * queued)
+        bar.append("░" * max(0, started - queued), style="dim")
+        bar.append("█" * ran, style=_STYLE_OF_STATE.get(stage.status.value, ""))
+        table.add_row(
+            stage.name, in_seconds(_queued_s(stage)), in_seconds(_ran_s(stage)), in_bytes(stage.payload_bytes), bar
+        )
+    return table
+
+
+def jobs_table(jobs: Sequence[JobView]) -> Table:
+    """The newest first, a line each."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("job", "pipeline", "status", "stages", "submitted"):
+        table.add_column(title)
+    table.add_column("took", justify="right")
+    for job in jobs:
+        stages = Text("  ").join(
+            Text(f"{_MARK_OF_STATE.get(stage.status.value, '·')} {stage.name}", style=_style(stage.status.value))
+            for stage in job.stages
+        )
+        took = (job.finished_at - job.created_at).total_seconds() if job.finished_at else None
+        submitted = job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(job.id, job.pipeline, _state(job.status.value), stages, submitted, in_seconds(took))
+    return table
+
+
+def job_summary(job: JobView) -> RenderableType:
+    """A job's state, its error if it failed, and its timeline."""
+    head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status.value))
+    parts: list[RenderableType] = [head]
+    if job.status == JobState.FAILED and job.error is not None:
+        parts.append(Text(f"{job.error.code}: {job.error.message}", style="red"))
+    return Group(*parts, timeline(job))
+
+
+def _queued_s(stage: StageRunView) -> float | None:
+    if stage.queued_at is None:
+        return None
+    return ((stage.started_at or stage.finished_at or datetime.now(UTC)) - stage.queued_at).total_seconds()
+
+
+def _ran_s(stage: StageRunView) -> float | None:
+    if stage.started_at is None:
+        return None
+    return ((stage.finished_at or datetime.now(UTC)) - stage.started_at).total_seconds()
+
+
+def _style(state: str) -> str:
+    return _STYLE_OF_STATE.get(state, "dim")
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_style(state))
+
+
+def _mark(state: str) -> RenderableType:
+    if state in _SPINNING:
+        return Text(_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], style="cyan")
+    return Text(_MARK_OF_STATE.get(state, "·"), style=_style(state))
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor; a model's text may hold anything."""
+    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

@@ -1,0 +1,242 @@
+"""The database: SQLite by default, PostgreSQL by URL, the same statements on both.
+
+run(transaction)    writes: one transaction, tried again while the trouble passes by itself
+read(query)         reads one consistent state
+now()               the database's clock, as an expression
+migrate(), check()  the schema
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Double, Engine, create_engine, event, exc, make_url, text
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from omni_jobs.bundled import bundled
+from omni_jobs.errors import ConfigError, DatabaseUnavailable
+
+__all__ = ["Database", "is_transient", "now"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+# SQLSTATE classes and codes after which the same transaction may well succeed.
+_TRANSIENT_CLASSES = ("08", "40")  # connection trouble; serialization failure, deadlock
+_TRANSIENT_CODES = frozenset(
+    {
+        "25P03",  # idle_in_transaction_session_timeout
+        "53300",  # too many connections
+        "55P03",  # lock_timeout
+        "57P01",  # admin shutdown
+        "57P02",  # crash shutdown
+        "57P03",  # starting up
+    }
+)
+
+
+class now(FunctionElement[float]):
+    """The database's clock: seconds since 1970 UTC, the same all through one statement."""
+
+    type = Double()
+    inherit_cache = True
+    name = "now"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
+    # unixepoch('subsec') is younger than Debian 12's SQLite.
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
+    # Not clock_timestamp(): no index serves a comparison with a volatile function.
+    return "extract(epoch from statement_timestamp())::double precision"
+
+
+def is_transient(error: exc.DBAPIError) -> bool:
+    """Whether the same transaction may succeed when tried again."""
+    if error.connection_invalidated:
+        return True
+    original = error.orig
+    if isinstance(original, sqlite3.Error):
+        name = getattr(original, "sqlite_errorname", "")
+        return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"))
+    if isinstance(original, psycopg.Error):
+        if original.sqlstate is None:  # no answer from the server
+            return isinstance(original, psycopg.OperationalError | psycopg.InterfaceError)
+        return original.sqlstate.startswith(_TRANSIENT_CLASSES) or original.sqlstate in _TRANSIENT_CODES
+    return False
+
+
+class Database:
+    """One engine with its connections; safe for threads, not across a fork."""
+
+    def __init__(self, url: str, *, retry_for_s: float = 10.0, connections: int = 10) -> None:
+        """``url``: ``sqlite:////path/to/file`` or ``postgresql://…``. Raises ConfigError for others.
+
+        ``retry_for_s`` bounds how long ``run`` and ``read`` try again before DatabaseUnavailable.
+        """
+        try:
+            parsed = make_url(url)
+        except exc.ArgumentError:
+            raise ConfigError("not a database URL", field="database_url") from None
+        self._retry_for_s = retry_for_s
+        backend = parsed.get_backend_name()
+        if backend == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ConfigError("SQLite needs a file: several processes share it", field="database_url")
+            self._file: Path | None = Path(parsed.database)
+            self._engine = _sqlite_engine(parsed.set(drivername="sqlite"), connections)
+        elif backend in ("postgresql", "postgres"):
+            self._file = None
+            self._engine = _postgresql_engine(parsed.set(drivername="postgresql+psycopg"), connections)
+        else:
+            raise ConfigError(f"{backend} is not supported: use sqlite or postgresql", field="database_url")
+        self.dialect: str = self._engine.dialect.name
+        self._writing = self._engine.execution_options(omni_jobs_writing=True)
+        self._reading: Engine = self._engine
+        if self.dialect == "postgresql":
+            self._reading = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One writing transaction, tried once: committed at the end, rolled back on an error."""
+        with self._writing.begin() as connection:
+            yield connection
+
+    def run(self, transaction: Callable[[Connection], T]) -> T:
+        """Call ``transaction`` inside one writing transaction and commit.
+
+        After a deadlock, a lock wait or a lost connection the whole of it is called again.
+        The connection may be lost when COMMIT was done but its reply was not read, so
+        ``transaction`` must accept to find its own work done already.
+        Raises DatabaseUnavailable when the trouble lasts.
+        """
+        return self._persist(self._writing, transaction)
+
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """Call ``query`` on one consistent state. Raises DatabaseUnavailable."""
+        return self._persist(self._reading, query)
+
+    def _persist(self, engine: Engine, function: Callable[[Connection], T]) -> T:
+        deadline = time.monotonic() + self._retry_for_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return function(connection)
+            except exc.TimeoutError as error:  # every connection of the pool is in use
+                raise DatabaseUnavailable("no database connection became free") from error
+            except exc.DBAPIError as error:
+                if not is_transient(error):
+                    raise
+                wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 — spreads the rivals
+                if time.monotonic() + wait > deadline:
+                    raise DatabaseUnavailable(f"the database does not answer: {error.orig}") from error
+                logger.warning("database: %s; trying again in %.2f s", error.orig, wait)
+            time.sleep(wait)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def migrate(self) -> None:
+        """Bring the schema to this build's revision; safe to call from several processes at once."""
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        self.run(self._upgrade)
+
+    def _upgrade(self, connection: Connection) -> None:
+        if self.dialect == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(7305818263117)"))
+        config = _alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+    def check(self) -> None:
+        """Whether the database answers and has this build's schema. Raises DatabaseUnavailable."""
+        try:
+            with self._reading.connect() as connection:
+                found = MigrationContext.configure(connection).get_current_revision()
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+        if found != _head():
+            raise DatabaseUnavailable(
+                f"the database's schema is {found or 'empty'}, this build needs {_head()}: run omni-jobs migrate"
+            )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(bundled("migrations")).replace("%", "%%"))
+    return config
+
+
+@lru_cache(maxsize=1)
+def _head() -> str | None:
+    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+
+def _sqlite_engine(url: Any, connections: int) -> Engine:
+    engine = create_engine(url, pool_size=connections, connect_args={"timeout": 10.0})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # BEGIN is ours: the driver's comes too late for BEGIN IMMEDIATE
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later would find the file changed meanwhile.
+        writing = connection.get_execution_options().get("omni_jobs_writing", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+    return engine
+
+
+def _postgresql_engine(url: Any, connections: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=connections,
+        connect_args={
+            "connect_timeout": 5,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "application_name": "omni-jobs",
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: psycopg.Connection[Any], record: object) -> None:
+        # A process stopped in the middle of a transaction must not hold its locks for ever.
+        connection.autocommit = True
+        connection.execute("SET idle_in_transaction_session_timeout = '15s'")
+        connection.execute("SET lock_timeout = '10s'")
+        connection.autocommit = False
+
+    return engine

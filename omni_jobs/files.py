@@ -1,0 +1,143 @@
+"""Files as payloads and the local object store use them: written whole or not at all, read by mmap."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_jobs.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "byte_views",
+    "map_file",
+    "map_path",
+    "sync_directory",
+    "translated_os_errors",
+    "write_all",
+    "write_atomically",
+]
+
+_BATCH_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
+_BATCH_BUFFERS = 512  # below Linux' IOV_MAX
+
+
+def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    """Flat views of bytes on C-contiguous buffers; empty ones are left out."""
+    views = [memoryview(buffer) for buffer in buffers]
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def write_all(fd: int, buffers: Sequence[Buffer], *, on_bytes: Callable[[memoryview], object] | None = None) -> int:
+    """Write the buffers one after the other, without joining them; the number of bytes written.
+
+    ``on_bytes`` sees every byte in order just before it is written (a digest in the same pass).
+    """
+    written = 0
+    for batch in _batches(byte_views(buffers)):
+        if on_bytes is not None:
+            for view in batch:
+                on_bytes(view)
+        while batch:
+            count = os.writev(fd, batch)
+            written += count
+            batch = _after(batch, count)
+    return written
+
+
+def _batches(views: list[memoryview]) -> Iterator[list[memoryview]]:
+    batch: list[memoryview] = []
+    room = _BATCH_BYTES
+    for view in views:
+        start = 0
+        while start < view.nbytes:
+            part = view[start : start + room]
+            batch.append(part)
+            start += part.nbytes
+            room -= part.nbytes
+            if room == 0 or len(batch) == _BATCH_BUFFERS:
+                yield batch
+                batch, room = [], _BATCH_BYTES
+    if batch:
+        yield batch
+
+
+def _after(batch: list[memoryview], count: int) -> list[memoryview]:
+    for index, view in enumerate(batch):
+        if count < view.nbytes:
+            return [view[count:], *batch[index + 1 :]]
+        count -= view.nbytes
+    return []
+
+
+def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
+    """Write a file beside its place, then rename it there; the number of bytes written.
+
+    Not synced: it survives the process, not a power loss. Raises OSError.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            written = write_all(fd, buffers)
+        finally:
+            os.close(fd)
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    return written
+
+
+def map_file(fd: int, size: int) -> memoryview:
+    """The first ``size`` bytes of an open file, read-only, mapped until the last view of them is gone.
+
+    The mapping is private and copy-on-write beneath the read-only view: code that
+    writes through a raw pointer (a tensor changed in place) changes its own copy of
+    a page, neither the file nor a page it may not touch.
+    """
+    if size == 0:
+        return memoryview(b"")
+    mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    mapped.madvise(mmap.MADV_SEQUENTIAL)
+    return memoryview(mapped).toreadonly()
+
+
+def map_path(path: Path) -> memoryview:
+    """A whole file, mapped as ``map_file`` does. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return map_file(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory survive a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def translated_os_errors(doing: str, key: str) -> Iterator[None]:
+    """Raise StorageUnavailable for an operating system's error: a full disk may have room again."""
+    try:
+        yield
+    except OSError as error:
+        reason = (
+            "no space left on the device"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else (error.strerror or str(error)).lower()
+        )
+        raise StorageUnavailable(f"{doing} failed: {reason}", key=key) from error

@@ -1,0 +1,223 @@
+"""Jobs: the one owner of transitions. A job's life, and a worker's, in order:
+
+    submit → claim → report_progress → complete | fail | release | cancelled;  cancel
+    register_worker → renew → retire_worker;  rescue
+
+Every method is one transaction (``rescue``: a few) and may be called again when its
+answer was lost. Hints in the answers are to be published after the call, best effort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from omni_jobs.db import Database
+from omni_jobs.jobs import announcing, claims, endings, leases, progress, views
+from omni_jobs.jobs.submit import new_job_id, submit
+from omni_jobs.jobs.values import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    NewArtifact,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    Rescued,
+    StoredArtifact,
+    Submitted,
+)
+from omni_jobs.states import JobState
+from omni_jobs.views import (
+    ArtifactView,
+    AttemptErrorView,
+    Counts,
+    ErrorView,
+    JobView,
+    Page,
+    ProgressView,
+    StageCount,
+    StageRunView,
+    WorkerView,
+)
+
+__all__ = [
+    "ArtifactView",
+    "AttemptErrorView",
+    "Claim",
+    "Completion",
+    "Counts",
+    "ErrorView",
+    "Failure",
+    "Hint",
+    "JobView",
+    "Jobs",
+    "NewArtifact",
+    "NewJob",
+    "NewStage",
+    "NewWorker",
+    "Outcome",
+    "Page",
+    "ProgressReport",
+    "ProgressView",
+    "Rescued",
+    "StageCount",
+    "StageRunView",
+    "StoredArtifact",
+    "Submitted",
+    "WorkerView",
+    "new_job_id",
+]
+
+
+class Jobs:
+    """Jobs, stage runs and workers in one database. Safe for threads.
+
+    Every method may raise DatabaseUnavailable.
+    """
+
+    def __init__(self, db: Database, *, announce_after_s: float = 3.0, announce_at_most: int = 256) -> None:
+        """``announce_after_s``: how long a hint has before the rescuer repeats it.
+
+        ``announce_at_most`` bounds the hints repeated per stage in one ``rescue``.
+        """
+        self._db = db
+        self._announce_after_s = announce_after_s
+        self._announce_at_most = announce_at_most
+
+    # A job's life.
+
+    def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> Submitted:
+        """Write the job with its stage runs, the first of them queued.
+
+        A known ``idempotency_key`` gives the job it named, with ``created`` False; raises
+        Conflict (field ``Idempotency-Key``) when that was another request.
+        """
+        return self._db.run(
+            partial(submit, job=job, idempotency_key=idempotency_key, announce_after_s=self._announce_after_s)
+        )
+
+    def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+        """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.
+
+        What cannot be claimed is left out, silently: the hint was stale. A stage run that this
+        worker claimed by the same hint before counts as claimed, so the call may be repeated
+        after an error; pass no hint of a stage run you know you hold.
+        Raises Fenced when the worker has no live lease.
+        """
+        return self._db.run(partial(claims.claim, worker_id=worker_id, hints=hints))
+
+    def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        """Record how far attempts are; those that no longer run are passed over."""
+        self._db.run(partial(progress.report, reports=reports))
+
+    def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
+        """Record attempts that reached their end, in one transaction; outcomes in the same order.
+
+        Stage runs whose inputs are all there now are queued (``hints``), jobs without any left
+        are completed. ``won`` is False when the attempt is not this worker's any more or its
+        job is to stop: payload and artifacts are not recorded then.
+        """
+        return self._db.run(partial(endings.complete, completions=completions, announce_after_s=self._announce_after_s))
+
+    def fail(self, failure: Failure) -> Outcome:
+        """Record an attempt's error. A retryable one with attempts left is queued again, due after
+        a pause; else its job has failed.
+        """
+        return self._db.run(partial(endings.fail, failures=[failure], announce_after_s=self._announce_after_s))[0]
+
+    def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
+        """Hand back attempts ``(stage_run_id, attempt)`` without an error: they are queued again."""
+        outcomes = self._db.run(
+            partial(endings.release, held=held, worker_id=worker_id, announce_after_s=self._announce_after_s)
+        )
+        return [hint for outcome in outcomes for hint in outcome.hints]
+
+    def cancelled(self, stage_run_id: int, attempt: int, worker_id: str) -> Outcome:
+        """Confirm that an attempt was stopped because ``renew`` named it."""
+        return self._db.run(
+            partial(
+                endings.release,
+                held=[(stage_run_id, attempt)],
+                worker_id=worker_id,
+                announce_after_s=self._announce_after_s,
+            )
+        )[0]
+
+    def cancel(self, job_id: str) -> JobState:
+        """Stop a job: what waits at once, what runs as soon as its worker knows. The job's state then.
+
+        A job that has ended keeps its state. Raises NotFound.
+        """
+        return self._db.run(partial(endings.cancel, job_id=job_id, announce_after_s=self._announce_after_s))
+
+    # A worker's life.
+
+    def register_worker(self, worker: NewWorker, lease_s: float) -> list[Hint]:
+        """Give a worker its lease; to be called before its first claim.
+
+        A predecessor in the same slot is fenced, and what it held is queued again at once.
+        """
+        return self._db.run(
+            partial(leases.register, worker=worker, lease_s=lease_s, announce_after_s=self._announce_after_s)
+        )
+
+    def renew(self, worker_id: str, lease_s: float) -> list[int]:
+        """Prolong the lease; the ids of stage runs to stop: this worker runs them, their job has no use for them.
+
+        Raises Fenced when the lease ran out or the slot has a new worker: stop, write nothing.
+        """
+        return self._db.run(partial(leases.renew, worker_id=worker_id, lease_s=lease_s))
+
+    def retire_worker(self, worker_id: str) -> list[Hint]:
+        """End the lease and hand back what is left. No error when it is gone already."""
+        return self._db.run(partial(leases.retire, worker_id=worker_id, announce_after_s=self._announce_after_s))
+
+    def rescue(self) -> Rescued:
+        """Take stage runs from workers whose lease ran out or who are unknown; hint again what waits unhinted.
+
+        May run in several processes at once.
+        """
+        self._db.run(leases.expire)
+        freed, hints = 0, []
+        while True:
+            found, found_hints = self._db.run(partial(leases.free_lost, announce_after_s=self._announce_after_s))
+            freed += found
+            hints += found_hints
+            if found < leases.FREED_AT_ONCE:
+                break
+        hints += self._db.run(
+            partial(announcing.announce, at_most=self._announce_at_most, announce_after_s=self._announce_after_s)
+        )
+        return Rescued(freed, hints)
+
+    # What readers see.
+
+    def get(self, job_id: str) -> JobView:
+        """Raises NotFound."""
+        return self._db.read(partial(views.job, job_id=job_id))
+
+    def list(
+        self,
+        limit: int = 20,
+        cursor: str | None = None,
+        state: JobState | None = None,
+        pipeline: str | None = None,
+    ) -> Page:
+        """Jobs, the newest first; ``cursor`` from the page before. Raises InvalidRequest."""
+        return self._db.read(partial(views.jobs, limit=limit, cursor=cursor, state=state, pipeline=pipeline))
+
+    def artifact(self, job_id: str, name: str) -> StoredArtifact:
+        """Where an artifact is stored. Raises NotFound."""
+        return self._db.read(partial(views.artifact, job_id=job_id, name=name))
+
+    def counts(self) -> Counts:
+        """How much waits and runs."""
+        return self._db.read(views.counts)
+
+    def workers(self) -> Sequence[WorkerView]:
+        """The workers with live leases."""
+        return self._db.read(views.workers)

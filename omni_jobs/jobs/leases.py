@@ -1,0 +1,108 @@
+"""Leases: a worker's row, renewed by its heartbeat, covers every stage run it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, delete, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from omni_jobs.db import now
+from omni_jobs.errors import Fenced, WorkerLost
+from omni_jobs.jobs.endings import fail, release
+from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome
+from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.states import JobState, StageRunState
+
+__all__ = ["expire", "free_lost", "register", "renew", "retire"]
+
+FREED_AT_ONCE = 500  # stage runs freed in one transaction
+
+_WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
+_IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
+
+
+def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_after_s: float) -> list[Hint]:
+    """Write the worker's row over a predecessor's in the same slot, and free what that one held."""
+    slot = WorkerRow.slot == worker.slot
+    predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
+    values = {
+        "id": worker.worker_id,
+        "pipeline": worker.pipeline,
+        "stage": worker.stage,
+        "host": worker.host,
+        "pid": worker.pid,
+        "slots": worker.slots,
+        "started_at": now(),
+        "renewed_at": now(),
+        "lease_until": now() + lease_s,
+    }
+    dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    tx.execute(
+        dialect_insert(WorkerRow)
+        .values(slot=worker.slot, **values)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values)
+    )
+    if predecessor is None or predecessor == worker.worker_id:
+        return []
+    return _hints(_free(tx, StageRunRow.owner == predecessor, limit=None, announce_after_s=announce_after_s))
+
+
+def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
+    """Prolong a live lease; the ids of its stage runs that are no longer wanted. Raises Fenced."""
+    renewed = tx.execute(
+        update(WorkerRow)
+        .where(WorkerRow.id == worker_id, WorkerRow.lease_until > now())
+        .values(renewed_at=now(), lease_until=now() + lease_s)
+    )
+    if renewed.rowcount == 0:
+        raise Fenced(f"the lease of worker {worker_id} is gone")
+    unwanted = tx.execute(
+        select(StageRunRow.id)
+        .join(JobRow, JobRow.id == StageRunRow.job_id)
+        .where(_IS_RUNNING, StageRunRow.owner == worker_id, JobRow.state.not_in(_WANTED))
+    )
+    return sorted(unwanted.scalars())
+
+
+def retire(tx: Connection, worker_id: str, *, announce_after_s: float) -> list[Hint]:
+    """Remove the worker's row; hand back what it still holds."""
+    tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
+    held = tx.execute(
+        select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
+    ).all()
+    pairs = [(row.id, row.attempt) for row in held]
+    return _hints(release(tx, pairs, worker_id, announce_after_s=announce_after_s))
+
+
+def expire(tx: Connection) -> None:
+    """Remove the rows of workers whose lease ran out."""
+    gone = (
+        select(WorkerRow.id)
+        .where(WorkerRow.lease_until <= now())
+        .order_by(WorkerRow.id)
+        .with_for_update(skip_locked=True)
+    )
+    tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(gone)))
+
+
+def free_lost(tx: Connection, *, announce_after_s: float) -> tuple[int, list[Hint]]:
+    """Free up to FREED_AT_ONCE stage runs whose owner has no row; how many there were, and their hints."""
+    is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
+    outcomes = _free(tx, is_gone, limit=FREED_AT_ONCE, announce_after_s=announce_after_s)
+    return len(outcomes), _hints(outcomes)
+
+
+def _free(tx: Connection, whose: ColumnElement[bool], *, limit: int | None, announce_after_s: float) -> list[Outcome]:
+    lost = tx.execute(
+        select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, whose).limit(limit)
+    ).all()
+    failures = [
+        Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))
+        for row in sorted(lost, key=lambda row: row.id)
+    ]
+    return fail(tx, failures, announce_after_s=announce_after_s) if failures else []
+
+
+def _hints(outcomes: Sequence[Outcome]) -> list[Hint]:
+    return [hint for outcome in outcomes for hint in outcome.hints]

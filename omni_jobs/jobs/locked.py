@@ -1,0 +1,312 @@
+"""Some jobs, locked: every end of a running stage run, and what follows from it, goes through here.
+
+Lock order, everywhere: worker rows, then job rows by id, then stage runs by id. Whoever
+ends a running stage run holds its job's lock, so two inputs of one stage that end at
+once queue it once. A claim takes the lock only of jobs nobody has started. Claims,
+announcements and progress skip stage runs that are locked: they wait for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, insert, select, update
+
+from omni_jobs.db import now
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.jobs.graph import Run, next_step
+from omni_jobs.jobs.values import Completion, Hint
+from omni_jobs.models import ArtifactRow, AttemptErrorRow, JobRow, StageRunRow, state_seen
+from omni_jobs.retry import retry_after
+from omni_jobs.states import JobState, StageRunState
+
+__all__ = ["LockedJobs"]
+
+_STAGE_RUNS_OF_JOBS = (
+    select(
+        StageRunRow.id,
+        StageRunRow.job_id,
+        StageRunRow.stage,
+        StageRunRow.queue,
+        StageRunRow.inputs,
+        StageRunRow.state,
+        StageRunRow.attempt,
+        StageRunRow.failures,
+        StageRunRow.max_attempts,
+        StageRunRow.owner,
+    )
+    .where(StageRunRow.job_id.in_(bindparam("jobs", expanding=True)))
+    .order_by(StageRunRow.id)
+)
+
+_IF_RUNNING = (
+    (StageRunRow.id == bindparam("run")),
+    (StageRunRow.attempt == bindparam("of_attempt")),
+    state_seen(StageRunRow.state, StageRunState.RUNNING),
+)
+_SUCCEED_IF_RUNNING = (
+    update(StageRunRow)
+    .where(*_IF_RUNNING)
+    .values(
+        state=StageRunState.SUCCEEDED.value,
+        result=bindparam("its_result"),
+        payload_ref=bindparam("its_payload_ref"),
+        payload_inline=bindparam("its_payload_inline"),
+        payload_bytes=bindparam("its_payload_bytes"),
+        finished_at=bindparam("at"),
+    )
+)
+_END_IF_RUNNING = (
+    update(StageRunRow)
+    .where(*_IF_RUNNING)
+    .values(state=bindparam("to"), failures=bindparam("so_many"), finished_at=bindparam("at"))
+)
+_REQUEUE_IF_RUNNING = (
+    update(StageRunRow)
+    .where(*_IF_RUNNING)
+    .values(
+        state=StageRunState.QUEUED.value,
+        owner=None,
+        failures=bindparam("so_many"),
+        due=bindparam("from_when"),
+        announce_at=bindparam("announce"),
+        reason=bindparam("why"),
+        progress=None,
+    )
+)
+_QUEUE_IF_PENDING = (
+    update(StageRunRow)
+    .where(
+        StageRunRow.id.in_(bindparam("ids", expanding=True)),
+        state_seen(StageRunRow.state, StageRunState.PENDING),
+    )
+    .values(
+        state=StageRunState.QUEUED.value,
+        queued_at=bindparam("at"),
+        due=bindparam("at"),
+        announce_at=bindparam("announce"),
+    )
+)
+_CANCEL_IF_WAITING = (
+    update(StageRunRow)
+    .where(
+        StageRunRow.id.in_(bindparam("ids", expanding=True)),
+        StageRunRow.state.in_([StageRunState.PENDING.value, StageRunState.QUEUED.value]),
+    )
+    .values(state=StageRunState.CANCELLED.value, finished_at=bindparam("at"), reason=None)
+)
+_SET_JOB = (
+    update(JobRow)
+    .where(JobRow.id == bindparam("job"))
+    .values(state=bindparam("to"), error=bindparam("why"), finished_at=bindparam("at"))
+)
+
+
+class LockedJobs:
+    """Jobs locked until the transaction ends, and all their stage runs.
+
+    ``succeed``, ``fail``, ``hand_back`` note what became of running stage runs;
+    ``settle`` writes it down, with everything that follows, in a few statements
+    however many jobs there are.
+    """
+
+    def __init__(self, tx: Connection, job_ids: Select[str] | Sequence[str], *, announce_after_s: float) -> None:
+        self._tx = tx
+        self._announce_after_s = announce_after_s
+        locked = tx.execute(
+            select(JobRow.id, JobRow.state, now())
+            .where(JobRow.id.in_(job_ids))
+            .order_by(JobRow.id)
+            .with_for_update(key_share=True)
+        ).all()
+        self.now: float = locked[0][2] if locked else 0.0
+        self._stored = {job_id: JobState(state) for job_id, state, _ in locked}
+        self.states = dict(self._stored)
+        self.runs: dict[int, Run] = {}
+        self._runs_of_job: dict[str, list[Run]] = {}
+        self._read_runs()
+        self._succeeded: list[dict[str, Any]] = []
+        self._ended: list[dict[str, Any]] = []
+        self._requeued: list[dict[str, Any]] = []
+        self._errors: list[dict[str, Any]] = []
+        self._artifacts: list[dict[str, Any]] = []
+        self._job_errors: dict[str, Mapping[str, Any]] = {}
+
+    @classmethod
+    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> LockedJobs:
+        """The jobs that these stage runs belong to."""
+        jobs = select(StageRunRow.job_id).where(StageRunRow.id.in_(sorted(set(ids))))
+        return cls(tx, jobs, announce_after_s=announce_after_s)
+
+    def _read_runs(self) -> None:
+        self._runs_of_job = {job_id: [] for job_id in self.states}
+        if not self.states:
+            return
+        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"jobs": list(self.states)}):
+            run = Run(
+                id=row.id,
+                job_id=row.job_id,
+                stage=row.stage,
+                queue=row.queue,
+                inputs=tuple(row.inputs),
+                state=StageRunState(row.state),
+                attempt=row.attempt,
+                failures=row.failures,
+                max_attempts=row.max_attempts,
+                owner=row.owner,
+            )
+            self.runs[run.id] = run
+            self._runs_of_job[run.job_id].append(run)
+
+    def runs_of(self, job_id: str) -> Sequence[Run]:
+        return self._runs_of_job[job_id]
+
+    def held(self, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
+        """The stage run, if this attempt of it still runs at this worker."""
+        run = self.runs.get(stage_run_id)
+        if run is None or run.state != StageRunState.RUNNING or run.attempt != attempt or run.owner != worker_id:
+            return None
+        return run
+
+    def is_active(self, run: Run) -> bool:
+        """Whether its job still wants what this stage run makes."""
+        state = self.states[run.job_id]
+        return state in (JobState.QUEUED, JobState.IN_PROGRESS) and run.job_id not in self._job_errors
+
+    def succeed(self, run: Run, completion: Completion) -> None:
+        """A running stage run of an active job reached its end."""
+        run.state = StageRunState.SUCCEEDED
+        ref = completion.payload
+        self._succeeded.append(
+            {
+                "run": run.id,
+                "of_attempt": run.attempt,
+                "its_result": dict(completion.result),
+                "its_payload_ref": None if ref is None else ref.model_dump(mode="json"),
+                "its_payload_inline": completion.inline_payload,
+                "its_payload_bytes": completion.payload_bytes,
+                "at": self.now,
+            }
+        )
+        self._artifacts.extend(
+            {
+                "job_id": run.job_id,
+                "name": artifact.name,
+                "stage_run_id": run.id,
+                "media_type": artifact.media_type,
+                "ref": artifact.ref.model_dump(mode="json"),
+                "created_at": self.now,
+            }
+            for artifact in completion.artifacts
+        )
+
+    def fail(self, run: Run, error: OmniJobsError) -> None:
+        """A running stage run ended in an error: tried again, failed for good, or cancelled with its job."""
+        run.failures += 1
+        found = error.to_dict()
+        found.setdefault("stage", run.stage)
+        self._errors.append(
+            {
+                "stage_run_id": run.id,
+                "attempt": run.attempt,
+                "worker": run.owner or "",
+                "error": found,
+                "at": self.now,
+            }
+        )
+        retry = retry_after(error, failures=run.failures, max_attempts=run.max_attempts)
+        if not self.is_active(run):
+            self._end(run, StageRunState.CANCELLED)
+        elif retry is not None:
+            self._requeue(run, retry.delay_s)
+        else:
+            self._job_errors[run.job_id] = found
+            self._end(run, StageRunState.FAILED)
+
+    def hand_back(self, run: Run) -> None:
+        """A running stage run was given up without an error: queued again, or cancelled with its job."""
+        if self.is_active(run):
+            self._requeue(run, 0.0)
+        else:
+            self._end(run, StageRunState.CANCELLED)
+
+    def _requeue(self, run: Run, delay_s: float) -> None:
+        run.state = StageRunState.QUEUED
+        run.owner = None
+        due = self.now + delay_s
+        self._requeued.append(
+            {
+                "run": run.id,
+                "of_attempt": run.attempt,
+                "so_many": run.failures,
+                "from_when": due,
+                "announce": due if delay_s else due + self._announce_after_s,
+                "why": "retry_backoff" if delay_s else None,
+            }
+        )
+
+    def _end(self, run: Run, state: StageRunState) -> None:
+        run.state = state
+        self._ended.append(
+            {"run": run.id, "of_attempt": run.attempt, "to": state.value, "so_many": run.failures, "at": self.now}
+        )
+
+    def cancel(self, job_id: str) -> None:
+        """An active job is to stop: what waits is cancelled, what runs is asked to end."""
+        waiting = [run.id for run in self._runs_of_job[job_id] if not run.state.is_final]
+        self._tx.execute(_CANCEL_IF_WAITING, {"ids": waiting, "at": self.now})
+        self._read_runs()  # a claim may have come first
+        self.states[job_id] = JobState.CANCELLING
+
+    def settle(self) -> None:
+        """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow."""
+        to_queue: list[Run] = []
+        to_cancel: list[Run] = []
+        job_changes: list[dict[str, Any]] = []
+        for job_id, stored in self._stored.items():
+            step = next_step(self.states[job_id], self._runs_of_job[job_id])
+            to_queue += step.queue
+            to_cancel += step.cancel
+            self.states[job_id] = step.job_state
+            if step.job_state != stored:
+                job_changes.append(
+                    {
+                        "job": job_id,
+                        "to": step.job_state.value,
+                        "why": self._job_errors.get(job_id),
+                        "at": self.now if step.job_state.is_final else None,
+                    }
+                )
+        if job_changes:
+            self._tx.execute(_SET_JOB, job_changes)
+        for guarded, changes in (
+            (_SUCCEED_IF_RUNNING, self._succeeded),
+            (_END_IF_RUNNING, self._ended),
+            (_REQUEUE_IF_RUNNING, self._requeued),
+        ):
+            if changes:
+                changes.sort(key=itemgetter("run"))
+                changed = self._tx.execute(guarded, changes).rowcount
+                if changed != len(changes):
+                    raise RuntimeError(f"{len(changes) - changed} stage runs changed under their job's lock")
+        if self._errors:
+            self._tx.execute(insert(AttemptErrorRow), self._errors)
+        if self._artifacts:
+            self._tx.execute(insert(ArtifactRow), self._artifacts)
+        if to_queue:
+            announce = self.now + self._announce_after_s
+            ids = [run.id for run in to_queue]
+            self._tx.execute(_QUEUE_IF_PENDING, {"ids": ids, "at": self.now, "announce": announce})
+        if to_cancel:
+            self._tx.execute(_CANCEL_IF_WAITING, {"ids": [run.id for run in to_cancel], "at": self.now})
+        for run in to_queue:
+            run.state = StageRunState.QUEUED
+        for run in to_cancel:
+            run.state = StageRunState.CANCELLED
+
+    def hints(self, runs: Iterable[Run]) -> list[Hint]:
+        """What to publish for those of ``runs`` that may be claimed at once."""
+        delayed = {change["run"] for change in self._requeued if change["why"] is not None}
+        return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in delayed]

@@ -1,0 +1,50 @@
+"""Progress of running stage runs: worth showing, not worth waiting for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from omni_jobs.jobs.values import ProgressReport
+from omni_jobs.models import StageRunRow, state_seen
+from omni_jobs.states import StageRunState
+
+__all__ = ["report"]
+
+_SET_IF_RUNNING = (
+    update(StageRunRow)
+    .where(
+        StageRunRow.id.in_(
+            select(StageRunRow.id)
+            .where(
+                StageRunRow.id == bindparam("run"),
+                StageRunRow.attempt == bindparam("of_attempt"),
+                state_seen(StageRunRow.state, StageRunState.RUNNING),
+            )
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(progress=bindparam("so_far"))
+)
+
+
+def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
+    """Record the reports of attempts that still run; drop the others."""
+    if reports:
+        tx.execute(
+            _SET_IF_RUNNING,
+            [
+                {
+                    "run": report.stage_run_id,
+                    "of_attempt": report.attempt,
+                    "so_far": {
+                        "done": report.done,
+                        "total": report.total,
+                        "unit": report.unit,
+                        "text": report.text,
+                    },
+                }
+                for report in reports
+            ],
+        )

@@ -1,0 +1,185 @@
+"""What passes between the callers and :class:`omni_jobs.jobs.Jobs`: plain, frozen values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.states import JobState
+from omni_jobs.storage import ObjectRef
+
+__all__ = [
+    "Claim",
+    "Completion",
+    "Failure",
+    "Hint",
+    "NewArtifact",
+    "NewJob",
+    "NewStage",
+    "NewWorker",
+    "Outcome",
+    "ProgressReport",
+    "Rescued",
+    "StoredArtifact",
+    "Submitted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Word that a stage run may be claimed. May be lost, late or doubled: the row is the truth."""
+
+    stage_run_id: int
+    attempt: int  # before the claim: the claim makes it attempt + 1
+    queue: str  # the Celery queue it goes to
+
+
+@dataclass(frozen=True, slots=True)
+class NewStage:
+    """A stage of a job to be."""
+
+    name: str
+    inputs: Sequence[str]  # earlier stages; those outside the job are left out; empty: the job's request
+    queue: str
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """An admitted request, its media stored."""
+
+    job_id: str  # new_job_id()
+    pipeline: str
+    pipeline_version: str
+    pipeline_digest: str
+    request: Mapping[str, Any]  # JSON
+    modalities: Sequence[str]
+    stages: Sequence[NewStage]  # every one after its inputs
+    seed: int  # 0 … 2**63-1
+    request_digest: str  # equal for the same request sent again
+    media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The job of a submit, and what to publish."""
+
+    job_id: str
+    created: bool  # False: the idempotency key named a job that was there
+    hints: Sequence[Hint] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorker:
+    """A worker process at its start."""
+
+    worker_id: str  # the boot id, new with every start
+    slot: str  # the place it fills, unique among live workers: the node name
+    pipeline: str
+    stage: str
+    host: str
+    pid: int
+    slots: int  # stage runs it takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A stage run that is the worker's now, with all it takes to run it."""
+
+    stage_run_id: int
+    job_id: str
+    stage: str
+    attempt: int  # from 1
+    pipeline: str
+    pipeline_version: str
+    request: Mapping[str, Any]
+    media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number
+    seed: int
+    modalities: Sequence[str]
+    upstream: Mapping[str, ObjectRef | bytes | None]  # input stage → its payload; None: it made none
+    capture: bool  # a later stage of this job takes this one's payload
+    max_attempts: int
+    failures: int  # attempts that failed before this one
+    claimed_at: float  # seconds since 1970 by the database's clock
+
+
+@dataclass(frozen=True, slots=True)
+class NewArtifact:
+    """An output to be recorded; its object is stored already."""
+
+    name: str  # unique in the job
+    media_type: str
+    ref: ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """An output as recorded."""
+
+    name: str
+    media_type: str
+    ref: ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An attempt that reached its end. Raises StageError for a result that is not JSON."""
+
+    stage_run_id: int
+    attempt: int
+    worker_id: str
+    payload: ObjectRef | None = None  # at most one of the two
+    inline_payload: bytes | None = None
+    payload_bytes: int = 0
+    artifacts: Sequence[NewArtifact] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Found here it fails one stage run; found in the transaction it would fail the whole group.
+        try:
+            json.dumps(dict(self.result), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise StageError(f"the stage's result is not JSON: {error}", field="result") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that ended in an error."""
+
+    stage_run_id: int
+    attempt: int
+    worker_id: str
+    error: OmniJobsError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a report about a stage run."""
+
+    won: bool  # it was recorded (by this call, or by an earlier one whose answer was lost)
+    hints: Sequence[Hint] = ()
+    job_state: JobState | None = None  # None: there is no such stage run
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """How far an attempt is: ``done`` of ``total`` ``unit``; total None when unknown."""
+
+    stage_run_id: int
+    attempt: int
+    done: int
+    total: int | None
+    unit: str
+    text: str | None = None  # all the text so far
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """What a round of the rescuer did."""
+
+    freed: int  # stage runs taken from workers that are gone
+    hints: Sequence[Hint] = ()  # for what was freed, and for what waits unannounced

@@ -1,0 +1,241 @@
+"""The queries behind what readers see (:mod:`omni_jobs.views`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, func, select
+
+from omni_jobs.db import now
+from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.jobs.values import StoredArtifact
+from omni_jobs.models import ArtifactRow, AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import ObjectRef
+from omni_jobs.views import (
+    ArtifactView,
+    AttemptErrorView,
+    Counts,
+    ErrorView,
+    JobView,
+    Page,
+    ProgressView,
+    StageCount,
+    StageRunView,
+    WorkerView,
+    merged_result,
+)
+
+__all__ = ["artifact", "counts", "job", "jobs", "workers"]
+
+LONGEST_PAGE = 100
+
+_AnyRow = Row[*tuple[Any, ...]]
+
+
+def job(tx: Connection, job_id: str) -> JobView:
+    """Raises NotFound."""
+    row = None
+    if job_id.isprintable():  # PostgreSQL's text refuses NUL characters and surrogates
+        row = tx.execute(select(JobRow.__table__).where(JobRow.id == job_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    return _views(tx, [row])[0]
+
+
+def jobs(tx: Connection, limit: int, cursor: str | None, state: JobState | None, pipeline: str | None) -> Page:
+    """Raises InvalidRequest naming ``limit`` or ``cursor``."""
+    if not 1 <= limit <= LONGEST_PAGE:
+        raise InvalidRequest(f"must be 1 to {LONGEST_PAGE}", field="limit")
+    if cursor is not None and not (cursor.startswith("job-") and cursor.isprintable()):
+        raise InvalidRequest("not a cursor of this API", field="cursor")
+    if pipeline is not None and not pipeline.isprintable():
+        raise InvalidRequest("not a pipeline's name", field="pipeline")
+    query = select(JobRow.__table__).order_by(JobRow.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(JobRow.id < cursor)
+    if state is not None:
+        query = query.where(JobRow.state == state.value)
+    if pipeline is not None:
+        query = query.where(JobRow.pipeline == pipeline)
+    rows = tx.execute(query).all()
+    more = len(rows) > limit
+    rows = rows[:limit]
+    return Page(jobs=_views(tx, rows), next_cursor=rows[-1].id if more else None)
+
+
+def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
+    """Raises NotFound."""
+    row = None
+    if job_id.isprintable() and name.isprintable():
+        row = tx.execute(
+            select(ArtifactRow.media_type, ArtifactRow.ref).where(
+                ArtifactRow.job_id == job_id, ArtifactRow.name == name
+            )
+        ).one_or_none()
+    if row is None:
+        raise NotFound(f"job {job_id!r} has no artifact {name!r}", field="name")
+    return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
+
+
+def counts(tx: Connection) -> Counts:
+    active = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
+    found_jobs = {
+        state: tx.execute(select(func.count()).where(state_is(JobRow.state, state))).scalar_one() for state in active
+    }
+    found: list[StageCount] = []
+    # One query a state: each is served by that state's partial index.
+    for run_state in (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING):
+        rows = tx.execute(
+            select(StageRunRow.pipeline, StageRunRow.stage, func.count().label("n"))
+            .where(state_is(StageRunRow.state, run_state))
+            .group_by(StageRunRow.pipeline, StageRunRow.stage)
+            .order_by(StageRunRow.pipeline, StageRunRow.stage)
+        )
+        found += [StageCount(pipeline=row.pipeline, stage=row.stage, state=run_state, count=row.n) for row in rows]
+    return Counts(jobs=found_jobs, stage_runs=found)
+
+
+def workers(tx: Connection) -> list[WorkerView]:
+    held = {
+        row.owner: row.n
+        for row in tx.execute(
+            select(StageRunRow.owner, func.count().label("n"))
+            .where(state_is(StageRunRow.state, StageRunState.RUNNING))
+            .group_by(StageRunRow.owner)
+        )
+    }
+    rows = tx.execute(
+        select(WorkerRow.__table__)
+        .where(WorkerRow.lease_until > now())
+        .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
+    )
+    return [
+        WorkerView(
+            id=row.id,
+            slot=row.slot,
+            pipeline=row.pipeline,
+            stage=row.stage,
+            host=row.host,
+            pid=row.pid,
+            slots=row.slots,
+            running=held.get(row.id, 0),
+            started_at=_required_time(row.started_at),
+            renewed_at=_required_time(row.renewed_at),
+            lease_until=_required_time(row.lease_until),
+        )
+        for row in rows
+    ]
+
+
+def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
+    ids = [row.id for row in rows]
+    if not ids:
+        return []
+    runs: dict[str, list[_AnyRow]] = defaultdict(list)
+    for run in tx.execute(
+        select(
+            StageRunRow.id,
+            StageRunRow.job_id,
+            StageRunRow.stage,
+            StageRunRow.state,
+            StageRunRow.attempt,
+            StageRunRow.failures,
+            StageRunRow.reason,
+            StageRunRow.queued_at,
+            StageRunRow.started_at,
+            StageRunRow.finished_at,
+            StageRunRow.progress,
+            StageRunRow.payload_bytes,
+            StageRunRow.owner,
+            StageRunRow.result,
+        )
+        .where(StageRunRow.job_id.in_(ids))
+        .order_by(StageRunRow.job_id, StageRunRow.position)
+    ):
+        runs[run.job_id].append(run)
+    errors = _errors(tx, [run.id for of_job in runs.values() for run in of_job if run.failures])
+    artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
+    for row in tx.execute(
+        select(ArtifactRow.job_id, ArtifactRow.name, ArtifactRow.media_type, ArtifactRow.ref)
+        .where(ArtifactRow.job_id.in_(ids))
+        .order_by(ArtifactRow.job_id, ArtifactRow.name)
+    ):
+        ref = ObjectRef.model_validate(row.ref)
+        artifacts[row.job_id].append(
+            ArtifactView(
+                name=row.name,
+                media_type=row.media_type,
+                bytes=ref.size,
+                digest=ref.digest,
+                url=f"/v1/jobs/{row.job_id}/artifacts/{quote(row.name, safe='')}",
+            )
+        )
+    return [_view(row, runs[row.id], errors, artifacts[row.id]) for row in rows]
+
+
+def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[AttemptErrorView]]:
+    found: dict[int, list[AttemptErrorView]] = defaultdict(list)
+    if not stage_run_ids:
+        return found
+    for row in tx.execute(
+        select(AttemptErrorRow.__table__)
+        .where(AttemptErrorRow.stage_run_id.in_(stage_run_ids))
+        .order_by(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt)
+    ):
+        found[row.stage_run_id].append(
+            AttemptErrorView(attempt=row.attempt, worker=row.worker, at=_required_time(row.at), **row.error)
+        )
+    return found
+
+
+def _view(
+    row: _AnyRow,
+    runs: Sequence[_AnyRow],
+    errors: Mapping[int, list[AttemptErrorView]],
+    artifacts: list[ArtifactView],
+) -> JobView:
+    status = JobState(row.state)
+    return JobView(
+        id=row.id,
+        pipeline=row.pipeline,
+        pipeline_version=row.pipeline_version,
+        status=status,
+        created_at=_required_time(row.created_at),
+        started_at=_time(row.started_at),
+        finished_at=_time(row.finished_at),
+        modalities=row.modalities,
+        stages=[
+            StageRunView(
+                name=run.stage,
+                status=StageRunState(run.state),
+                attempt=run.attempt,
+                reason=run.reason,
+                queued_at=_time(run.queued_at),
+                started_at=_time(run.started_at),
+                finished_at=_time(run.finished_at),
+                progress=None if run.progress is None else ProgressView(**run.progress),
+                payload_bytes=run.payload_bytes,
+                worker=run.owner,
+                errors=errors.get(run.id, []),
+            )
+            for run in runs
+        ],
+        result=merged_result(run.result for run in runs) if status is JobState.COMPLETED else None,
+        artifacts=artifacts,
+        error=None if row.error is None else ErrorView(**row.error),
+        metadata=row.metadata,
+        seed=row.seed,
+    )
+
+
+def _required_time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else _required_time(seconds)

@@ -1,0 +1,31 @@
+"""Audio, images and video of a request, from encoded bytes to what a model takes.
+
+probe_audio, probe_image, probe_video     at the edge: accepted, and how large, or InvalidRequest
+decode_audio, decode_image, decode_video  in a worker: the samples and pixels themselves
+
+What bytes are is told from the bytes, never from the type a client claims; only the
+containers listed in each module are handed to a decoder. Sizes are checked from
+headers before anything is decoded. Errors carry no field: the caller knows it.
+"""
+
+from __future__ import annotations
+
+from omni_jobs.media.audio import AudioInfo, decode_audio, probe_audio
+from omni_jobs.media.image import ImageInfo, decode_image, probe_image
+from omni_jobs.media.video import FrameSampling, VideoInfo, decode_video, probe_video
+
+__all__ = [
+    "AudioInfo",
+    "FrameSampling",
+    "ImageInfo",
+    "MediaInfo",
+    "VideoInfo",
+    "decode_audio",
+    "decode_image",
+    "decode_video",
+    "probe_audio",
+    "probe_image",
+    "probe_video",
+]
+
+MediaInfo = AudioInfo | ImageInfo | VideoInfo

@@ -1,0 +1,228 @@
+"""Video: MP4, QuickTime, WebM, Matroska and AVI through FFmpeg → the few frames a model looks at.
+
+Frames are picked by time, at equal distances over the whole clip, so that clips with a
+varying frame rate come out right; at a constant rate these are the frames that
+Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks. The audio track is not used.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+from av.video.stream import VideoStream
+from PIL import Image
+
+from omni_jobs.errors import InvalidRequest, RequestTooLarge
+from omni_jobs.media.image import check_size
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+    from omni_jobs.settings import Settings
+
+__all__ = ["FrameSampling", "VideoInfo", "decode_video", "probe_video"]
+
+# FFmpeg would probe playlists too, which name other files: only these are handed to it.
+_DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
+_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSampling:
+    """Which frames a model looks at; the defaults are Qwen2.5-Omni's.
+
+    Larger frames are made smaller while decoding, to the size the model's processor would
+    choose: sides divisible by ``factor``, at most ``max_pixels``.
+    """
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    multiple_of: int = 2  # frames; the model sees them in pairs
+    max_pixels: int = 768 * 28 * 28
+    factor: int = 28
+
+    def frames(self, duration_s: float, available: int) -> int:
+        """How many of ``available`` frames; a clip of a single frame shows it twice."""
+        limit = min(self.max_frames, available)
+        wanted = min(max(duration_s * self.fps, self.min_frames), limit)
+        return max(math.floor(wanted / self.multiple_of), 1) * self.multiple_of
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height after decoding."""
+        if width * height <= self.max_pixels:
+            return width, height
+        shrink = math.sqrt(width * height / self.max_pixels)
+        fitted = (max(1, math.floor(side / shrink / self.factor)) * self.factor for side in (width, height))
+        return next(fitted), next(fitted)
+
+
+QWEN = FrameSampling()
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """An accepted clip as a model will get it: ``frames`` of ``width`` × ``height`` pixels, upright."""
+
+    media_type: str
+    frames: int
+    width: int
+    height: int
+    duration_s: float
+
+
+def probe_video(data: bytes | memoryview, settings: Settings, sampling: FrameSampling = QWEN) -> VideoInfo:
+    """Read its index, decode its first frame. Raises InvalidRequest or RequestTooLarge."""
+    with _opened(data) as (container, stream):
+        check_size("video", stream.width, stream.height, settings.max_image_pixels)
+        timing = _Timing.of(container, stream)
+        if timing.duration_s > settings.max_video_s:
+            raise RequestTooLarge(
+                f"the video lasts {timing.duration_s:.1f} s; at most {settings.max_video_s:g} s are taken"
+            )
+        width, height = sampling.size(*_first_size(container, stream))
+        frames = sampling.frames(timing.duration_s, timing.frames)
+        return VideoInfo(_media_type(data), frames, width, height, timing.duration_s)
+
+
+def decode_video(
+    data: bytes | memoryview, sampling: FrameSampling = QWEN
+) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+    """(uint8 [F, H, W, 3] RGB, metadata); F is even.
+
+    The metadata is vLLM's and, but for ``do_sample_frames``, the fields of Transformers'
+    ``VideoMetadata``: ``fps``, ``duration`` (s) and ``total_num_frames`` of the clip,
+    ``frames_indices`` into it. Raises InvalidRequest for what does not decode.
+    """
+    with _opened(data) as (container, stream):
+        timing = _Timing.of(container, stream)
+        count = sampling.frames(timing.duration_s, timing.frames)
+        indices, frames = _picked(container, stream, timing, count, sampling)
+    metadata = {
+        "total_num_frames": timing.frames,
+        "fps": timing.frames / timing.duration_s,
+        "width": frames.shape[2],
+        "height": frames.shape[1],
+        "duration": timing.duration_s,
+        "video_backend": "pyav",
+        "frames_indices": indices,
+        "do_sample_frames": False,
+    }
+    return frames, metadata
+
+
+def _media_type(data: bytes | memoryview) -> str:
+    head = bytes(data[:12])
+    if head[4:8] == b"ftyp":
+        return "video/mp4"
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "video/webm"
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return "video/x-msvideo"
+    raise InvalidRequest("not a video this server knows: MP4, QuickTime, WebM, Matroska or AVI")
+
+
+@contextmanager
+def _opened(data: bytes | memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
+    demuxer = _DEMUXERS[_media_type(data)]
+    try:
+        with av.open(io.BytesIO(data), mode="r", format=demuxer, metadata_errors="replace") as container:
+            if not container.streams.video:
+                raise InvalidRequest("the video has no picture track")
+            stream = container.streams.video[0]
+            codec = stream.codec_context.codec.canonical_name if stream.codec_context else "unknown"
+            if codec not in _CODECS:
+                raise InvalidRequest(f"the video's codec is {codec}; known: {', '.join(sorted(_CODECS))}")
+            yield container, stream
+    except av.FFmpegError as error:
+        raise InvalidRequest(f"the video does not decode: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """When frames are shown, in units of the stream's time base."""
+
+    start: int
+    length: int
+    frames: int
+    duration_s: float
+
+    @classmethod
+    def of(cls, container: InputContainer, stream: VideoStream) -> _Timing:
+        """From the packets' time stamps: headers may be wrong or missing. Leaves the container at its start."""
+        shown: list[int] = []
+        first_duration = 0
+        for packet in container.demux(stream):
+            if packet.is_corrupt:
+                raise InvalidRequest("the video is cut off")
+            if packet.pts is not None and packet.size:
+                first_duration = first_duration if shown else packet.duration or 0
+                shown.append(packet.pts)
+        if not shown or stream.time_base is None:
+            raise InvalidRequest("the video has no frames")
+        if len(shown) < stream.frames:
+            raise InvalidRequest(f"the video is cut off: {len(shown)} of its {stream.frames} frames are there")
+        start, end = min(shown), max(shown)
+        step = round((end - start) / (len(shown) - 1)) if len(shown) > 1 else first_duration
+        length = end - start + max(step, 1)
+        container.seek(0)
+        return cls(start, length, len(shown), float(length * stream.time_base))
+
+
+def _first_size(container: InputContainer, stream: VideoStream) -> tuple[int, int]:
+    for frame in container.decode(stream):
+        height, width = _turned(frame).shape[:2]
+        return width, height
+    raise InvalidRequest("the video has no frame that decodes")
+
+
+def _turned(frame: av.VideoFrame) -> np.ndarray[Any, Any]:
+    pixels = frame.to_ndarray(format="rgb24")
+    return np.rot90(pixels, round(frame.rotation / 90) % 4)
+
+
+def _picked(
+    container: InputContainer, stream: VideoStream, timing: _Timing, count: int, sampling: FrameSampling
+) -> tuple[list[int], np.ndarray[Any, Any]]:
+    """For each of ``count`` moments the frame shown then: indices into the clip, and [F, H, W, 3]."""
+    indices: list[int] = []
+    frames: np.ndarray[Any, Any] | None = None
+
+    def keep(index: int, frame: av.VideoFrame) -> None:
+        nonlocal frames
+        pixels = _turned(frame)
+        if frames is None:
+            width, height = sampling.size(pixels.shape[1], pixels.shape[0])
+            frames = np.empty((count, height, width, 3), np.uint8)
+        if pixels.shape != frames.shape[1:]:
+            size = (frames.shape[2], frames.shape[1])
+            pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+        frames[len(indices)] = pixels
+        indices.append(index)
+
+    shown: tuple[int, av.VideoFrame] | None = None
+    for index, frame in enumerate(container.decode(stream)):
+        if frame.pts is None:
+            continue
+        # The earlier frame was on show at every moment before this one.
+        while shown is not None and len(indices) < count:
+            if len(indices) * timing.length >= (frame.pts - timing.start) * count:
+                break
+            keep(*shown)
+        if len(indices) == count:
+            break
+        shown = index, frame
+    if shown is None:
+        raise InvalidRequest("the video has no frame that decodes")
+    while len(indices) < count:
+        keep(*shown)
+    if frames is None:
+        raise InvalidRequest("the video has no frame that decodes")
+    return indices, frames

@@ -1,0 +1,78 @@
+"""What a job may set per stage, by the stage's kind.
+
+A stage config gives the defaults, a job's ``stages`` object overrides them field
+by field; both are checked against the same types, and unknown names are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+__all__ = [
+    "PARAMETERS_OF_KIND",
+    "ArParameters",
+    "DiffusionParameters",
+    "EchoParameters",
+    "StageKind",
+    "StageParameters",
+]
+
+StageKind = Literal["ar", "diffusion", "echo"]
+
+
+class StageParameters(BaseModel):
+    """Base of the three kinds; frozen, unknown names and numbers in quotes refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class ArParameters(StageParameters):
+    """Sampling of an autoregressive stage; names and meanings are vLLM's ``SamplingParams``."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16, strict=False)
+    ] = ()
+    ignore_eos: bool = False
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        most = info.data.get("max_tokens")
+        if most is not None and value > most:
+            raise ValueError(f"{value} is more than max_tokens, {most}")
+        return value
+
+
+class DiffusionParameters(StageParameters):
+    """Denoising of a diffusion stage."""
+
+    # Counted as Transformers does; a grid of one time would leave the noise as it is.
+    steps: Annotated[int, Field(ge=2, le=1000, description="times of the ODE's grid: steps - 1 steps are taken")] = 10
+    guidance_scale: Annotated[float, Field(ge=0, le=20)] = 0.5
+    sway_coefficient: Annotated[float, Field(ge=-2, le=2, description="F5-TTS sway sampling")] = -1.0
+
+
+class EchoParameters(StageParameters):
+    """The stage without a model: waits, then emits a payload."""
+
+    delay_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    payload_bytes: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+
+
+PARAMETERS_OF_KIND: Mapping[StageKind, type[StageParameters]] = {
+    "ar": ArParameters,
+    "diffusion": DiffusionParameters,
+    "echo": EchoParameters,
+}

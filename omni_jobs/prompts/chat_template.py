@@ -1,0 +1,74 @@
+"""A checkpoint's chat template in Jinja's immutable sandbox, set up as Transformers does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.prompts.checkpoint_files import read_json
+
+__all__ = ["ChatTemplate"]
+
+
+class ChatTemplate:
+    """Messages → text."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises ConfigError when the checkpoint has none, or it is no template."""
+        source, file = _source(model_dir)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"not a chat template: {error}", file=file) from error
+        self._special_tokens = _special_tokens(model_dir)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt up to where the assistant begins. Raises InvalidRequest when the template refuses."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
+
+
+def _source(model_dir: Path) -> tuple[str, str]:
+    """The template and the file it stands in, looked for where Transformers does, in its order."""
+    bare = model_dir / "chat_template.jinja"
+    if bare.is_file():
+        return bare.read_text(encoding="utf-8"), str(bare)
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        found = read_json(model_dir / name, {}).get("chat_template")
+        if isinstance(found, list):  # several by name
+            found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
+        if isinstance(found, str):
+            return found, str(model_dir / name)
+    raise ConfigError("the checkpoint has no chat template", file=str(model_dir), field="chat_template")
+
+
+def _special_tokens(model_dir: Path) -> dict[str, str]:
+    config = read_json(model_dir / "tokenizer_config.json", {})
+    found = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)  # Jinja's own escapes HTML
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,212 @@
+"""Qwen2.5-Omni: chat template, placeholders and how many tokens a medium takes.
+
+The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test
+compares them with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
+from omni_jobs.prompts.chat_template import ChatTemplate
+from omni_jobs.prompts.checkpoint_files import processor_part, read_json
+from omni_jobs.stage_config import StageConfig
+
+__all__ = ["QwenOmniPromptRenderer", "smart_resize"]
+
+# The processor's own, whatever the checkpoint says of videos: per frame, in pixels.
+_VIDEO_MIN_PIXELS = 128 * 28 * 28
+_VIDEO_MAX_PIXELS = 768 * 28 * 28
+
+_RESERVED = re.compile(r"<\|\w+\|>")
+
+# What a stage adds to the prompt at least: a reply of one token, and before it the talker's codec pad and bos.
+_ROOM = {"thinker": 1, "talker": 3}
+
+
+class QwenOmniPromptRenderer:
+    """A Qwen2.5-Omni checkpoint's prompts."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises ConfigError for a checkpoint that lacks a file or a field."""
+        self._template = ChatTemplate(model_dir)
+        self._tokenizer = _tokenizer(model_dir)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._reserved = frozenset(token.content for token in added if token.special)
+        self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in self._reserved)
+        self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+
+        config = read_json(model_dir / "config.json")
+        file = str(model_dir / "config.json")
+        self.max_model_len = _positive(config, ("thinker_config", "text_config", "max_position_embeddings"), file)
+        self._context = {
+            "thinker": self.max_model_len,
+            "talker": _positive(config, ("talker_config", "max_position_embeddings"), file),
+        }
+        file = str(model_dir / "preprocessor_config.json")
+        image = processor_part(model_dir, "image_processor")
+        size = image.get("size") or {}
+        self._patch = int(image.get("patch_size", 14))
+        self._merge = int(image.get("merge_size", 2))
+        self._temporal = int(image.get("temporal_patch_size", 2))
+        self._image_min = int(image.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
+        self._image_max = int(image.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
+        audio = processor_part(model_dir, "feature_extractor")
+        self._sampling_rate = _positive(audio, ("sampling_rate",), file)
+        self._hop = _positive(audio, ("hop_length",), file)
+        self._longest_audio = _positive(audio, ("chunk_length",), file) * self._sampling_rate
+
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Refuse text with the checkpoint's special tokens: it could pose as another role, or as a medium.
+
+        Raises InvalidRequest with the part's field.
+        """
+        for number, message in enumerate(request["messages"]):
+            texts = list(_texts(message["content"], f"messages.{number}.content"))
+            # Parts follow one another in the prompt without a gap: a token may span two.
+            joined = "".join(text for text, _ in texts)
+            token = self._reserved_in(joined)
+            if token is not None:
+                within = (field for text, field in texts if self._reserved_in(text) is not None)
+                raise InvalidRequest(
+                    f"the text contains {token}, which the model's prompts reserve",
+                    field=next(within, f"messages.{number}.content"),
+                )
+
+    def _reserved_in(self, text: str) -> str | None:
+        for form in (text, unicodedata.normalize("NFC", text)):
+            for found in _RESERVED.finditer(form):
+                if found.group() in self._reserved:
+                    return found.group()
+        return None
+
+    def render(self, request: Mapping[str, Any]) -> str:
+        return self._template.render(request["messages"])
+
+    def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
+        expanded = sum(self._media_tokens(info, field) - 1 for info, field in _media_fields(request, media))
+        prompt = self.render(request)
+        at_least = -(-len(prompt.encode()) // self._longest_token)
+        if at_least > self.max_model_len:
+            return at_least + expanded
+        ids = self._tokenizer.encode(prompt).ids
+        # Whatever the text holds, the prompt's structure must be the template's alone.
+        skeleton = self._tokenizer.encode(self._template.render(_without_text(request["messages"]))).ids
+        if self._structure(ids) != self._structure(skeleton):
+            raise InvalidRequest("the text would change the structure of the prompt", field="messages")
+        return len(ids) + expanded
+
+    def _structure(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._special_ids]
+
+    def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
+        limits = []
+        for stage in stages:
+            if stage.component in _ROOM:
+                context = self._context[stage.component]
+                limits.append(min(stage.engine.max_model_len or context, context) - _ROOM[stage.component])
+        return min(limits, default=self.max_model_len - 1)
+
+    def _media_tokens(self, info: MediaInfo, field: str) -> int:
+        match info:
+            case AudioInfo():
+                return self._audio_tokens(info, field)
+            case ImageInfo():
+                return self._patches(info.height, info.width, self._image_min, self._image_max)
+            case VideoInfo():
+                pairs = -(-info.frames // self._temporal)
+                return pairs * self._patches(info.height, info.width, _VIDEO_MIN_PIXELS, _VIDEO_MAX_PIXELS)
+
+    def _audio_tokens(self, info: AudioInfo, field: str) -> int:
+        """One per four mel frames, through the encoder's two halvings."""
+        if info.samples > self._longest_audio:
+            longest = self._longest_audio / self._sampling_rate
+            raise InvalidRequest(
+                f"the audio lasts {info.duration_s:.1f} s; this model hears at most {longest:g} s at a time",
+                field=field,
+            )
+        mel_frames = -(-info.samples // self._hop)
+        halved = (mel_frames - 1) // 2 + 1
+        return (halved - 2) // 2 + 1
+
+    def _patches(self, height: int, width: int, min_pixels: int, max_pixels: int) -> int:
+        factor = self._patch * self._merge
+        resized_height, resized_width = smart_resize(height, width, factor, min_pixels, max_pixels)
+        return (resized_height // factor) * (resized_width // factor)
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Height and width as Qwen's image processors resize: multiples of ``factor``, within the pixel limits.
+
+    Transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
+    """
+    near_height, near_width = round(height / factor) * factor, round(width / factor) * factor
+    if near_height * near_width > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if near_height * near_width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return near_height, near_width
+
+
+def _tokenizer(model_dir: Path) -> Tokenizer:
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("the checkpoint lacks this file", file=str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:
+    found: Any = config
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, int) or found < 1:
+        raise ConfigError("not a positive integer", file=file, field=".".join(path))
+    return found
+
+
+def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(content, str):
+        yield content, field
+        return
+    for number, part in enumerate(content):
+        if part["type"] == "text":
+            yield part["text"], f"{field}.{number}.text"
+
+
+def _media_fields(request: Mapping[str, Any], media: Sequence[MediaInfo]) -> Iterator[tuple[MediaInfo, str]]:
+    for number, message in enumerate(request["messages"]):
+        for position, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
+            if "media" in part:
+                yield media[part["media"]], f"messages.{number}.content.{position}"
+
+
+def _without_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **message,
+            "content": ""
+            if isinstance(message["content"], str)
+            else [{**part, "text": ""} if part["type"] == "text" else part for part in message["content"]],
+        }
+        for message in messages
+    ]

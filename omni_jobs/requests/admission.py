@@ -1,0 +1,306 @@
+"""Admission: a request's body checked against its pipeline, whole, before anything of it is stored."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from omni_jobs.errors import InvalidRequest, OmniJobsError, RequestTooLarge
+from omni_jobs.media import MediaInfo, probe_audio, probe_image, probe_video
+from omni_jobs.prompts import PromptRenderer, Renderers
+from omni_jobs.requests.body import parse_body
+from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
+
+if TYPE_CHECKING:
+    from omni_jobs.settings import Settings
+    from omni_jobs.stage_config import Pipeline, Pipelines, StageConfig
+
+__all__ = ["Admitted", "Media", "MediaKind", "admit"]
+
+MediaKind = Literal["audio", "image", "video"]
+
+_PROBES: Mapping[MediaKind, Callable[[bytes, Settings], MediaInfo]] = {
+    "audio": probe_audio,
+    "image": probe_image,
+    "video": probe_video,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One medium of a request, as the client encoded it."""
+
+    kind: MediaKind
+    media_type: str  # told from the bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that can be run.
+
+    request         JSON: ``model``, ``messages`` (media parts as {"type": "audio", "media": n}),
+                    ``modalities``, ``audio`` ({"voice", "format"}, when audio is wanted),
+                    ``parameters`` ({stage: {name: value}}, what the request sets), ``return_token_ids``
+    media           by number
+    stages          those the job runs, every one after its inputs
+    seed            given or drawn, 0 … 2**63-1
+    prompt_tokens   None for a pipeline without a model
+    request_digest  the same for the same JSON, whatever its spacing and the order of its keys
+    """
+
+    request: dict[str, Any]
+    media: Sequence[Media]
+    pipeline: Pipeline
+    modalities: tuple[str, ...]
+    stages: tuple[StageConfig, ...]
+    parameters: Mapping[str, Mapping[str, Any]]
+    seed: int
+    prompt_tokens: int | None
+    metadata: Mapping[str, str]
+    request_digest: str
+
+
+def admit(
+    body: bytes | Mapping[str, Any],
+    pipelines: Pipelines,
+    settings: Settings,
+    models: Renderers | None = None,
+) -> Admitted:
+    """Check everything. ``models``: the renderers, where a caller keeps them.
+
+    Raises InvalidRequest and RequestTooLarge naming the field, NotFound for an unknown
+    pipeline, ModelMissing when this host lacks the pipeline's checkpoint.
+    """
+    tree = parse_body(body if isinstance(body, bytes) else _encoded(body), settings.max_body_bytes)
+    request = JobRequest.parse(tree)
+    pipeline = pipelines.named(request.model)
+    modalities = _modalities(request, pipeline)
+    stages = pipeline.stages_for(modalities)
+    audio = _audio(request, pipeline, modalities)
+    parameters = _parameters(request, pipeline, stages)
+    renderer = (models or Renderers(settings)).of(pipeline)
+    content = _Content(pipeline, settings)
+    admitted: dict[str, Any] = {
+        "model": pipeline.name,
+        "messages": content.messages(request.messages),
+        "modalities": list(modalities),
+        "parameters": parameters,
+        "return_token_ids": request.return_token_ids,
+    }
+    if audio is not None:
+        admitted["audio"] = audio
+    return Admitted(
+        request=admitted,
+        media=tuple(content.media),
+        pipeline=pipeline,
+        modalities=modalities,
+        stages=stages,
+        parameters=parameters,
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        prompt_tokens=None if renderer is None else _prompt_tokens(renderer, admitted, content.infos, stages),
+        metadata=request.metadata or {},
+        request_digest=_digest(tree),
+    )
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(dict(body)).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the request is not JSON: {error}", field="body") from None
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    canonical = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
+
+
+def _modalities(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
+    known = tuple(pipeline.outputs)
+    if request.modalities is None:
+        return ("text",) if "text" in known else known[:1]
+    for number, modality in enumerate(request.modalities):
+        if modality not in known:
+            raise InvalidRequest(
+                f"pipeline {pipeline.name} does not make {modality!r:.60}; it makes: {', '.join(known)}",
+                field=f"modalities.{number}",
+            )
+    return tuple(dict.fromkeys(request.modalities))
+
+
+def _audio(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, Any] | None:
+    if "audio" not in modalities:
+        if request.audio is not None:
+            raise InvalidRequest('given, but "audio" is not among the modalities', field="audio")
+        return None
+    voice = request.audio.voice if request.audio is not None else None
+    if voice is not None and voice not in pipeline.voices:
+        known = ", ".join(pipeline.voices) or "none"
+        raise InvalidRequest(f"unknown voice {voice!r}; pipeline {pipeline.name} has: {known}", field="audio.voice")
+    return {"voice": voice or pipeline.default_voice, "format": request.audio.format if request.audio else "wav"}
+
+
+def _parameters(request: JobRequest, pipeline: Pipeline, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
+    """What the request sets, by stage; checked together with the stages' own defaults."""
+    running = {stage.name: stage for stage in stages}
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, values in (request.stages or {}).items():
+        if name not in pipeline.stages:
+            known = ", ".join(pipeline.stages)
+            raise InvalidRequest(
+                f"pipeline {pipeline.name} has no such stage; it has: {known}", field=f"stages.{name:.64}"
+            )
+        if name not in running:
+            raise InvalidRequest("this job's modalities do not need this stage", field=f"stages.{name}")
+        chosen[name] = dict(values)
+    fields = {(stage, name): f"stages.{stage}.{name}" for stage, values in chosen.items() for name in values}
+    for field, name, value in _sampling(request):
+        output = pipeline.outputs.get("text")
+        if output is None or output.stage not in running:
+            raise InvalidRequest("no stage of this job makes text; use stages", field=field)
+        values = chosen.setdefault(output.stage, {})
+        if name in values and values[name] != value:
+            raise InvalidRequest(f"given twice, and not the same: see {fields[output.stage, name]}", field=field)
+        values[name] = value
+        fields[output.stage, name] = field
+    for stage, values in chosen.items():
+        try:
+            running[stage].parameters_with(values)
+        except ValidationError as error:
+            raise _with_clients_field(refuse(error, "stages", stage), fields, stage) from None
+    return chosen
+
+
+def _sampling(request: JobRequest) -> list[tuple[str, str, Any]]:
+    """(field, the stage's name for it, value) of what is set at the top."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    found = [
+        ("temperature", "temperature", request.temperature),
+        ("top_p", "top_p", request.top_p),
+        ("presence_penalty", "presence_penalty", request.presence_penalty),
+        ("frequency_penalty", "frequency_penalty", request.frequency_penalty),
+        ("max_tokens", "max_tokens", request.max_tokens),
+        ("max_completion_tokens", "max_tokens", request.max_completion_tokens),
+        ("stop", "stop", stop),
+    ]
+    return [(field, name, value) for field, name, value in found if value is not None]
+
+
+def _with_clients_field(error: InvalidRequest, fields: Mapping[tuple[str, str], str], stage: str) -> InvalidRequest:
+    """``stages.thinker.temperature`` → ``temperature``, where the client wrote it so."""
+    path = (error.field or "").split(".")
+    field = fields.get((stage, path[2])) if len(path) > 2 else None
+    return error if field is None or field.startswith("stages.") else InvalidRequest(error.message, field=field)
+
+
+class _Content:
+    """The messages' contents: text kept, media taken out, decoded and measured."""
+
+    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._text_bytes = 0
+        self.media: list[Media] = []
+        self.infos: list[MediaInfo] = []
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        if len(messages) > self._settings.max_messages:
+            raise RequestTooLarge(f"at most {self._settings.max_messages} messages are taken", field="messages")
+        media = sum(not isinstance(part, TextPart) for message in messages for part in _parts(message))
+        if media > self._settings.max_media_parts:
+            raise RequestTooLarge(f"at most {self._settings.max_media_parts} media are taken", field="messages")
+        return [self._message(message, f"messages.{number}") for number, message in enumerate(messages)]
+
+    def _message(self, message: Message, field: str) -> dict[str, Any]:
+        parts = _parts(message)
+        if not any(not isinstance(part, TextPart) or part.text for part in parts):
+            raise InvalidRequest("the message is empty", field=f"{field}.content")
+        content: str | list[dict[str, Any]]
+        if isinstance(message.content, str):
+            content = self._text(message.content, f"{field}.content")
+        else:
+            content = [self._part(message, part, f"{field}.content.{number}") for number, part in enumerate(parts)]
+        return {"role": message.role, "content": content}
+
+    def _part(self, message: Message, part: TextPart | AudioPart | ImagePart | VideoPart, field: str) -> dict[str, Any]:
+        kind: MediaKind
+        match part:
+            case TextPart():
+                return {"type": "text", "text": self._text(part.text, f"{field}.text")}
+            case AudioPart():
+                kind, encoded, field = "audio", part.input_audio.data, f"{field}.input_audio.data"
+            case ImagePart():
+                field = f"{field}.image_url.url"
+                kind, encoded = "image", _of_data_url(part.image_url.url, field)
+            case VideoPart():
+                field = f"{field}.video_url.url"
+                kind, encoded = "video", _of_data_url(part.video_url.url, field)
+        if kind not in self._pipeline.accepts:
+            known = ", ".join(self._pipeline.accepts)
+            raise InvalidRequest(f"pipeline {self._pipeline.name} takes no {kind}; it takes: {known}", field=field)
+        if message.role != "user":
+            raise InvalidRequest("media stand in the user's messages only", field=field)
+        return {"type": kind, "media": self._medium(kind, _decoded(encoded, field), field)}
+
+    def _text(self, text: str, field: str) -> str:
+        self._text_bytes += len(text.encode())
+        if self._text_bytes > self._settings.max_text_bytes:
+            raise RequestTooLarge(f"at most {self._settings.max_text_bytes} bytes of text are taken", field=field)
+        return text
+
+    def _medium(self, kind: MediaKind, data: bytes, field: str) -> int:
+        try:
+            info = _PROBES[kind](data, self._settings)
+        except OmniJobsError as error:
+            error.field = field
+            raise
+        self.media.append(Media(kind, info.media_type, data))
+        self.infos.append(info)
+        return len(self.media) - 1
+
+
+def _parts(message: Message) -> Sequence[TextPart | AudioPart | ImagePart | VideoPart]:
+    if isinstance(message.content, str):
+        return (TextPart(type="text", text=message.content),)
+    return message.content
+
+
+def _of_data_url(url: str, field: str) -> str:
+    """The base64 of ``data:…;base64,…``."""
+    scheme = url[:12].partition(":")[0].lower()
+    if scheme in ("http", "https"):
+        raise InvalidRequest("remote URLs are not fetched: send the bytes in a data: URL", field=field)
+    head, comma, encoded = url.partition(",")
+    if scheme != "data" or not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest("must be a data: URL, data:<media type>;base64,<data>", field=field)
+    return encoded
+
+
+def _decoded(encoded: str, field: str) -> bytes:
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"not base64: {error}", field=field) from None
+    if not data:
+        raise InvalidRequest("there are no bytes", field=field)
+    return data
+
+
+def _prompt_tokens(
+    renderer: PromptRenderer, request: Mapping[str, Any], infos: Sequence[MediaInfo], stages: Sequence[StageConfig]
+) -> int:
+    renderer.check(request)
+    tokens = renderer.count_tokens(request, infos)
+    limit = renderer.prompt_limit(stages)
+    if tokens > limit:
+        raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
+    return tokens

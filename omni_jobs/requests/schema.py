@@ -1,0 +1,192 @@
+"""``JobRequest``: the JSON of ``POST /v1/jobs``. A chat completion's body, and what stages take beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from omni_jobs.errors import InvalidRequest
+
+__all__ = [
+    "AudioOptions",
+    "AudioPart",
+    "ImagePart",
+    "JobRequest",
+    "Message",
+    "TextPart",
+    "VideoPart",
+    "refuse",
+]
+
+_MESSAGES = {
+    "extra_forbidden": "unknown key",
+    "missing": "is required",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "list_type": "must be an array",
+    "tuple_type": "must be an array",
+    "string_type": "must be a string",
+    "too_short": "takes {min_length} or more items",
+    "too_long": "takes {max_length} items at most",
+    "union_tag_not_found": "must be a string or an array of parts",
+}
+# Tags of the unions below stand in pydantic's error paths; no field is called like them.
+_TAGS = frozenset(
+    {"<string>", "<parts>", "<text>", "<input_audio>", "<image_url>", "<video_url>", "<one>", "<several>"}
+)
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TextPart(_Frozen):
+    type: Literal["text"]
+    text: str
+
+
+class InputAudio(_Frozen):
+    data: Annotated[str, Field(description="base64 of a WAV, FLAC, MP3 or Ogg file")]
+    format: Annotated[
+        Literal["wav", "mp3", "flac", "ogg"] | None,
+        Field(description="taken for OpenAI's sake: the bytes themselves tell"),
+    ] = None
+
+
+class AudioPart(_Frozen):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class ImageUrl(_Frozen):
+    url: Annotated[str, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP or GIF")]
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(_Frozen):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class VideoUrl(_Frozen):
+    url: Annotated[str, Field(description="data:video/…;base64,… of an MP4, WebM, Matroska or AVI")]
+
+
+class VideoPart(_Frozen):
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+def _kind_of_part(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+def _kind_of_content(value: Any) -> str | None:
+    return "<string>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
+
+
+def _kind_of_stop(value: Any) -> str:
+    return "<one>" if isinstance(value, str) else "<several>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[AudioPart, Tag("<input_audio>")]
+    | Annotated[ImagePart, Tag("<image_url>")]
+    | Annotated[VideoPart, Tag("<video_url>")],
+    Discriminator(
+        _kind_of_part,
+        custom_error_type="unknown_part",
+        custom_error_message="must be an object of type text, input_audio, image_url or video_url",
+    ),
+]
+
+Parts = Annotated[list[Part], Field(min_length=1)]
+
+
+class Message(_Frozen):
+    """One turn. Media stand in the user's turns only."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<parts>")], Discriminator(_kind_of_content)
+    ]
+
+
+class AudioOptions(_Frozen):
+    """How the job speaks."""
+
+    voice: Annotated[str, Field(max_length=64)] | None = None
+    format: Literal["wav"] = "wav"
+
+
+class JobRequest(_Frozen):
+    """A job to be. Sampling at the top is that of the stage that makes the text."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "qwen2_5_omni",
+                    "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
+                    "modalities": ["text", "audio"],
+                    "audio": {"voice": "Chelsie", "format": "wav"},
+                    "max_tokens": 256,
+                    "temperature": 0.7,
+                    "stages": {"talker": {"temperature": 0.9, "top_k": 40}},
+                    "seed": 7,
+                    "metadata": {"order": "42"},
+                }
+            ]
+        }
+    )
+
+    model: Annotated[str, Field(max_length=100, description="the pipeline's name")]
+    messages: Annotated[list[Message], Field(min_length=1)]
+    modalities: Annotated[
+        list[str] | None, Field(min_length=1, max_length=8, description='default ["text"]; what the job makes')
+    ] = None
+    audio: AudioOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: Annotated[int | None, Field(description="the same as max_tokens")] = None
+    stop: (
+        Annotated[Annotated[str, Tag("<one>")] | Annotated[list[str], Tag("<several>")], Discriminator(_kind_of_stop)]
+        | None
+    ) = None
+    stages: Annotated[
+        dict[str, dict[str, Any]] | None,
+        Field(description="parameters by stage; GET /v1/pipelines lists the stages"),
+    ] = None
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63, description="default: drawn at random, and told")] = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None,
+        Field(max_length=16, description="the client's own, given back with the job"),
+    ] = None
+    return_token_ids: bool = False
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> JobRequest:
+        """Raises InvalidRequest naming the field."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise refuse(error) from None
+
+
+def refuse(error: ValidationError, *prefix: str) -> InvalidRequest:
+    """pydantic's first complaint as ours."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    parts = [str(part) for part in (*prefix, *first["loc"]) if part not in _TAGS and part != "[key]"]
+    ours = _MESSAGES.get(first["type"])
+    if ours is not None:
+        message = ours.format(**first.get("ctx", {}))
+    else:
+        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return InvalidRequest(message, field=".".join(part[:64] for part in parts) or "body")

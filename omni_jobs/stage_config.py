@@ -1,0 +1,361 @@
+"""Pipelines: the typed, versioned stage graphs in ``stage_configs/*.yaml``.
+
+load_pipeline(path) → Pipeline      YAML → types → graph checks; every error names file, line, field
+load_pipelines(dir) → Pipelines     all of a directory, by name
+Pipeline.stages_for(modalities)     the part of the graph a job needs, in topological order
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.parameters import PARAMETERS_OF_KIND, StageKind, StageParameters
+
+__all__ = [
+    "EngineSettings",
+    "Flow",
+    "Modality",
+    "Pipeline",
+    "Pipelines",
+    "StageConfig",
+    "load_pipeline",
+    "load_pipelines",
+]
+
+Flow = Literal["text", "hidden_states", "codes", "waveform", "bytes"]
+"""What can pass from one stage to the next."""
+
+Modality = Literal["text", "audio"]
+"""What a job can ask for."""
+
+InputModality = Literal["text", "audio", "image", "video"]
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+
+PROCESSORS = "omni_jobs.processors"
+PROMPTS = "omni_jobs.prompts"
+
+_FLOW_OF_MODALITY: Mapping[Modality, Flow] = {"text": "text", "audio": "waveform"}
+# The flows a stage that produces the key also makes available: an AR stage that
+# captures hidden states decodes its text as well.
+_ALSO: Mapping[Flow, frozenset[Flow]] = {"hidden_states": frozenset({"text"})}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineSettings(_Frozen):
+    """A stage's engine; ``workers.engine_args`` turns it into vLLM's own arguments.
+
+    ``None`` leaves the choice to the engine or the checkpoint.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    max_model_len: Annotated[int, Field(ge=16)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None
+    block_size: Annotated[int, Field(ge=1)] | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
+    limit_mm_per_prompt: dict[InputModality, Annotated[int, Field(ge=0)]] | None = None
+    skip_mm_profiling: bool | None = None
+    max_batch_frames: Annotated[int, Field(ge=1)] | None = None  # diffusion: mel frames in one batch
+
+
+class StageEngine(EngineSettings):
+    """Engine settings, with what differs on hosts without an accelerator under ``cpu``."""
+
+    cpu: EngineSettings | None = None
+
+    def on(self, device: Literal["cpu", "cuda"]) -> EngineSettings:
+        """The settings for one kind of device."""
+        base = self.model_dump(exclude={"cpu"}, exclude_unset=True)
+        if device == "cpu" and self.cpu is not None:
+            base |= self.cpu.model_dump(exclude_unset=True)
+        return EngineSettings(**base)
+
+
+class StageConfig(_Frozen):
+    """One configured step of a pipeline, with its own queue and workers."""
+
+    name: Name = ""  # the key in the YAML's ``stages``
+    kind: StageKind
+    component: Name | None = None  # which part of the checkpoint: thinker, talker, code2wav …
+    processor: Name  # entry point in the group omni_jobs.processors
+    inputs: dict[Name, Flow] = {}  # earlier stage → what is taken from it; empty: the job's request
+    produces: Flow
+    engine: StageEngine = StageEngine()
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    slots: Annotated[int, Field(ge=1, le=4096, description="stage runs in flight in one worker")] = 8
+    time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    max_payload_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    parameters: dict[str, Any] = {}  # defaults, typed by ``kind``
+
+    def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:
+        """The stage's defaults under a job's overrides. Raises pydantic's ValidationError."""
+        return PARAMETERS_OF_KIND[self.kind].model_validate({**self.parameters, **overrides})
+
+
+class OutputConfig(_Frozen):
+    """Where an output modality comes from."""
+
+    stage: Name
+
+
+class ModelConfig(_Frozen):
+    """The checkpoint all stages of a pipeline load their parts from."""
+
+    architecture: Name  # entry point in the group omni_jobs.prompts
+    path: str | None = None  # a checkpoint directory; usually given at start (--model)
+
+
+class Pipeline(_Frozen):
+    """A stage graph: a DAG from the job's request to its outputs."""
+
+    name: Name
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.\-]{1,20}$")]
+    description: str = ""
+    model: ModelConfig | None = None
+    accepts: tuple[InputModality, ...] = ("text",)
+    voices: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()  # the first is the default
+    stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
+    outputs: Annotated[dict[Modality, OutputConfig], Field(min_length=1)]
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits over the whole config: jobs keep it beside the version."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def default_voice(self) -> str | None:
+        return self.voices[0] if self.voices else None
+
+    def stage(self, name: str) -> StageConfig:
+        try:
+            return self.stages[name]
+        except KeyError:
+            known = ", ".join(self.stages)
+            raise NotFound(f"pipeline {self.name} has no stage {name!r}; it has {known}", field="stage") from None
+
+    def queue(self, stage: str) -> str:
+        """The Celery queue of one stage."""
+        return f"{self.name}.{self.stage(stage).name}"
+
+    def consumers(self, stage: str) -> tuple[str, ...]:
+        """The stages that take this stage's payload."""
+        return tuple(name for name, config in self.stages.items() if stage in config.inputs)
+
+    def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:
+        """The stages a job with these output modalities needs, every one after its inputs."""
+        ordered: dict[str, StageConfig] = {}
+
+        def visit(name: str) -> None:
+            if name not in ordered:
+                for earlier in self.stages[name].inputs:
+                    visit(earlier)
+                ordered[name] = self.stages[name]
+
+        for modality in modalities:
+            output = self.outputs.get(modality)  # type: ignore[call-overload]
+            if output is None:
+                known = ", ".join(self.outputs)
+                raise NotFound(f"pipeline {self.name} does not make {modality!r}; it makes {known}", field="modalities")
+            visit(output.stage)
+        return tuple(ordered.values())
+
+
+class Pipelines(Mapping[str, Pipeline]):
+    """The pipelines of one directory, by name."""
+
+    def __init__(self, pipelines: Iterable[Pipeline]) -> None:
+        self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
+
+    def __getitem__(self, name: str) -> Pipeline:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def named(self, name: str, *, field: str = "model") -> Pipeline:
+        """Like ``[]``, with an error for people."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(self._by_name) or "none"
+            raise NotFound(f"unknown pipeline {name!r}; this server has: {known}", field=field) from None
+
+
+def load_pipelines(directory: Path) -> Pipelines:
+    """All ``*.yaml`` of a directory. Raises ConfigError."""
+    if not directory.is_dir():
+        raise ConfigError("no such directory", file=str(directory))
+    found: dict[str, Path] = {}
+    pipelines = []
+    for path in sorted(directory.glob("*.yaml")):
+        pipeline = load_pipeline(path)
+        if pipeline.name in found:
+            raise ConfigError(f"{found[pipeline.name]} has this name already", file=str(path), field="name")
+        found[pipeline.name] = path
+        pipelines.append(pipeline)
+    return Pipelines(pipelines)
+
+
+def load_pipeline(path: Path) -> Pipeline:
+    """One stage config, checked whole. Raises ConfigError with file, line and field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
+    source = _Source(path, text)
+    data = source.data
+    if isinstance(data, dict) and isinstance(data.get("stages"), dict):
+        for name, stage in data["stages"].items():
+            if isinstance(stage, dict):
+                if "name" in stage:
+                    raise source.error(("stages", name, "name"), "unknown key (a stage's name is its key)")
+                stage["name"] = name
+    try:
+        pipeline = Pipeline.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise source.error(_real_path(first["loc"]), message) from None
+    _check_graph(pipeline, source)
+    return pipeline
+
+
+def _real_path(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    return tuple(part for part in loc if part != "[key]")
+
+
+def _check_graph(pipeline: Pipeline, source: _Source) -> None:
+    processors = {entry.name for entry in entry_points(group=PROCESSORS)}
+    prompts = {entry.name for entry in entry_points(group=PROMPTS)}
+    if pipeline.model is not None and pipeline.model.architecture not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
+        raise source.error(("model", "architecture"), f"no such architecture installed; known: {known}")
+    for name, stage in pipeline.stages.items():
+        at = ("stages", name)
+        if stage.processor not in processors:
+            known = ", ".join(sorted(processors)) or "none"
+            raise source.error((*at, "processor"), f"no input processor {stage.processor!r} installed; known: {known}")
+        if stage.kind != "echo" and pipeline.model is None:
+            raise source.error((*at, "kind"), f"kind {stage.kind} needs the pipeline's model section")
+        for earlier, flow in stage.inputs.items():
+            if earlier not in pipeline.stages:
+                raise source.error((*at, "inputs", earlier), f"no such stage {earlier!r}")
+            _check_flow(pipeline, earlier, flow, source, (*at, "inputs", earlier))
+        try:
+            stage.parameters_with({})
+        except ValidationError as error:
+            first = error.errors()[0]
+            message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+            raise source.error((*at, "parameters", *first["loc"]), message) from None
+    _check_acyclic(pipeline, source)
+    for modality, output in pipeline.outputs.items():
+        if output.stage not in pipeline.stages:
+            raise source.error(("outputs", modality, "stage"), f"no such stage {output.stage!r}")
+        _check_flow(pipeline, output.stage, _FLOW_OF_MODALITY[modality], source, ("outputs", modality, "stage"))
+    used = {stage.name for stage in pipeline.stages_for(pipeline.outputs)}
+    for name in pipeline.stages:
+        if name not in used:
+            raise source.error(("stages", name), "no output needs this stage")
+
+
+def _check_flow(pipeline: Pipeline, stage: str, wanted: Flow, source: _Source, at: tuple[str, ...]) -> None:
+    made = pipeline.stages[stage].produces
+    if wanted != made and wanted not in _ALSO.get(made, frozenset()):
+        raise source.error(at, f"stage {stage!r} produces {made}, not {wanted}")
+
+
+def _check_acyclic(pipeline: Pipeline, source: _Source) -> None:
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            cycle = " → ".join((*path[path.index(name) :], name))
+            raise source.error(("stages", name, "inputs"), f"the stages form a cycle: {cycle}")
+        if name not in done:
+            for earlier in pipeline.stages[name].inputs:
+                visit(earlier, (*path, name))
+            done.add(name)
+
+    for name in pipeline.stages:
+        visit(name, ())
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Source:
+    """One YAML text: its data, and the line of every field for errors."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        loader = _UniqueKeyLoader(text)
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                raise ConfigError("the file is empty", file=str(path), line=1)
+            self._root: yaml.Node = root
+            self.data = loader.construct_document(root)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            raise ConfigError(
+                f"not valid YAML: {error.problem}", file=str(path), line=mark.line + 1 if mark else None
+            ) from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"not valid YAML: {error}", file=str(path)) from error
+        finally:
+            loader.dispose()
+
+    def error(self, at: tuple[str | int, ...], message: str) -> ConfigError:
+        field = ".".join(str(part) for part in at)
+        return ConfigError(message, file=str(self._path), line=self._line(at), field=field or None)
+
+    def _line(self, at: tuple[str | int, ...]) -> int:
+        node: yaml.Node = self._root
+        line = node.start_mark.line
+        for part in at:
+            if isinstance(node, yaml.MappingNode):
+                match = next(((key, value) for key, value in node.value if key.value == part), None)
+                if match is None:
+                    break
+                line, node = match[0].start_mark.line, match[1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line
+            else:
+                break
+        return int(line) + 1

@@ -1,0 +1,52 @@
+"""The object store: a local directory or S3, behind one small interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.storage.base import ObjectRef, ObjectStore, StoredObject
+from omni_jobs.storage.keys import artifact_key, input_key, job_prefix, payload_key
+from omni_jobs.storage.local import LocalObjectStore
+
+if TYPE_CHECKING:
+    from omni_jobs.settings import Settings
+
+__all__ = [
+    "LocalObjectStore",
+    "ObjectRef",
+    "ObjectStore",
+    "StoredObject",
+    "artifact_key",
+    "input_key",
+    "job_prefix",
+    "open_store",
+    "payload_key",
+]
+
+
+def open_store(settings: Settings) -> ObjectStore:
+    """The object store of ``storage_url``: ``file:///directory`` or ``s3://bucket/prefix``.
+
+    Raises ConfigError for another URL, StorageUnavailable when the directory cannot be made.
+    """
+    url = urlsplit(settings.resolved_storage_url)
+    if url.query or url.fragment or "@" in url.netloc:
+        raise ConfigError("takes no credentials, query or fragment", field="storage_url")
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+            raise ConfigError("needs an absolute path: file:///directory", field="storage_url")
+        return LocalObjectStore(Path(unquote(url.path)), sync=settings.storage_sync)
+    if url.scheme == "s3":
+        # boto3 takes a third of a second to import: only for those who use it.
+        from omni_jobs.storage.s3 import S3ObjectStore
+
+        return S3ObjectStore(
+            url.netloc,
+            prefix=unquote(url.path).strip("/"),
+            endpoint_url=settings.s3_endpoint_url,
+            region=settings.s3_region,
+        )
+    raise ConfigError(f"{url.scheme or 'no scheme'}: neither file nor s3", field="storage_url")
