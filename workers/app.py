@@ -1,0 +1,22 @@
+"""The Celery app of the workers: ``celery -A workers.app worker -P custom -Q <pipeline>.<stage> -n <slot>``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_jobs.broker import TASK, celery_app
+from omni_jobs.settings import settings
+from omni_jobs.stage_config import load_pipelines
+from workers.pool import HintIntake
+
+__all__ = ["app"]
+
+app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
+app.set_current()
+app.steps["consumer"].add(HintIntake)
+
+
+@app.task(name=TASK, Strategy="workers.pool:hint_strategy", ignore_result=True)  # type: ignore[untyped-decorator]
+def run_stage(hints: list[Any]) -> None:
+    """The name hints travel under. Its messages go to the pool's executor, never to a call of this."""
+    raise TypeError("stage runs are carried out by workers.pool:StagePool; start the worker with -P custom")

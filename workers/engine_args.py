@@ -1,0 +1,90 @@
+"""``OmniModelConfig`` and ``OmniEngineArgs``: a stage's model and engine, typed, on top of vLLM's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.stage_config import EngineSettings, Pipeline, StageConfig
+
+__all__ = ["Device", "OmniEngineArgs", "OmniModelConfig", "resolve_device"]
+
+logger = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelConfig:
+    """Which part of which checkpoint a stage loads."""
+
+    path: Path  # a checkpoint directory in the Hugging Face layout
+    architecture: str  # qwen2_5_omni …
+    component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
+    voices: tuple[str, ...] = ()
+
+    @classmethod
+    def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
+        """None for a pipeline without a model. Raises ConfigError when the checkpoint is missing."""
+        if pipeline.model is None:
+            return None
+        found = path or (Path(pipeline.model.path) if pipeline.model.path else None)
+        if found is None:
+            raise ConfigError(
+                f"pipeline {pipeline.name} needs a checkpoint: give --model PATH or OMNI_JOBS_MODELS",
+                field="model.path",
+                stage=stage.name,
+            )
+        if not (found / "config.json").is_file():
+            raise ConfigError(f"no checkpoint at {found}: config.json is missing", field="model.path", stage=stage.name)
+        return cls(found, pipeline.model.architecture, stage.component, pipeline.voices)
+
+
+@dataclass(frozen=True, slots=True)
+class OmniEngineArgs:
+    """Everything a runner needs to start its engine."""
+
+    stage: str
+    model: OmniModelConfig
+    device: Device
+    device_index: int | None
+    max_in_flight: int  # the stage's slots
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    spool_dir: Path | None = None  # where the engine leaves tensors for the worker; None: /dev/shm
+
+    @classmethod
+    def for_stage(
+        cls, stage: StageConfig, model: OmniModelConfig, *, spool_dir: Path | None = None, device: str | None = None
+    ) -> OmniEngineArgs:
+        """The stage's settings for the device at hand. Raises ConfigError when there is no such device."""
+        kind, index = resolve_device(device or stage.device, stage.name)
+        return cls(stage.name, model, kind, index, stage.slots, stage.engine.on(kind), spool_dir)
+
+    def vllm_args(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""
+        args = self.engine.model_dump(exclude_none=True, exclude={"max_batch_frames"})
+        return {"model": str(self.model.path), "disable_log_stats": True, **args}
+
+
+def resolve_device(wanted: str, stage: str, cuda: Callable[[], int] | None = None) -> tuple[Device, int | None]:
+    """``auto`` → cuda where a CUDA device is visible, else cpu; ``cuda:1`` → ("cuda", 1).
+
+    ``cuda`` counts the visible devices; by default torch is asked.
+    """
+    if wanted == "cpu":
+        return "cpu", None
+    if cuda is None:
+        import torch
+
+        cuda = torch.cuda.device_count
+    count = cuda()
+    if wanted == "auto":
+        return ("cuda", None) if count else ("cpu", None)
+    index = int(wanted.partition(":")[2] or 0)
+    if index >= count:
+        raise ConfigError(f"no device {wanted}: {count} CUDA devices are visible", field="device", stage=stage)
+    return "cuda", index

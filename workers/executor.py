@@ -1,0 +1,409 @@
+"""The executor: claim → load → run → store → complete.
+
+A charter: what belongs here is one stage run's way through a worker, and how many go
+at once. What it computes is the stage's business (``workers.stage``), what is written
+where and when is the ledger's, how hints arrive is the pool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, TypeVar
+
+from omni_jobs.errors import (
+    EngineDead,
+    Fenced,
+    ModelError,
+    OmniJobsError,
+    OutOfMemory,
+    PayloadCorrupt,
+    PayloadTooLarge,
+    StageError,
+    StorageError,
+)
+from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, ProgressReport
+from omni_jobs.payloads import Payload, PayloadLimits
+from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
+from workers.stage_io import OmniModelRunnerOutput, Progress, StageSource
+
+if TYPE_CHECKING:
+    from omni_jobs.settings import Settings
+    from workers.ledger import Ledger
+    from workers.stage import StageLLM
+
+__all__ = ["Executor"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_IO_THREADS = 8
+_LAST_WORDS_S = 5.0  # for the database to take what a stopping worker reports; then the lease's end settles it
+
+
+class _Ending(Enum):
+    """Why a stage run was stopped from outside."""
+
+    HAND_BACK = auto()  # its job is to stop, or this worker is
+    ABANDON = auto()  # this worker is fenced: whatever it wrote now would be wrong
+
+
+@dataclass(eq=False, slots=True)
+class _InFlight:
+    claim: Claim
+    task: asyncio.Task[None] | None = None
+    started: bool = False  # a task cancelled before its first step never runs its ``finally``
+    ending: _Ending | None = None
+    reporting: bool = False  # its end is on its way to the database: too late to stop it
+
+
+class Executor:
+    """Holds up to ``slots`` stage runs of one stage in flight, on one event loop."""
+
+    def __init__(
+        self,
+        llm: StageLLM,
+        ledger: Ledger,
+        store: ObjectStore,
+        settings: Settings,
+        *,
+        slots: int,
+        on_room: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        """``on_room``: a slot became free. ``on_broken``: this worker cannot go on, and why."""
+        self._llm = llm
+        self._stage = llm.stage
+        self._ledger = ledger
+        self._store = store
+        self._settings = settings
+        self._on_room = on_room
+        self._on_broken = on_broken
+        self.slots = slots
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="stage-io")
+        # Hints: offered (counted by the offering thread) → waiting → claiming → settled. Two counters
+        # with one writer each, so that the offering thread may ask for ``room`` without a lock.
+        self._offered = 0
+        self._settled = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._claiming: set[tuple[int, int]] = set()
+        self._claims: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._taking = True
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def hints_in_hand(self) -> int:
+        """Offered, and neither claimed nor dropped yet."""
+        return self._offered - self._settled
+
+    @property
+    def room(self) -> int:
+        """How many more hints are of use; asked by the thread that offers."""
+        return self.slots - len(self._in_flight) - self.hints_in_hand if self._taking else 0
+
+    # Hints.
+
+    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
+        """Take hints ``(stage run id, attempt)``; the only method for another thread, always the same one."""
+        self._offered += len(hints)
+        self._loop.call_soon_threadsafe(self._admit, hints)
+
+    def _admit(self, hints: Iterable[tuple[int, int]]) -> None:
+        for hint in hints:
+            stage_run_id, _ = hint
+            if not self._taking or stage_run_id in self._in_flight or hint in self._claiming:
+                self._settled += 1
+            else:
+                self._waiting.append(hint)
+        self._claim_waiting()
+
+    def _claim_waiting(self) -> None:
+        free = self.slots - len(self._in_flight) - len(self._claiming)
+        batch: list[tuple[int, int]] = []
+        while self._waiting and len(batch) < free:
+            hint = self._waiting.popleft()
+            if hint in self._claiming or hint[0] in self._in_flight:
+                self._settled += 1
+            else:
+                self._claiming.add(hint)
+                batch.append(hint)
+        if batch:
+            task = self._loop.create_task(self._claim(batch))
+            self._claims.add(task)
+            task.add_done_callback(self._claims.discard)
+
+    # One stage run.
+
+    async def _claim(self, hints: Sequence[tuple[int, int]]) -> None:
+        """Claim what can be claimed; drop the other hints silently, they were stale."""
+        try:
+            claims = await self._ledger.claim(hints)
+        except Fenced:
+            claims = []
+        except StageError:
+            # What the database may have given away all the same must not stay ours.
+            claims = []
+            for stage_run_id, attempt in hints:
+                await self._hand_back(stage_run_id, attempt + 1)
+        finally:
+            self._claiming.difference_update(hints)
+            self._settled += len(hints)
+        for claim in claims:
+            if claim.stage_run_id not in self._in_flight:
+                self._start(claim)
+        self._make_room()
+
+    def _start(self, claim: Claim) -> None:
+        run = _InFlight(claim)
+        self._in_flight[claim.stage_run_id] = run
+        run.task = self._loop.create_task(self._carry(run), name=f"stage run {claim.stage_run_id}")
+
+    async def _carry(self, run: _InFlight) -> None:
+        """One claimed stage run to its end, whatever end that is."""
+        claim = run.claim
+        run.started = True
+        try:
+            if run.ending is _Ending.ABANDON:
+                return
+            if run.ending is not None or not self._taking or not self._is_ours(claim):
+                await self._hand_back(claim.stage_run_id, claim.attempt)
+                return
+            completion = await self._execute(claim)
+            run.reporting = True
+            await self._complete(claim, completion)
+        except asyncio.CancelledError:
+            if run.ending is not _Ending.ABANDON:
+                await self._hand_back(claim.stage_run_id, claim.attempt)
+            raise
+        except Fenced:
+            logger.warning("stage run %d: abandoned", claim.stage_run_id)
+        except Exception as error:  # noqa: BLE001 — whatever the model's code raises ends this stage run alone
+            run.reporting = True
+            await self._fail(claim, self._as_error(claim, error))
+        finally:
+            del self._in_flight[claim.stage_run_id]
+            self._ledger.forget_progress(claim.stage_run_id)
+            self._make_room()
+
+    async def _execute(self, claim: Claim) -> Completion:
+        async with self._stage.time_limit():
+            source = await self._load(claim)
+            output = await self._run(claim, source)
+            return await self._keep(claim, source, output)
+
+    # Load.
+
+    async def _load(self, claim: Claim) -> StageSource:
+        """What the stage's input is made from: the request, its media, the payloads of earlier stages."""
+        if claim.media or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values()):
+            return await self._in_thread(lambda: self._read(claim))
+        return self._read(claim)
+
+    def _read(self, claim: Claim) -> StageSource:
+        refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
+        media = [self._store.read(ref, max_bytes=ref.size) for ref in refs]
+        return self._stage.source(
+            job_id=claim.job_id,
+            request=claim.request,
+            media=media,
+            upstream={stage: self._read_payload(stage, payload) for stage, payload in claim.upstream.items()},
+            seed=claim.seed,
+            capture=claim.capture,
+        )
+
+    def _read_payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
+        limits = PayloadLimits(max_bytes=self._stage.pipeline.stage(stage).max_payload_bytes)
+        if payload is None:
+            raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
+        if isinstance(payload, bytes):
+            return Payload.decode(payload, limits, stage=self._stage.name)
+        data = self._store.read(payload, max_bytes=limits.max_bytes)
+        return Payload.decode(data, limits, key=payload.key, stage=self._stage.name)
+
+    # Run.
+
+    async def _run(self, claim: Claim, source: StageSource) -> OmniModelRunnerOutput:
+        def report(progress: Progress) -> None:
+            self._ledger.report_progress(
+                ProgressReport(
+                    stage_run_id=claim.stage_run_id,
+                    attempt=claim.attempt,
+                    done=progress.done,
+                    total=progress.total,
+                    unit=progress.unit,
+                    text=progress.text,
+                )
+            )
+
+        return await self._llm.generate(source, report)
+
+    # Store.
+
+    async def _keep(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Completion:
+        """Payload and artifacts in the object store, or inline, before anything says that they exist."""
+        if output.multimodal_outputs or output.hidden_states is not None:
+            return await self._in_thread(lambda: self._put(claim, source, output))
+        return self._put(claim, source, output)
+
+    def _put(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Completion:
+        stored: list[ObjectRef] = []
+        try:
+            payload, inline, payload_bytes = None, None, 0
+            if claim.capture:
+                payload, inline, payload_bytes = self._put_payload(claim, source, output)
+                stored += [payload] if payload is not None else []
+            artifacts = []
+            for artifact in self._stage.artifacts_of(output):
+                key = artifact_key(claim.job_id, claim.attempt, artifact.name)
+                ref = self._store.put(key, [artifact.data], media_type=artifact.media_type)
+                stored.append(ref)
+                artifacts.append(NewArtifact(artifact.name, artifact.media_type, ref))
+            return Completion(
+                stage_run_id=claim.stage_run_id,
+                attempt=claim.attempt,
+                worker_id=self._ledger.worker.worker_id,
+                payload=payload,
+                inline_payload=inline,
+                payload_bytes=payload_bytes,
+                artifacts=artifacts,
+                result=self._stage.result_of(output, source),
+            )
+        except Exception:
+            self._delete(stored)
+            raise
+
+    def _put_payload(
+        self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput
+    ) -> tuple[ObjectRef | None, bytes | None, int]:
+        payload = self._stage.payload_of(output, source, claim.attempt)
+        size, most = payload.nbytes, self._stage.config.max_payload_bytes
+        key = payload_key(claim.job_id, claim.stage, claim.attempt)
+        if size > most:
+            raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
+        if size <= self._settings.inline_payload_bytes:
+            return None, b"".join(payload.buffers()), size
+        return self._store.put(key, payload.buffers()), None, size
+
+    def _delete(self, refs: Sequence[ObjectRef]) -> None:
+        if refs:
+            try:
+                self._store.delete([ref.key for ref in refs])
+            except StorageError as error:
+                logger.warning("%d objects nobody refers to stay: %s", len(refs), error)
+
+    # Complete, or not.
+
+    async def _complete(self, claim: Claim, completion: Completion) -> None:
+        outcome = await self._ledger.complete(completion)
+        if not outcome.won:
+            logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
+            refs = [artifact.ref for artifact in completion.artifacts]
+            refs += [completion.payload] if completion.payload is not None else []
+            await self._in_thread(lambda: self._delete(refs))
+
+    async def _fail(self, claim: Claim, error: OmniJobsError) -> None:
+        logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
+        try:
+            await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._ledger.worker.worker_id, error))
+        except Fenced:
+            return
+        except StageError as trouble:
+            # A stage run whose end cannot be recorded would stay ours as long as we live.
+            self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {trouble}")
+        if isinstance(error, EngineDead) or not self._llm.healthy:
+            self._on_broken("the engine is gone")
+
+    async def _hand_back(self, stage_run_id: int, attempt: int) -> None:
+        try:
+            await self._ledger.release(stage_run_id, attempt)
+        except Fenced:
+            return
+        except StageError as trouble:
+            self._on_broken(f"stage run {stage_run_id} cannot be handed back: {trouble}")
+
+    def _as_error(self, claim: Claim, error: Exception) -> OmniJobsError:
+        """The one place where an exception becomes an error of ours.
+
+        Ours stay what they are. Memory may be there on another attempt. Everything else is
+        the model's code meeting an input it was not written for: final, with a traceback in the log.
+        """
+        if isinstance(error, OmniJobsError):
+            found = error
+        elif isinstance(error, MemoryError):
+            found = OutOfMemory()
+        else:
+            logger.error("stage run %d of %s", claim.stage_run_id, claim.job_id, exc_info=error)
+            found = ModelError(f"{type(error).__name__}: {error}")
+        found.stage = found.stage or self._stage.name
+        return found
+
+    def _is_ours(self, claim: Claim) -> bool:
+        ours = claim.stage == self._stage.name and claim.pipeline == self._stage.pipeline.name
+        if not ours:
+            logger.error("a hint for %s.%s came to %s", claim.pipeline, claim.stage, self._stage.name)
+        return ours
+
+    # Ends.
+
+    def stop_runs(self, stage_run_ids: Iterable[int]) -> None:
+        """Stop these: their jobs are to end. What is not in flight, or as good as done, is passed over."""
+        for stage_run_id in stage_run_ids:
+            run = self._in_flight.get(stage_run_id)
+            if run is not None:
+                self._stop(run, _Ending.HAND_BACK)
+
+    def abandon(self) -> None:
+        """Fenced: stop everything at once and write nothing."""
+        self._taking = False
+        for run in list(self._in_flight.values()):
+            run.reporting = False
+            self._stop(run, _Ending.ABANDON)
+
+    async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
+        """Take nothing more; finish what is done within the time, or until ``hurry``; hand back the rest."""
+        self._taking = False
+        self._settled += len(self._waiting)
+        self._waiting.clear()
+        if self._claims:
+            await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)
+        hurried = self._loop.create_task(hurry.wait())
+        deadline = self._loop.time() + within_s
+        while (tasks := self._tasks()) and not hurry.is_set():
+            left = deadline - self._loop.time()
+            if left <= 0:
+                break
+            await asyncio.wait({*tasks, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        for run in list(self._in_flight.values()):
+            self._stop(run, _Ending.HAND_BACK)
+        if tasks := self._tasks():
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        self._threads.shutdown(wait=False)
+
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {run.task for run in self._in_flight.values() if run.task is not None}
+
+    def _stop(self, run: _InFlight, ending: _Ending) -> None:
+        if run.task is None or run.reporting or run.ending is not None:
+            return
+        run.ending = ending
+        if run.started:
+            run.task.cancel()
+
+    def _make_room(self) -> None:
+        self._claim_waiting()
+        self._on_room()
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._threads, function)

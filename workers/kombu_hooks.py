@@ -1,0 +1,116 @@
+"""Every use of Celery's and kombu's private API, in one place; the tests name what each relies on.
+
+    screen_pops     what BRPOP gives is read here before kombu reads it: stock kombu ends the worker on a
+                    message that is not JSON, has bad base64 or lacks a property
+    gate_pops       BRPOP is sent only while there is room
+    guard_control   a malformed broadcast is dropped: stock kombu ends the worker on one
+    ask_to_stop     ends the worker's main loop, from any thread
+
+Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import Empty
+from types import MethodType
+from typing import Any
+
+import redis
+from celery.worker import state
+from kombu.connection import Connection
+from kombu.transport.redis import Channel
+from redis.exceptions import RedisError
+
+from omni_jobs.broker import POISON_SUFFIX, read_hints
+from omni_jobs.errors import BadMessage
+
+__all__ = ["ask_to_stop", "gate_pops", "guard_control", "screen_pops", "stop_asked"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_POISON = 10_000  # the list keeps the newest
+
+
+def screen_pops(channel: Channel) -> None:
+    """Move whatever is not a hint to ``<queue>.poison``; the worker then sees an empty BRPOP.
+
+    Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
+    applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
+    """
+
+    def screen(reply: Any, **options: Any) -> tuple[bytes, bytes] | None:
+        if not reply:
+            return None
+        key, raw = reply
+        try:
+            read_hints(raw)
+        except BadMessage as error:
+            logger.error("a bad message of %d bytes moves to %s%s: %s", len(raw), _text(key), POISON_SUFFIX, error)
+            _poison(channel, _text(key) + POISON_SUFFIX, raw)
+            return None
+        return key, raw
+
+    channel.client.set_response_callback("BRPOP", screen)
+
+
+def _poison(channel: Channel, key: str, raw: bytes) -> None:
+    try:
+        # redis-py's own client: kombu's would put the key prefix before a key that has it.
+        with redis.Redis(connection_pool=channel.pool).pipeline() as pipe:
+            pipe.lpush(key, raw)
+            pipe.ltrim(key, 0, _MAX_POISON - 1)
+            pipe.execute()
+    except RedisError as error:
+        logger.error("a bad message is lost, %s does not take it: %s", key, error)
+
+
+def _text(key: Any) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+
+
+def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
+    """Let the channel pop only while ``has_room()``; asked on every turn of Celery's hub.
+
+    Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP.
+    """
+
+    def can_consume(qos: Any) -> bool:
+        return has_room()
+
+    channel.qos.can_consume = MethodType(can_consume, channel.qos)
+
+
+def guard_control(connection: Connection) -> None:
+    """Drop malformed broadcasts (remote control) instead of ending the worker.
+
+    Relies on: the transport's one poller, ``cycle``, whose ``on_readable`` the hub calls through
+    ``Transport.on_readable`` for every channel, those of later resets included; ``Empty`` being
+    how it says that nothing came of it.
+    """
+    cycle = connection.transport.cycle
+    on_readable = cycle.on_readable
+
+    def guarded(fileno: int) -> Any:
+        try:
+            return on_readable(fileno)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            logger.exception("a malformed broadcast is dropped")
+            raise Empty from None
+
+    cycle.on_readable = guarded
+
+
+def ask_to_stop(exit_code: int) -> None:
+    """Celery's main loop ends at its next turn: consumer first, then the pool drains.
+
+    Relies on: ``celery.worker.state.should_stop``, which Celery's own SIGTERM handler sets.
+    """
+    if state.should_stop in (None, False):
+        state.should_stop = exit_code
+
+
+def stop_asked() -> bool:
+    """Whether a signal or :func:`ask_to_stop` wants the worker to end."""
+    return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))

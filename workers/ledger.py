@@ -1,0 +1,321 @@
+"""The ledger: the worker's one database thread, and its group commits.
+
+Whatever the executor wants of :class:`omni_jobs.jobs.Jobs` waits here until the thread
+is free, and then goes into one transaction per kind with everything else of its kind:
+under load hundreds of claims or completions share a transaction, an idle worker's single
+claim goes at once. The thread also renews the worker's lease, so a busy event loop
+cannot lose it.
+
+While the database does not answer everything waits, and is tried again: a transaction
+whose COMMIT got no reply may have happened, so none is ever given up on but by fencing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, cast
+
+from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, StageError
+from omni_jobs.jobs import Claim, Completion, Failure, Hint, NewWorker, Outcome, ProgressReport
+
+if TYPE_CHECKING:
+    from omni_jobs.broker import Relay
+    from omni_jobs.jobs import Jobs
+    from omni_jobs.settings import Settings
+
+__all__ = ["Ledger"]
+
+logger = logging.getLogger(__name__)
+
+_GATHER_S = 0.001
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class _Kind(Enum):
+    """In the order in which a turn commits them: what frees others first."""
+
+    COMPLETE = auto()
+    FAIL = auto()
+    RELEASE = auto()
+    CLAIM = auto()
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    kind: _Kind
+    item: Any
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: OmniJobsError | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """What one turn of the thread writes."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    progress: list[ProgressReport] = field(default_factory=list)
+
+
+class Ledger:
+    """All coroutines run on one event loop; ``clear_slot``, ``start`` and ``close`` block: call them in a thread."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        worker: NewWorker,
+        relay: Relay,
+        settings: Settings,
+        *,
+        on_cancel: Callable[[list[int]], None],
+        on_fenced: Callable[[Fenced], None],
+    ) -> None:
+        """``on_cancel`` and ``on_fenced`` are called on the event loop."""
+        self.worker = worker
+        self._jobs = jobs
+        self._relay = relay
+        self._settings = settings
+        self._on_cancel = on_cancel
+        self._on_fenced = on_fenced
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = threading.Condition()
+        self._entries: deque[_Entry] = deque()
+        self._progress: dict[int, ProgressReport] = {}
+        self._progress_at = 0.0
+        self._beat_at = 0.0
+        self._busy = False  # the last turn had company: wait a moment for more
+        self._closing = False
+        self._close_by = 0.0
+        self._fenced: Fenced | None = None
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+
+    # The worker's life.
+
+    def clear_slot(self, keep_trying: Callable[[], bool]) -> None:
+        """Free at once what a predecessor in this slot held. Blocks while the database is away.
+
+        A worker calls it before it loads its engine, and has no lease until ``start``.
+        Raises DatabaseUnavailable once ``keep_trying`` says no.
+        """
+        self._persist(self._register, keep_trying)
+        self._persist(lambda: self._jobs.retire_worker(self.worker.worker_id), keep_trying)
+
+    def start(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
+        """Take the lease, then serve ``loop``: nothing can be claimed before. Blocks and raises like ``clear_slot``."""
+        self._loop = loop
+        self._persist(self._register, keep_trying)
+        self._beat_at = time.monotonic() + self._settings.heartbeat_s
+        self._thread.start()
+
+    def _register(self) -> Sequence[Hint]:
+        return self._jobs.register_worker(self.worker, self._settings.lease_s)
+
+    def _persist(self, write: Callable[[], Sequence[Hint]], keep_trying: Callable[[], bool]) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._relay.send(write())
+            except DatabaseUnavailable as error:
+                logger.error("the database has no place for this worker yet: %s", error)
+                if not keep_trying():
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits, retire the worker, stop. What is not written in time the lease's end settles."""
+        with self._changed:
+            self._closing = True
+            self._close_by = time.monotonic() + timeout_s
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s + 1.0)
+
+    # What the executor asks. All raise Fenced, and StageError for what the database refuses for good.
+
+    async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+        """What could be claimed of the hints; may give again what an earlier call gave."""
+        return cast("list[Claim]", await self._ask(_Kind.CLAIM, list(hints)))
+
+    async def complete(self, completion: Completion) -> Outcome:
+        """Record an attempt's end; what it stored is recorded only if the outcome is ``won``."""
+        return cast("Outcome", await self._ask(_Kind.COMPLETE, completion))
+
+    async def fail(self, failure: Failure) -> Outcome:
+        """Record an attempt's error."""
+        return cast("Outcome", await self._ask(_Kind.FAIL, failure))
+
+    async def release(self, stage_run_id: int, attempt: int) -> None:
+        """Hand an unfinished stage run back: cancelled if its job is to stop, else queued again."""
+        await self._ask(_Kind.RELEASE, (stage_run_id, attempt))
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """Keep the newest per stage run; written every ``progress_every_s``, or never if it ends before."""
+        with self._changed:
+            first = not self._progress
+            self._progress[report.stage_run_id] = report
+            if first:
+                self._changed.notify()
+
+    def forget_progress(self, stage_run_id: int) -> None:
+        with self._changed:
+            self._progress.pop(stage_run_id, None)
+
+    async def _ask(self, kind: _Kind, item: Any) -> Any:
+        if self._fenced is not None:
+            raise self._fenced
+        entry = _Entry(kind, item, asyncio.get_running_loop().create_future())
+        with self._changed:
+            self._entries.append(entry)
+            self._changed.notify()
+        return await entry.future
+
+    # The thread.
+
+    def _run(self) -> None:
+        pause = 0.0
+        while True:
+            turn = self._next_turn(pause)
+            try:
+                self._renew_if_due()
+                self._write(turn)
+                pause = 0.0
+            except DatabaseUnavailable as error:
+                pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                logger.error("%d reports and claims wait: %s", len(turn.entries), error)
+                self._put_back(turn)
+            except Fenced as error:
+                self._stop_fenced(error, turn)
+                return
+            if self._closing and (not self._entries or time.monotonic() > self._close_by):
+                self._retire()
+                return
+
+    def _next_turn(self, pause: float) -> _Turn:
+        """Wait for something to do, or for the next heartbeat; take it all."""
+        with self._changed:
+            if pause:
+                self._changed.wait_for(lambda: self._closing, timeout=pause)
+            else:
+                while not self._closing and not self._entries:
+                    wait = self._next_timer() - time.monotonic()
+                    if wait <= 0:
+                        break
+                    self._changed.wait(wait)
+            if self._busy and self._entries and not self._closing:
+                self._changed.wait_for(lambda: self._closing, timeout=_GATHER_S)
+            turn = _Turn(entries=list(self._entries))
+            self._entries.clear()
+            if self._progress and time.monotonic() >= self._progress_at:
+                turn.progress = list(self._progress.values())
+                self._progress.clear()
+                self._progress_at = time.monotonic() + self._settings.progress_every_s
+        self._busy = len(turn.entries) > 1
+        return turn
+
+    def _next_timer(self) -> float:
+        return min(self._beat_at, self._progress_at) if self._progress else self._beat_at
+
+    def _renew_if_due(self) -> None:
+        if time.monotonic() < self._beat_at:
+            return
+        # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
+        self._beat_at = time.monotonic() + self._settings.heartbeat_s
+        unwanted = self._jobs.renew(self.worker.worker_id, self._settings.lease_s)
+        if unwanted:
+            self._on_loop(self._on_cancel, unwanted)
+
+    def _write(self, turn: _Turn) -> None:
+        by_kind: dict[_Kind, list[_Entry]] = {kind: [] for kind in _Kind}
+        for entry in turn.entries:
+            by_kind[entry.kind].append(entry)
+        for kind, entries in by_kind.items():
+            if entries:
+                self._relay.send(self._commit(kind, entries))
+                turn.entries = [entry for entry in turn.entries if entry.kind is not kind]
+                self._on_loop(_deliver, entries)
+        if turn.progress:
+            self._jobs.report_progress(turn.progress)
+            turn.progress = []
+
+    def _commit(self, kind: _Kind, entries: list[_Entry]) -> list[Hint]:
+        """One transaction for all. An error that one of them causes must not fail the others: then one by one."""
+        try:
+            return self._commit_together(kind, entries)
+        except (DatabaseUnavailable, Fenced):
+            raise
+        except Exception as error:
+            if len(entries) == 1:
+                logger.exception("%s failed in the database", kind.name)
+                entries[0].error = StageError(f"the database refused it: {type(error).__name__}")
+                return []
+        return [hint for entry in entries for hint in self._commit(kind, [entry])]
+
+    def _commit_together(self, kind: _Kind, entries: list[_Entry]) -> list[Hint]:
+        worker_id = self.worker.worker_id
+        items = [entry.item for entry in entries]
+        match kind:
+            case _Kind.COMPLETE:
+                outcomes = self._jobs.complete(items)
+                for entry, outcome in zip(entries, outcomes, strict=True):
+                    entry.result = outcome
+                return [hint for outcome in outcomes for hint in outcome.hints]
+            case _Kind.FAIL:
+                for entry in entries:
+                    entry.result = self._jobs.fail(entry.item)
+                return [hint for entry in entries for hint in entry.result.hints]
+            case _Kind.RELEASE:
+                return list(self._jobs.release(items, worker_id))
+            case _Kind.CLAIM:
+                owner = {hint: entry for entry in entries for hint in entry.item}
+                for entry in entries:
+                    entry.result = []
+                for claim in self._jobs.claim(worker_id, list(owner)):
+                    owner[claim.stage_run_id, claim.attempt - 1].result.append(claim)
+                return []
+
+    def _put_back(self, turn: _Turn) -> None:
+        with self._changed:
+            self._entries.extendleft(reversed(turn.entries))
+            for report in turn.progress:
+                self._progress.setdefault(report.stage_run_id, report)
+
+    def _stop_fenced(self, error: Fenced, turn: _Turn) -> None:
+        logger.critical("%s; another worker may hold its stage runs now", error)
+        with self._changed:
+            self._fenced = error
+            turn.entries.extend(self._entries)
+            self._entries.clear()
+        for entry in turn.entries:
+            entry.error = error
+        self._on_loop(self._on_fenced, error)
+        self._on_loop(_deliver, turn.entries)
+
+    def _retire(self) -> None:
+        try:
+            self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
+        except DatabaseUnavailable as error:
+            logger.error("could not retire, the lease will run out: %s", error)
+
+    def _on_loop(self, function: Callable[..., None], argument: Any) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(function, argument)
+
+
+def _deliver(entries: Sequence[_Entry]) -> None:
+    for entry in entries:
+        if entry.future.done():  # its asker was cancelled
+            continue
+        if entry.error is not None:
+            entry.future.set_exception(entry.error)
+        else:
+            entry.future.set_result(entry.result)

@@ -1,0 +1,176 @@
+"""Qwen2.5-Omni's talker as a vLLM model: codec tokens from the thinker's hidden states.
+
+Source of the formulas: Transformers' ``Qwen2_5OmniTalkerForConditionalGeneration.forward``.
+The prompt is ``[codec mask] * P + [codec pad, codec bos]``; the input at position p is
+
+    proj((codec_embed(token) if p >= P else 0) + feed[min(p, last)])
+
+with the feed made by the ``thinker2talker`` input processor. proj is linear, so the
+codec embedding table is projected once at load, and the feed once per request: then a
+step costs one addition, and vLLM's buffers keep the talker's own hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.models.interfaces import SupportsMRoPE
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+
+from omni_jobs.errors import ModelError
+from workers.models.interface import InformedRows
+
+__all__ = ["Qwen2_5OmniTalkerForConditionalGeneration"]
+
+_PREFIX = "talker."
+_CODEC_EMBEDDING = "model.embed_tokens.weight"
+_PROJECTION = "thinker_to_talker_proj."
+_CODEC_PROMPT = 2  # codec pad and codec bos, after P masks
+_ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """One request's additional information, projected and on the model's device."""
+
+    rows: torch.Tensor  # [T, talker hidden size]
+    first_codec: int  # P: the first position with a codec embedding
+    positions: torch.Tensor  # int64 [3, P + 2]
+    delta: int
+
+    def at(self, position: int, count: int) -> torch.Tensor:
+        """Rows [count, H] for the positions from ``position`` on; the last row goes on for ever."""
+        last = len(self.rows) - 1
+        if position + count <= last + 1:
+            return self.rows[position : position + count]
+        begin = min(position, last)
+        found = self.rows[begin : begin + count]
+        return torch.cat([found, self.rows[last:].expand(count - len(found), -1)])
+
+
+# The positions are [3, n]: n is dynamic, not 3.
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class Qwen2_5OmniTalkerModel(LlamaModel):
+    """Llama's layers with a bias on q, k and v (``config.qkv_bias``) and M-RoPE (``config.rope_parameters``)."""
+
+
+class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE):
+    """Implements ``workers.models.interface.SupportsAdditionalInformation``.
+
+    Information: ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._max_model_len: int = vllm_config.model_config.max_model_len
+        self.thinker_to_talker_proj = nn.Linear(self.config.embedding_size, self.config.hidden_size)
+
+    def _init_model(
+        self, vllm_config: VllmConfig, prefix: str = "", layer_type: type[nn.Module] = LlamaDecoderLayer
+    ) -> Any:
+        return Qwen2_5OmniTalkerModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)
+
+    # Additional information
+
+    def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Feed:
+        """Raises ModelError naming the field that does not fit."""
+        feed = _tensor(information, "feed")
+        if feed.ndim != 2 or feed.shape[1] != self.config.embedding_size or not feed.is_floating_point():
+            raise ModelError(
+                f"{feed.dtype} {list(feed.shape)} where float [T, {self.config.embedding_size}] is due", field="feed"
+            )
+        if len(feed) < prompt_tokens or prompt_tokens <= _CODEC_PROMPT:
+            raise ModelError(f"{len(feed)} rows for a prompt of {prompt_tokens} tokens", field="feed")
+        positions = _tensor(information, "mrope_positions")
+        if positions.shape != (3, prompt_tokens) or positions.dtype != torch.int64:
+            raise ModelError(
+                f"{positions.dtype} {list(positions.shape)} where int64 [3, {prompt_tokens}] is due",
+                field="mrope_positions",
+            )
+        highest = int(positions.max())
+        delta = information.get("mrope_delta")
+        if delta != highest + 1 - prompt_tokens:
+            raise ModelError(f"{delta} does not continue the positions", field="mrope_delta")
+        limit = _ROPE_CACHE_FACTOR * self.config.max_position_embeddings
+        if int(positions.min()) < 0 or delta + self._max_model_len > limit:
+            raise ModelError(f"positions outside 0 … {limit - 1}", field="mrope_positions")
+        weight = self.thinker_to_talker_proj.weight
+        rows = self.thinker_to_talker_proj(feed.to(weight.device, weight.dtype))
+        return _Feed(rows, prompt_tokens - _CODEC_PROMPT, positions, delta)
+
+    def information_positions(self, loaded: _Feed) -> tuple[torch.Tensor, int]:
+        return loaded.positions, loaded.delta
+
+    def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
+        """``embeds`` comes in as the projected codec embeddings of the step's tokens."""
+        feeds = []
+        for rows in step:
+            feed: _Feed = rows.information
+            masked = min(rows.end - rows.begin, feed.first_codec - rows.position)
+            if masked > 0:
+                embeds[rows.begin : rows.begin + masked] = 0
+            feeds.append(feed.at(rows.position, rows.end - rows.begin))
+        if all(left.end == right.begin for left, right in pairwise(step)):
+            embeds[step[0].begin : step[-1].end] += torch.cat(feeds)
+            return
+        for rows, feed_rows in zip(step, feeds, strict=True):
+            embeds[rows.begin : rows.end] += feed_rows
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+        """Text positions: vLLM asks when a request comes without additional information."""
+        del mm_features
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    # Logits and weights
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Codec BOS is never sampled (Transformers: ``suppress_tokens``)."""
+        logits: torch.Tensor | None = super().compute_logits(hidden_states)
+        if logits is not None:
+            logits[:, self.config.tts_codec_start_token_id] = float("-inf")
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        mapper = WeightsMapper(orig_to_new_prefix={"codec_head.": "lm_head."})
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(self._projected(weights), mapper=mapper)
+        return loaded
+
+    def _projected(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The talker's weights, its codec embedding table [V, E] projected: [V, E] · Wᵀ."""
+        embedding: torch.Tensor | None = None
+        projection: torch.Tensor | None = None
+        for full_name, weight in weights:
+            if not full_name.startswith(_PREFIX):
+                continue
+            name = full_name.removeprefix(_PREFIX)
+            if name == _CODEC_EMBEDDING:
+                embedding = weight
+                continue
+            if name == f"{_PROJECTION}weight":
+                projection = weight
+            yield name, weight
+        if embedding is None or projection is None:
+            raise ValueError(f"the checkpoint lacks {_PREFIX}{_CODEC_EMBEDDING} or {_PREFIX}{_PROJECTION}weight")
+        yield _CODEC_EMBEDDING, (embedding.float() @ projection.float().T).to(embedding.dtype)
+
+
+def _tensor(information: Mapping[str, Any], name: str) -> torch.Tensor:
+    found = information.get(name)
+    if not isinstance(found, torch.Tensor):
+        raise ModelError(f"{name} is missing", field=name)
+    return found

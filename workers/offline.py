@@ -1,0 +1,215 @@
+"""``OmniLLM``: a whole pipeline in one process, without broker, database or object store.
+
+    llm = OmniLLM("qwen2_5_omni", model="/models/Qwen2.5-Omni-7B")
+    [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
+    output.text, output.audio
+
+The same admission, the same stages, the same results as through the queue. Every
+stage works on whatever is ready for it: the talker speaks the first request while
+the thinker still thinks about the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.payloads import Payload
+from omni_jobs.requests import Admitted, admit
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import Pipelines, load_pipelines
+from omni_jobs.views import merged_result
+from workers.stage import StageLLM
+from workers.stage_io import Artifact, OmniModelRunnerOutput
+
+__all__ = ["OmniLLM", "OmniOutput"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OmniOutput:
+    """One request's result.
+
+    result     what the job's ``result`` would be: text, finish_reason, usage, …
+    artifacts  name → stored output, ``audio.wav`` among them when audio was asked for
+    stages     stage name → what its runner gave: tokens, hidden states, waveform
+    """
+
+    request_index: int
+    result: Mapping[str, Any]
+    artifacts: Mapping[str, Artifact]
+    stages: Mapping[str, OmniModelRunnerOutput] = field(repr=False)
+
+    @property
+    def text(self) -> str | None:
+        return self.result.get("text")
+
+    @property
+    def audio(self) -> bytes | None:
+        """A WAV file, when audio was asked for."""
+        artifact = self.artifacts.get("audio.wav")
+        return artifact.data if artifact else None
+
+
+class OmniLLM:
+    """The offline entry point. Use as a context manager, or call :meth:`close`."""
+
+    def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
+        """Load every stage; takes as long as its slowest stage. Raises ConfigError, NotFound."""
+        settings = settings or Settings()
+        if model is not None:
+            settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
+        self._settings = settings
+        self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
+        self._stages = {name: StageLLM.create(self.pipeline, name, settings) for name in self.pipeline.stages}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
+    ) -> list[OmniOutput | OmniJobsError]:
+        """Run all requests; the n-th result belongs to the n-th request.
+
+        A request is a job's body without ``model``, or a string: one user message, text alone.
+        All are admitted before the first runs (raises InvalidRequest); one that fails later
+        gives its error as its result and disturbs no other.
+        """
+        results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
+        for index, result in self._results(requests, progress):
+            results[index] = result
+        return [result for result in results if result is not None]
+
+    def stream(
+        self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
+    ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
+        """Like :meth:`generate`, each (index, result) as soon as it is there."""
+        return self._results(requests, progress)
+
+    def _results(
+        self, requests: Sequence[str | Mapping[str, Any]], progress: bool
+    ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
+        admitted = [self._admit(index, request) for index, request in enumerate(requests)]
+        with _bars(self._stages, admitted, progress) as advance:
+            futures = {
+                asyncio.run_coroutine_threadsafe(self._run(index, job, advance), self._loop): index
+                for index, job in enumerate(admitted)
+            }
+            try:
+                for future in as_completed(futures):
+                    error = future.exception()
+                    if isinstance(error, OmniJobsError):
+                        yield futures[future], error
+                    else:
+                        yield futures[future], future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _admit(self, index: int, request: str | Mapping[str, Any]) -> Admitted:
+        body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
+        try:
+            return admit({**body, "model": self.pipeline.name}, Pipelines([self.pipeline]), self._settings)
+        except OmniJobsError as error:
+            error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
+            raise
+
+    async def _run(self, index: int, job: Admitted, advance: Callable[[str], None]) -> OmniOutput:
+        job_id = f"offline-{uuid.uuid4().hex}"
+        wanted = {stage.name for stage in job.stages}
+        outputs: dict[str, OmniModelRunnerOutput] = {}
+        results: dict[str, Mapping[str, Any]] = {}
+        artifacts: dict[str, Artifact] = {}
+        running: dict[str, asyncio.Task[Payload | None]] = {}
+
+        async def run_stage(name: str) -> Payload | None:
+            llm = self._stages[name]
+            upstream = {earlier: await running[earlier] for earlier in llm.stage.config.inputs}
+            capture = any(consumer in wanted for consumer in self.pipeline.consumers(name))
+            source = llm.stage.source(
+                job_id=job_id,
+                request=job.request,
+                media=[media.data for media in job.media],
+                upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
+                seed=job.seed,
+                capture=capture,
+            )
+            async with llm.stage.time_limit():
+                output = await llm.generate(source, lambda _: None)
+            outputs[name] = output
+            results[name] = llm.stage.result_of(output, source)
+            artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
+            advance(name)
+            return llm.stage.payload_of(output, source, attempt=1) if capture else None
+
+        with _first_error():
+            async with asyncio.TaskGroup() as group:
+                for stage in job.stages:
+                    running[stage.name] = group.create_task(run_stage(stage.name))
+        return OmniOutput(index, merged_result(results[stage.name] for stage in job.stages), artifacts, outputs)
+
+    async def _start(self) -> None:
+        with _first_error():
+            async with asyncio.TaskGroup() as group:
+                for llm in self._stages.values():
+                    group.create_task(llm.start())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result()
+
+    def close(self) -> None:
+        """Stop every engine; safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(llm.close() for llm in self._stages.values()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first error of a task group bare: the others follow from its cancelling."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+@contextmanager
+def _bars(stages: Mapping[str, StageLLM], jobs: Sequence[Admitted], shown: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar per stage; gives what to call when a stage of a request is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, disable=not shown) as progress:
+        totals = {name: sum(name in {stage.name for stage in job.stages} for job in jobs) for name in stages}
+        bars = {name: progress.add_task(name, total=total) for name, total in totals.items() if total}
+        yield lambda name: progress.advance(bars[name])

@@ -1,0 +1,51 @@
+"""``chat``: a job's messages and media → the first AR stage's prompt."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.media import decode_audio, decode_image, decode_video
+from omni_jobs.parameters import ArParameters
+from omni_jobs.prompts import load_renderer
+from omni_jobs.stage_config import Flow, StageConfig
+from workers.engine_args import OmniModelConfig
+from workers.stage_io import OmniTextPrompt, StageSource
+
+__all__ = ["ChatProcessor"]
+
+AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
+
+
+class ChatProcessor:
+    """Renders the checkpoint's chat template and decodes the media in prompt order."""
+
+    consumes: ClassVar[frozenset[Flow]] = frozenset()
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        if model is None:
+            raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
+        self._renderer = load_renderer(model.architecture, model.path)
+
+    def __call__(self, source: StageSource) -> OmniTextPrompt:
+        """Raises InvalidRequest for media that do not decode."""
+        if not isinstance(source.parameters, ArParameters):
+            raise ModelError("chat makes input for an AR stage", field="kind")
+        data: dict[str, list[Any]] = {}
+        for message in source.request["messages"]:
+            content = message["content"]
+            for part in content if isinstance(content, list) else ():
+                if part["type"] == "audio":
+                    audio = decode_audio(source.media[part["media"]], AUDIO_SAMPLING_RATE)
+                    data.setdefault("audio", []).append((audio, AUDIO_SAMPLING_RATE))
+                elif part["type"] == "image":
+                    data.setdefault("image", []).append(decode_image(source.media[part["media"]]))
+                elif part["type"] == "video":
+                    data.setdefault("video", []).append(decode_video(source.media[part["media"]]))
+        return OmniTextPrompt(
+            prompt=self._renderer.render(source.request),
+            multi_modal_data=data,
+            parameters=source.parameters,
+            seed=source.seed,
+            capture=source.capture,
+        )

@@ -1,0 +1,261 @@
+"""``ARRunner``: an autoregressive stage on vLLM's AsyncLLM.
+
+    run: inform (additional information → engine) → generate → take (hidden states ← engine) → output
+
+What a request leaves in the engine is dropped on every way out that is not the good one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import EngineDead, ModelError
+from omni_jobs.parameters import ArParameters
+from workers.engine_args import OmniEngineArgs
+from workers.models.components import component_of
+from workers.models.interface import INFORMATION
+from workers.runners.base import ProgressSink
+from workers.runners.captures import CAPTURE
+from workers.spool import Spool
+from workers.stage_io import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from workers.vllm_hooks.engine import Engine
+
+__all__ = ["ARRunner"]
+
+WORKER = "workers.runners.gpu_ar_worker.GPUARWorker"
+
+
+class ARRunner:
+    """Thinker, talker, or any AR part of ``workers.models.components``; see ``Runner``."""
+
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Raises ConfigError when no AR stage can run this part of the checkpoint."""
+        self._args = args
+        self._component = component_of(args.model, args.stage)
+        self._engine: Engine | None = None
+        self._spool: Spool | None = None
+        self._stop_ids: list[int] = []
+        self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
+        self._dropping: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Load the model in processes of its own. Raises ConfigError or EngineDead."""
+        self._spool = Spool(self._args.spool_dir)
+        try:
+            self._engine = await asyncio.to_thread(self._start_engine)
+            await self._engine.call("omni_start", str(self._spool.directory))
+        except BaseException:
+            await self.close()
+            raise
+        self._stop_ids = self._component.stop_ids(self._engine.hf_config)
+
+    def _start_engine(self) -> Engine:
+        from workers.vllm_hooks.engine import Engine
+
+        device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
+        return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
+
+    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run one prompt to its end; see ``Runner.run``."""
+        task = asyncio.create_task(self._run(stage_input, progress))
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise EngineDead("the engine was closed", stage=self._args.stage) from None
+            raise
+
+    async def _run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+        if not isinstance(stage_input, OmniTextPrompt | OmniTokensPrompt):
+            raise ModelError(f"an AR stage takes no {type(stage_input).__name__}", field="kind")
+        key = uuid.uuid4().hex
+        async with self._request(key):
+            options = await self._inform(stage_input, key)
+            if stage_input.capture:
+                options[CAPTURE] = key
+            output = await self._generate(stage_input, key, options, progress)
+            if not stage_input.capture:
+                return output
+            return await self._take(output, key)
+
+    async def close(self) -> None:
+        """End the engine; what is running fails with EngineDead."""
+        self._closed = True
+        engine, self._engine = self._engine, None
+        for task in (*self._runs, *self._dropping):
+            task.cancel()
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+            gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            spool.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine is not None and self._engine.healthy
+
+    async def stats(self) -> dict[str, int]:
+        """Counts of the first rank's model runner, for tests and metrics."""
+        answers = await self._running().call("omni_stats")
+        counts: dict[str, int] = answers[0]
+        return counts
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead("the engine is not running", stage=self._args.stage)
+        return self._engine
+
+    def _spooled(self) -> Spool:
+        if self._spool is None:
+            raise EngineDead("the engine is not running", stage=self._args.stage)
+        return self._spool
+
+    @asynccontextmanager
+    async def _request(self, key: str) -> AsyncIterator[None]:
+        """On any way out but the good one, the engine forgets the request; errors carry the stage's name."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, ModelError | EngineDead):
+                error.stage = error.stage or self._args.stage
+            if self.healthy:
+                # A task of its own: the caller may be cancelled again while this runs.
+                task = asyncio.create_task(self._forget(key))
+                self._dropping.add(task)
+                task.add_done_callback(self._dropping.discard)
+                if isinstance(error, Exception):
+                    await asyncio.shield(task)
+            raise
+        finally:
+            if self._spool is not None:
+                self._spool.remove(key)
+
+    async def _forget(self, key: str) -> None:
+        engine = self._engine
+        if engine is None or not engine.healthy:
+            return
+        try:
+            await engine.abort(key)
+            await engine.call("omni_drop", key)
+        except EngineDead:
+            return  # its memory went with it
+
+    async def _inform(self, stage_input: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
+        """Hand the additional information to the engine. Raises ModelError naming the field."""
+        if isinstance(stage_input, OmniTextPrompt) or not stage_input.additional_information:
+            return {}
+        spool = self._spooled()
+        await asyncio.to_thread(spool.write, key, stage_input.additional_information)
+        answers = await self._running().call("omni_load", key, len(stage_input.prompt_token_ids))
+        spool.remove(key)
+        _raise_first(answers)
+        return {INFORMATION: key}
+
+    async def _generate(
+        self,
+        stage_input: OmniTextPrompt | OmniTokensPrompt,
+        key: str,
+        options: Mapping[str, Any],
+        progress: ProgressSink,
+    ) -> OmniModelRunnerOutput:
+        sampling = self._sampling(stage_input, options)
+        prompt = _vllm_prompt(stage_input)
+        token_ids: list[int] = []
+        text: list[str] = []
+        prompt_token_ids: Sequence[int] = ()
+        finish_reason: str | None = None
+        total = stage_input.parameters.max_tokens
+        async with aclosing(self._running().generate(prompt, sampling, key)) as outputs:
+            async for output in outputs:
+                part = output.outputs[0]
+                token_ids.extend(part.token_ids)
+                text.append(part.text)
+                finish_reason = part.finish_reason
+                prompt_token_ids = output.prompt_token_ids or prompt_token_ids
+                so_far = "".join(text) if self._component.text else None
+                progress(Progress(len(token_ids), total, "tokens", so_far))
+        if finish_reason not in ("stop", "length"):
+            raise EngineDead(f"the engine gave the request up: {finish_reason}")
+        return OmniModelRunnerOutput(
+            token_ids=token_ids,
+            text="".join(text) if self._component.text else None,
+            finish_reason=finish_reason,
+            prompt_token_ids=prompt_token_ids,
+        )
+
+    async def _take(self, output: OmniModelRunnerOutput, key: str) -> OmniModelRunnerOutput:
+        """Fetch the captured rows: [P + N - 1, H], mapped from the spool. Raises ModelError when one is missing."""
+        rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
+        _raise_first(await self._running().call("omni_take", key, rows))
+        found = self._spooled().read(key)
+        positions = found.get("mrope_positions")
+        return OmniModelRunnerOutput(
+            token_ids=output.token_ids,
+            text=output.text,
+            finish_reason=output.finish_reason,
+            prompt_token_ids=output.prompt_token_ids,
+            hidden_states=found["hidden_states"],
+            multimodal_outputs={} if positions is None else {"mrope_positions": positions},
+            values={} if positions is None else {"mrope_delta": found["mrope_delta"]},
+        )
+
+    def _sampling(self, stage_input: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters: ArParameters = stage_input.parameters
+        text = self._component.text
+        return SamplingParams(
+            temperature=parameters.temperature,
+            top_p=parameters.top_p,
+            top_k=parameters.top_k,
+            min_p=parameters.min_p,
+            repetition_penalty=parameters.repetition_penalty,
+            presence_penalty=parameters.presence_penalty,
+            frequency_penalty=parameters.frequency_penalty,
+            max_tokens=parameters.max_tokens,  # vLLM ends earlier where the context does
+            min_tokens=min(parameters.min_tokens, parameters.max_tokens),
+            stop=list(parameters.stop) if text else None,
+            stop_token_ids=[] if parameters.ignore_eos else self._stop_ids,
+            ignore_eos=parameters.ignore_eos or not text,
+            seed=None if parameters.temperature == 0 else stage_input.seed,
+            detokenize=text,
+            output_kind=RequestOutputKind.DELTA,
+            # Cached tokens are not computed: they have no hidden states, and a prompt of
+            # placeholders says nothing of what its additional information is.
+            skip_reading_prefix_cache=bool(options),
+            extra_args=dict(options) or None,
+        )
+
+
+def _vllm_prompt(stage_input: OmniTextPrompt | OmniTokensPrompt) -> Any:
+    if isinstance(stage_input, OmniTextPrompt):
+        prompt: dict[str, Any] = {"prompt": stage_input.prompt}
+        if stage_input.multi_modal_data:
+            prompt["multi_modal_data"] = dict(stage_input.multi_modal_data)
+        if stage_input.mm_processor_kwargs:
+            prompt["mm_processor_kwargs"] = dict(stage_input.mm_processor_kwargs)
+        return prompt
+    if stage_input.prompt_embeds is not None:
+        return {"prompt_embeds": stage_input.prompt_embeds}
+    return {"prompt_token_ids": list(stage_input.prompt_token_ids)}
+
+
+def _raise_first(answers: Sequence[dict[str, str] | None]) -> None:
+    for answer in answers:
+        if answer is not None:
+            raise ModelError(answer["message"], field=answer["field"] or None)

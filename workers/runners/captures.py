@@ -1,0 +1,182 @@
+"""Captures: the rows of hidden states kept per request until the worker takes them.
+
+    open → write (per step) → close (the request left the batch) → take | drop
+
+Rows are keyed by absolute position, so chunked prefill, recomputation after preemption
+and a step that ran too far write the same thing again or beyond what is taken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+__all__ = ["CAPTURE", "Capture", "CaptureStore", "HostCopies", "Part"]
+
+CAPTURE = "omni_capture"  # SamplingParams.extra_args: the key under which the rows are taken
+
+_FIRST_CAPACITY = 128  # rows beyond the prompt
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """One request's rows [positions, H] on the host, and which of them are there."""
+
+    key: str
+    prompt_tokens: int
+    zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions without an embedding part
+    rows: torch.Tensor | None = None
+    present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
+    delta: int = 0
+
+    def write(self, position: int, rows: torch.Tensor) -> None:
+        """Rows [n, H] from ``position`` on."""
+        end = position + len(rows)
+        kept = self._with_room(end, rows)
+        kept[position:end].copy_(rows)
+        self.present[position:end] = True
+
+    def missing(self, count: int) -> list[int]:
+        """The positions below ``count`` without a row."""
+        present = np.zeros(count, dtype=np.bool_)
+        known = self.present[:count]
+        present[: len(known)] = known
+        return [int(position) for position in np.flatnonzero(~present)]
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+    def _with_room(self, end: int, like: torch.Tensor) -> torch.Tensor:
+        """The rows' buffer, with room for ``end`` rows such as ``like``'s."""
+        if self.rows is not None and end <= len(self.rows):
+            return self.rows
+        capacity = max(end, self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
+        rows = torch.empty(capacity, like.shape[1], dtype=like.dtype)
+        present = np.zeros(capacity, dtype=np.bool_)
+        if self.rows is not None:
+            rows[: len(self.rows)] = self.rows
+            present[: len(self.present)] = self.present
+        self.rows, self.present = rows, present
+        return rows
+
+
+class CaptureStore:
+    """All captures of one engine, by request while it runs and by key until taken."""
+
+    def __init__(self, max_closed: int) -> None:
+        """``max_closed``: captures of ended requests kept for a taker; the oldest go first."""
+        self._max_closed = max_closed
+        self._by_request: dict[str, Capture] = {}
+        self._by_key: dict[str, Capture] = {}
+        self._closed: OrderedDict[str, None] = OrderedDict()  # keys
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_request
+
+    def __getitem__(self, request_id: str) -> Capture:
+        return self._by_request[request_id]
+
+    def __bool__(self) -> bool:
+        """Whether a request in the batch is being captured."""
+        return bool(self._by_request)
+
+    def open(self, request_id: str, capture: Capture) -> None:
+        self._by_request[request_id] = capture
+        self._by_key[capture.key] = capture
+
+    def close(self, request_id: str) -> None:
+        """The request left the batch; its rows wait for ``take`` or ``drop``."""
+        capture = self._by_request.pop(request_id, None)
+        if capture is not None and self._by_key.get(capture.key) is capture:
+            self._closed[capture.key] = None
+            while len(self._closed) > self._max_closed:
+                oldest, _ = self._closed.popitem(last=False)
+                del self._by_key[oldest]
+
+    def take(self, key: str) -> Capture | None:
+        """The capture, which is no longer kept; None when there is none."""
+        capture = self._by_key.pop(key, None)
+        self._closed.pop(key, None)
+        if capture is not None:
+            for request_id in [name for name, found in self._by_request.items() if found is capture]:
+                del self._by_request[request_id]
+        return capture
+
+    def drop(self, key: str) -> None:
+        """Forget the capture, if there is one; its request may still be in the batch."""
+        self.take(key)
+
+    @property
+    def held(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(capture.nbytes for capture in self._by_key.values())
+
+
+Part = tuple[Capture, int, int, int]
+"""A capture, the position of its first row, and where its rows begin and end in the step's rows."""
+
+
+class _PinnedCopy:
+    """A buffer of the ring, and the step whose rows are on their way into it."""
+
+    def __init__(self, max_rows: int, like: torch.Tensor) -> None:
+        self._host = torch.empty(max_rows, like.shape[1], dtype=like.dtype, pin_memory=True)
+        self._event = torch.Event(like.device)
+        self._parts: Sequence[Part] = ()
+
+    def start(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+        self._host[: len(rows)].copy_(rows, non_blocking=True)
+        self._event.record()
+        self._parts = parts
+
+    def finish(self) -> None:
+        """Hand the rows to their captures, once."""
+        if self._parts:
+            self._event.synchronize()
+            _deliver(self._host, self._parts)
+            self._parts = ()
+
+
+class HostCopies:
+    """One device-to-host copy per step for the whole batch, into a ring of pinned, reused buffers.
+
+    A copy is handed to its captures when its buffer is needed again or the rows are
+    asked for, so the step itself does not wait. On the CPU there is nothing to copy.
+    """
+
+    def __init__(self, max_rows: int, buffers: int = 2) -> None:
+        """``max_rows``: of one step."""
+        self._max_rows = max_rows
+        self._buffers = buffers
+        self._ring: deque[_PinnedCopy] = deque()  # the oldest first
+        self.copies = 0
+
+    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Rows [n, H] of one step."""
+        if rows.device.type == "cpu":
+            _deliver(rows, parts)
+            return
+        copy = _PinnedCopy(self._max_rows, rows) if len(self._ring) < self._buffers else self._ring.popleft()
+        copy.finish()
+        copy.start(rows, parts)
+        self._ring.append(copy)
+        self.copies += 1
+
+    def flush(self) -> None:
+        """Hand over everything that is under way."""
+        for copy in self._ring:
+            copy.finish()
+
+
+def _deliver(rows: torch.Tensor, parts: Sequence[Part]) -> None:
+    for capture, position, begin, end in parts:
+        capture.write(position, rows[begin:end])

@@ -1,0 +1,67 @@
+"""The runner without a model: waits, then emits what it was told to. For tests and benchmarks of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import torch
+
+from omni_jobs.errors import ModelError
+from workers.runners.base import ProgressSink
+from workers.stage_io import EchoPrompt, OmniModelRunnerOutput, Progress, StageInput
+
+__all__ = ["EchoRunner"]
+
+_TICK_S = 0.2
+_TEXT_CHARACTERS = 1000  # of the prompt, in the payload's values; all of it is in the request
+_IN_THREAD_BYTES = 1 << 20  # below, making them is cheaper than a thread's turn
+
+
+class EchoRunner:
+    """Implements Runner; any number of inputs at once."""
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Wait ``delay_s``, then give the text and ``payload_bytes`` pseudo-random bytes (uint8 [B]) from the seed."""
+        if not isinstance(stage_input, EchoPrompt):
+            raise ModelError(f"the echo runner takes an EchoPrompt, not {type(stage_input).__name__}")
+        if stage_input.parameters.delay_s:
+            await _wait(stage_input.parameters.delay_s, progress)
+        outputs = {}
+        if stage_input.capture:
+            size = stage_input.parameters.payload_bytes
+            outputs["bytes"] = (
+                await asyncio.to_thread(_bytes, stage_input.seed, size)
+                if size > _IN_THREAD_BYTES
+                else _bytes(stage_input.seed, size)
+            )
+        return OmniModelRunnerOutput(
+            text=stage_input.text,
+            multimodal_outputs=outputs,
+            values={"text": stage_input.text[:_TEXT_CHARACTERS], "upstream_bytes": stage_input.upstream_bytes},
+        )
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+    @property
+    def healthy(self) -> bool:
+        return True
+
+
+async def _wait(delay_s: float, progress: ProgressSink) -> None:
+    total = round(delay_s * 1000)
+    started = time.monotonic()
+    while (left := delay_s - (time.monotonic() - started)) > 0:
+        progress(Progress(done=round((delay_s - left) * 1000), total=total, unit="ms"))
+        await asyncio.sleep(min(left, _TICK_S))
+
+
+def _bytes(seed: int, size: int) -> torch.Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size, dtype=np.uint8))

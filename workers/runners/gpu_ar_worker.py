@@ -1,0 +1,81 @@
+"""``GPUARWorker``: vLLM's worker around ``GPUARModelRunner``, on CPU and GPU.
+
+The engine's client calls the methods here between steps (``collective_rpc``); tensors
+pass through the spool. Answers are small JSON values; errors are answers too, so that
+a request's error never ends the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from omni_jobs.errors import OmniJobsError, StageError
+from workers.runners.gpu_ar_model_runner import GPUARModelRunner
+from workers.spool import SpoolReader
+from workers.vllm_hooks.worker import HookedWorker
+
+__all__ = ["GPUARWorker"]
+
+
+class GPUARWorker(HookedWorker):
+    """Every rank loads information; one rank captures and writes."""
+
+    runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
+    model_runner: GPUARModelRunner
+
+    def omni_start(self, spool: str) -> None:
+        """The engine's client tells where the spool is."""
+        self._spool = SpoolReader(Path(spool))
+
+    def omni_load(self, key: str, prompt_tokens: int) -> dict[str, str] | None:
+        """Load the information in spool file ``key`` for a coming request. An error, or None."""
+
+        def load() -> None:
+            self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
+
+        return _answer(load)
+
+    def omni_take(self, key: str, rows: int) -> dict[str, Any] | None:
+        """Write the first ``rows`` captured rows and the positions to spool file ``key``. An error, or None."""
+        if not self.model_runner.holds_output():
+            return None
+
+        def take() -> None:
+            capture = self.model_runner.take(key)
+            if capture is None:
+                raise StageError("the engine holds no hidden states of this request", field="hidden_states")
+            if missing := capture.missing(rows):
+                raise StageError(
+                    f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
+                    field="hidden_states",
+                )
+            found: dict[str, Any] = {"mrope_delta": capture.delta}
+            if capture.rows is not None:
+                found["hidden_states"] = capture.rows[:rows]
+            if capture.positions is not None:
+                found["mrope_positions"] = capture.positions
+            self._spool.write(key, found)
+
+        return _answer(take)
+
+    def omni_drop(self, key: str) -> None:
+        """Forget what is held under ``key``: the request was cancelled or has failed."""
+        self.model_runner.captures.drop(key)
+        self.model_runner.drop_information(key)
+
+    def omni_stats(self) -> dict[str, int]:
+        return {**self.model_runner.stats(), "pid": os.getpid()}
+
+
+def _answer(action: Callable[[], None]) -> dict[str, str] | None:
+    try:
+        with torch.inference_mode():
+            action()
+    except OmniJobsError as error:
+        return {"message": error.message, "field": error.field or ""}
+    return None

@@ -1,0 +1,72 @@
+"""``GPUDiffusionWorker``: a diffusion stage's device and model. One thread uses it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from omni_jobs.errors import ConfigError, EngineDead
+from workers.engine_args import OmniEngineArgs
+from workers.models.token2wav import Token2Wav, load_token2wav
+from workers.runners.gpu_diffusion_model_runner import BatchWatcher, GPUDiffusionModelRunner
+from workers.stage_io import CodecPrompt
+
+__all__ = ["GPUDiffusionWorker"]
+
+logger = logging.getLogger(__name__)
+
+# (architecture, component) of a stage's model → its loader.
+_LOADERS: Mapping[tuple[str, str | None], Callable[..., Token2Wav]] = {
+    ("qwen2_5_omni", "code2wav"): load_token2wav,
+}
+
+
+class GPUDiffusionWorker:
+    """Owns the device, loads the model onto it and frees it."""
+
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Raises ConfigError for a model or dtype that no diffusion stage runs."""
+        model = args.model
+        if (model.architecture, model.component) not in _LOADERS:
+            known = ", ".join(f"{architecture}/{component}" for architecture, component in _LOADERS)
+            raise ConfigError(
+                f"no diffusion model {model.architecture}/{model.component}; known: {known}",
+                field="component",
+                stage=args.stage,
+            )
+        if args.engine.dtype not in (None, "auto", "float32"):
+            raise ConfigError(
+                f"{model.component} runs in float32, not {args.engine.dtype}", field="engine.dtype", stage=args.stage
+            )
+        index = "" if args.device_index is None else f":{args.device_index}"
+        self.device = torch.device(f"{args.device}{index}")
+        self._args = args
+        self._model_runner: GPUDiffusionModelRunner | None = None
+
+    def load_model(self) -> None:
+        """Raises ConfigError naming what the checkpoint lacks."""
+        begun = time.monotonic()
+        model = self._args.model
+        load = _LOADERS[model.architecture, model.component]
+        self._model_runner = GPUDiffusionModelRunner(load(model.path, self.device, voices=model.voices))
+        logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
+
+    @property
+    def model_runner(self) -> GPUDiffusionModelRunner:
+        """Raises EngineDead before ``load_model`` and after ``close``."""
+        if self._model_runner is None:
+            raise EngineDead("the model is not loaded", stage=self._args.stage)
+        return self._model_runner
+
+    def execute_model(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
+        """See ``GPUDiffusionModelRunner.execute_model``."""
+        self.model_runner.execute_model(prompts, watcher)
+
+    def close(self) -> None:
+        """Free the model; safe to call twice."""
+        self._model_runner = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,242 @@
+"""``Stage``: a place in the graph. ``StageLLM``: that place with its engine.
+
+A stage knows what it consumes, from whom, how its inputs are made, and what of its
+runner's output the next stage and the user get. The queue's executor and ``OmniLLM``
+both run stages through here, so both give the same results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import wave
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import PROCESSORS, Flow, Pipeline, StageConfig
+from workers.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.runners import create_runner
+from workers.runners.base import ProgressSink, Runner
+from workers.stage_io import Artifact, OmniModelRunnerOutput, StageInput, StageSource
+from workers.tensors import from_torch
+
+__all__ = ["InputProcessor", "Stage", "StageLLM"]
+
+
+class InputProcessor(Protocol):
+    """Makes a stage's input from the job and the payloads of earlier stages.
+
+    A class may also name in ``may_consume`` the flows it takes where a stage has them.
+    """
+
+    consumes: ClassVar[frozenset[Flow]]  # what it takes from earlier stages; empty: the request alone
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Raises ConfigError when the checkpoint lacks what it needs."""
+
+    def __call__(self, source: StageSource) -> StageInput:
+        """Raises PayloadError or ModelError naming the field that does not fit."""
+
+
+class Stage:
+    """One configured step of a pipeline and its place in the graph."""
+
+    def __init__(self, pipeline: Pipeline, config: StageConfig, model_path: Path | None) -> None:
+        self.pipeline = pipeline
+        self.config = config
+        self.model = OmniModelConfig.for_stage(pipeline, config, model_path)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @cached_property
+    def processor(self) -> InputProcessor:
+        """The stage's input processor, an installed entry point."""
+        found = entry_points(group=PROCESSORS, name=self.config.processor)
+        if not found:
+            raise ConfigError(
+                f"no input processor {self.config.processor!r} installed", field="processor", stage=self.name
+            )
+        kind: type[InputProcessor] = next(iter(found)).load()
+        taken = frozenset(self.config.inputs.values())
+        allowed = kind.consumes | getattr(kind, "may_consume", frozenset())
+        if not kind.consumes <= taken <= allowed:
+            raise ConfigError(
+                f"processor {self.config.processor} consumes {sorted(allowed)}, the inputs give {sorted(taken)}",
+                field="inputs",
+                stage=self.name,
+            )
+        return kind(self.config, self.model)
+
+    def source(
+        self,
+        *,
+        job_id: str,
+        request: Mapping[str, Any],
+        media: Sequence[bytes | memoryview],
+        upstream: Mapping[str, Payload],
+        seed: int,
+        capture: bool,
+    ) -> StageSource:
+        """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest."""
+        overrides = request.get("parameters", {}).get(self.name, {})
+        try:
+            parameters = self.config.parameters_with(overrides)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in ("stages", self.name, *first["loc"]))
+            raise InvalidRequest(first["msg"], field=field, stage=self.name) from None
+        return StageSource(
+            job_id=job_id,
+            request=request,
+            media=media,
+            upstream=upstream,
+            parameters=parameters,
+            seed=seed,
+            capture=capture,
+        )
+
+    @asynccontextmanager
+    async def time_limit(self) -> AsyncIterator[None]:
+        """Cancel what runs inside when the stage's time is over. Raises TimeLimitExceeded."""
+        seconds = self.config.time_limit_s
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeLimitExceeded(f"not done after {seconds:g} s, the stage's time limit", stage=self.name) from error
+
+    def make_input(self, source: StageSource) -> StageInput:
+        """The runner's input. Errors carry this stage's name."""
+        try:
+            return self.processor(source)
+        except OmniJobsError as error:
+            error.stage = error.stage or self.name
+            raise
+
+    def payload_of(self, output: OmniModelRunnerOutput, source: StageSource, attempt: int) -> Payload:
+        """What the next stage gets: the captured rows, the tokens, the named outputs."""
+        tensors: dict[str, Any] = {name: _to_wire(value) for name, value in output.multimodal_outputs.items()}
+        if output.hidden_states is not None:
+            tensors["hidden_states"] = from_torch(output.hidden_states)
+        if self.config.kind == "ar":
+            name = "codes" if self.config.produces == "codes" else "token_ids"
+            tensors[name] = from_torch(torch.tensor(output.token_ids, dtype=torch.int64))
+        values = dict(output.values)
+        if output.prompt_token_ids:
+            values["prompt_tokens"] = len(output.prompt_token_ids)
+        voice = (source.request.get("audio") or {}).get("voice")
+        if voice is not None:
+            values["voice"] = voice
+        return Payload(
+            manifest=Manifest(kind=self.config.produces, job_id=source.job_id, stage=self.name, attempt=attempt),
+            prompt_embeds=None,
+            additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
+        )
+
+    def result_of(self, output: OmniModelRunnerOutput, source: StageSource) -> dict[str, Any]:
+        """What of the job's result this stage knows: JSON, small."""
+        result: dict[str, Any] = {}
+        text_output = self.pipeline.outputs.get("text")
+        if text_output is not None and text_output.stage == self.name:
+            if "text" in source.request.get("modalities", ()):
+                result["text"] = output.text or ""
+            if output.finish_reason is not None:
+                result["finish_reason"] = output.finish_reason
+        if self.config.kind == "ar":
+            usage = {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": len(output.token_ids)}
+            result["usage"] = {self.name: usage}
+            if source.request.get("return_token_ids"):
+                result["token_ids"] = {self.name: list(output.token_ids)}
+        return result
+
+    def artifacts_of(self, output: OmniModelRunnerOutput) -> list[Artifact]:
+        """What the user may fetch of this stage's output."""
+        audio_output = self.pipeline.outputs.get("audio")
+        if audio_output is None or audio_output.stage != self.name:
+            return []
+        waveform = output.multimodal_outputs.get("waveform")
+        if not isinstance(waveform, torch.Tensor) or waveform.ndim != 1:
+            raise ModelError("the runner gave no waveform", stage=self.name, field="waveform")
+        return [Artifact("audio.wav", "audio/wav", encode_wav(waveform, int(output.values["sampling_rate"])))]
+
+
+def encode_wav(waveform: torch.Tensor, sampling_rate: int) -> bytes:
+    """A mono 16-bit PCM WAV of a float waveform [S] in -1 … 1; louder samples are clipped."""
+    samples = waveform.detach().to("cpu", torch.float32).numpy()
+    if not np.isfinite(samples).all():
+        raise ModelError("the waveform has values that are not finite", field="waveform")
+    pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sampling_rate)
+        file.writeframes(pcm.tobytes())
+    return buffer.getvalue()
+
+
+def _to_wire(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return from_torch(value)
+    if isinstance(value, Mapping):
+        return {name: from_torch(tensor) for name, tensor in value.items()}
+    return [from_torch(tensor) for tensor in value]
+
+
+class StageLLM:
+    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``."""
+
+    def __init__(self, stage: Stage, runner: Runner) -> None:
+        self.stage = stage
+        self.runner = runner
+
+    @classmethod
+    def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
+        """The stage as this process's settings describe it; nothing is loaded yet. Raises ConfigError."""
+        config = pipeline.stage(stage_name)
+        stage = Stage(pipeline, config, settings.models.get(pipeline.name))
+        args = None
+        if stage.model is not None:
+            args = OmniEngineArgs.for_stage(config, stage.model, spool_dir=settings.spool_dir)
+        return cls(stage, create_runner(config, args))
+
+    async def start(self) -> None:
+        """Load the processor's and the runner's parts of the checkpoint. Raises ConfigError."""
+        _ = self.stage.processor
+        await self.runner.start()
+
+    async def generate(self, source: StageSource, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run one job's stage. Raises OmniJobsError carrying the stage's name."""
+        try:
+            return await self.runner.run(await self._make_input(source), progress)
+        except OmniJobsError as error:
+            error.stage = error.stage or self.stage.name
+            raise
+
+    async def _make_input(self, source: StageSource) -> StageInput:
+        if self.stage.config.kind == "echo":
+            return self.stage.make_input(source)
+        # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
+        return await asyncio.to_thread(self.stage.make_input, source)
+
+    async def close(self) -> None:
+        await self.runner.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self.runner.healthy

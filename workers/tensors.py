@@ -1,0 +1,62 @@
+"""Tensors of payloads as torch's, and back, sharing memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+
+from omni_jobs.errors import PayloadError
+from omni_jobs.payloads import Tensor
+
+__all__ = ["from_torch", "to_torch"]
+
+_OF_DTYPE: Final[Mapping[str, torch.dtype]] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+_NAME_OF: Final = {dtype: name for name, dtype in _OF_DTYPE.items()}
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """A CPU tensor on the same memory, which it keeps alive; for reading only.
+
+    A copy is made only where the bytes are not aligned to the item size.
+    """
+    dtype = _OF_DTYPE[tensor.dtype]
+    if tensor.nbytes == 0:
+        return torch.empty(tensor.shape, dtype=dtype)
+    address = np.frombuffer(tensor.data, np.uint8).ctypes.data
+    if address % dtype.itemsize:
+        return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
+    # torch warns of a read-only buffer each time a process first meets one; an array on
+    # the same address does not say so, and carries the view that keeps the bytes alive.
+    array = (ctypes.c_ubyte * tensor.nbytes).from_address(address)
+    array.owner = tensor.data  # type: ignore[attr-defined]
+    return torch.frombuffer(array, dtype=dtype).reshape(tensor.shape)
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """The tensor's own memory where it is on the CPU and contiguous, else a copy.
+
+    The tensor must not be changed any more. Raises PayloadError for a dtype that payloads lack.
+    """
+    name = _NAME_OF.get(tensor.dtype)
+    if name is None:
+        raise PayloadError(f"{tensor.dtype} cannot be in a payload", field="dtype")
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return Tensor(name, tuple(tensor.shape), flat.numpy().data.toreadonly())

@@ -1,0 +1,163 @@
+"""Every use of vLLM's private API stands in this package.
+
+vLLM is pinned exactly (pyproject.toml); the hooks below are what an upgrade can move.
+``check_hooks`` names each one that has moved; a test and every engine start call it.
+
+    register     the entry point vllm.general_plugins: model classes, in each of vLLM's processes
+    runner       vLLM's V1 model runner, its private steps turned into plain hooks
+    seeds        a generator for seeded sampling on CPUs
+    worker       vLLM's worker for this platform, made to build our runner
+    engine       AsyncLLM: its start, its errors
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+
+from omni_jobs.errors import ConfigError
+from workers.models.components import MODELS
+
+__all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One thing of vLLM's that we override, call or read."""
+
+    owner: str  # module:Class
+    name: str  # a method, or an attribute that a method sets
+    parameters: tuple[str, ...] | None = None  # of a method, self left out
+    read_in: str | None = None  # the method of the owner that must mention the attribute
+
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_CPU_RUNNER = "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
+_BATCH = "vllm.v1.worker.gpu_input_batch:InputBatch"
+_STATE = "vllm.v1.worker.gpu_input_batch:CachedRequestState"
+_NEW = "vllm.v1.core.sched.output:NewRequestData"
+_CACHED = "vllm.v1.core.sched.output:CachedRequestData"
+
+HOOKS: tuple[Hook, ...] = (
+    # Overridden: the steps of vLLM's model runner.
+    Hook(_RUNNER, "__init__", ("vllm_config", "device")),
+    Hook(_CPU_RUNNER, "__init__", ("vllm_config", "device")),
+    Hook(_RUNNER, "_update_states", ("scheduler_output",)),
+    Hook(_RUNNER, "_on_request_state_removed", ("req_id", "req_state")),
+    Hook(_RUNNER, "_init_mrope_positions", ("req_state",)),
+    Hook(_RUNNER, "_preprocess", ("scheduler_output", "num_input_tokens", "intermediate_tensors")),
+    Hook(
+        _RUNNER,
+        "_model_forward",
+        ("input_ids", "positions", "intermediate_tensors", "inputs_embeds", "model_kwargs"),
+    ),
+    Hook(_RUNNER, "_sample", ("logits", "spec_decode_metadata")),
+    # Called by vLLM where we rely on it.
+    Hook(_RUNNER, "_on_request_state_removed", read_in="_update_states"),
+    Hook(_RUNNER, "_init_mrope_positions", read_in="_update_states"),
+    Hook(_RUNNER, "_preprocess", read_in="execute_model"),
+    Hook(_RUNNER, "_model_forward", read_in="execute_model"),
+    Hook(_RUNNER, "_sample", read_in="sample_tokens"),
+    # Read: where each request's rows stand in a step.
+    Hook(_RUNNER, "get_model", ()),
+    Hook(_RUNNER, "query_start_loc", read_in="_prepare_inputs"),
+    Hook(_RUNNER, "requests", read_in="_update_states"),
+    Hook(_RUNNER, "max_num_tokens", read_in="__init__"),
+    Hook(_BATCH, "num_computed_tokens_cpu", read_in="__init__"),
+    Hook(_RUNNER, "discard_request_mask", read_in="_bookkeeping_sync"),
+    Hook(_BATCH, "req_ids"),
+    Hook(_BATCH, "req_id_to_index", read_in="__init__"),
+    Hook(_BATCH, "generators", read_in="__init__"),
+    Hook(_STATE, "generator"),
+    Hook(_STATE, "mrope_positions"),
+    Hook(_STATE, "mrope_position_delta"),
+    Hook(_NEW, "req_id"),
+    Hook(_NEW, "prompt_token_ids"),
+    Hook(_NEW, "mm_features"),
+    Hook(_NEW, "sampling_params"),
+    Hook(_NEW, "num_computed_tokens"),
+    Hook(_CACHED, "resumed_req_ids"),
+    # Overridden: where a worker builds its runner.
+    Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", ()),
+    Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", read_in="_init_workspace_and_model_runner"),
+    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device", ()),
+    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "model_runner", read_in="init_device"),
+    # The engine.
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "collective_rpc", ("method", "timeout", "args", "kwargs")),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "abort", ("request_id", "internal")),
+    Hook("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    Hook("vllm.v1.engine.core_client:MPClient", "resources", read_in="__init__"),
+    Hook("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
+    Hook("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache"),
+    Hook("vllm.sampling_params:SamplingParams", "extra_args"),
+)
+
+
+def moved_hooks(hooks: Sequence[Hook] = HOOKS) -> list[str]:
+    """One sentence for each hook that this vLLM does not have as we know it."""
+    return [problem for hook in hooks if (problem := _problem(hook)) is not None]
+
+
+def check_hooks() -> None:
+    """Raises ConfigError naming every hook that has moved."""
+    if moved := moved_hooks():
+        import vllm
+
+        raise ConfigError(f"vLLM {vllm.__version__} is not the one these runners know: " + "; ".join(moved))
+
+
+def _problem(hook: Hook) -> str | None:
+    module, _, name = hook.owner.partition(":")
+    try:
+        owner = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return f"{hook.owner} is gone"
+    if hook.read_in is not None:
+        method = getattr(owner, hook.read_in, None)
+        if method is None:
+            return f"{hook.owner}.{hook.read_in} is gone"
+        if f"self.{hook.name}" not in inspect.getsource(method):
+            return f"{hook.owner}.{hook.read_in} no longer uses self.{hook.name}"
+        return None
+    fields = {*getattr(owner, "__dataclass_fields__", ()), *getattr(owner, "__struct_fields__", ())}
+    if not hasattr(owner, hook.name) and hook.name not in fields:
+        return f"{hook.owner}.{hook.name} is gone"
+    if hook.parameters is not None:
+        found = tuple(inspect.signature(getattr(owner, hook.name)).parameters)[1:]
+        if found != hook.parameters:
+            return f"{hook.owner}.{hook.name} takes {found}, not {hook.parameters}"
+    return None
+
+
+def register() -> None:
+    """vLLM calls this in each of its processes: model classes by name, imported when used."""
+    from vllm import ModelRegistry
+
+    for model in MODELS:
+        if model.architecture not in ModelRegistry.get_supported_archs():
+            ModelRegistry.register_model(model.architecture, model.module)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Let an engine process end when the worker that started it is killed; vLLM's own workers do so."""
+    parent = multiprocessing.parent_process()
+    if parent is None or not multiprocessing.current_process().name.startswith("EngineCore"):
+        return
+    if any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+_WATCH = "omni-jobs parent watch"

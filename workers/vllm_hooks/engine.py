@@ -1,0 +1,134 @@
+"""vLLM's AsyncLLM: its start, what it is asked, and what its errors mean here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.plugins import load_general_plugins
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
+from workers.vllm_hooks import check_hooks
+
+__all__ = ["Engine"]
+
+_CLOSE_S = 10.0  # then its processes are killed
+_LIVENESS_S = 1.0
+_LOADING_PLUGINS = threading.Lock()
+
+
+class Engine:
+    """One AsyncLLM. Every error that leaves it is one of ours."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._open: AsyncLLM | None = llm
+
+    @classmethod
+    def start(cls, args: Mapping[str, Any]) -> Engine:
+        """Load the model; blocks for as long as that takes.
+
+        ``args`` are those of AsyncEngineArgs. Raises ConfigError for what vLLM refuses
+        and EngineDead when its process ends during the start.
+        """
+        check_hooks()
+        # vLLM marks its plugins as loaded before it loads them: of two engines that start at
+        # once in one process, the second would not find our model classes.
+        with _LOADING_PLUGINS:
+            load_general_plugins()  # type: ignore[no-untyped-call]
+        # The hooks exist in vLLM's V1 model runner alone, and vLLM takes the choice from nowhere else.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        try:
+            engine_args = AsyncEngineArgs(**args)
+            _refuse(engine_args)
+            return cls(AsyncLLM.from_engine_args(engine_args))
+        except (ValueError, TypeError, VLLMClientError) as error:
+            raise ConfigError(f"vLLM refuses these engine arguments: {error}") from error
+        except (RuntimeError, EngineDeadError) as error:
+            raise EngineDead(f"the engine did not start: {error}") from error
+
+    @property
+    def _llm(self) -> AsyncLLM:
+        if self._open is None:
+            raise EngineDead("the engine is closed")
+        return self._open
+
+    @property
+    def hf_config(self) -> Any:
+        """The config of the model that runs, Transformers' own class."""
+        return self._llm.model_config.hf_config
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def healthy(self) -> bool:
+        return self._open is not None and not self._open.errored
+
+    async def generate(self, prompt: Any, sampling: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one request as they come. Closing the iterator aborts it."""
+        try:
+            async for output in self._llm.generate(prompt, sampling, request_id):
+                yield output
+        except VLLMClientError as error:
+            raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
+        except EngineDeadError as error:
+            raise EngineDead() from error
+        except EngineGenerateError as error:
+            raise _cause(error) from error
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+
+    async def abort(self, request_id: str) -> None:
+        """End a request wherever it is; unknown ones are ignored."""
+        await self._llm.abort(request_id)
+
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        """One answer per rank of the worker's ``method``. Raises EngineDead."""
+        asked: asyncio.Future[list[Any]] = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
+        try:
+            # vLLM leaves a question unanswered for ever when its engine dies over it.
+            while not (await asyncio.wait({asked}, timeout=_LIVENESS_S))[0]:
+                if not self.healthy:
+                    raise EngineDead()
+            return asked.result()
+        except EngineDeadError as error:
+            raise EngineDead() from error
+        finally:
+            asked.cancel()
+
+    def close(self) -> None:
+        """End the engine's processes; blocks until they are gone. Safe to call twice."""
+        llm, self._open = self._open, None
+        if llm is None:
+            return
+        llm.shutdown(timeout=_CLOSE_S)
+        # vLLM leaves its ZMQ context to the garbage collector, which warns of it.
+        core: Any = llm.engine_core
+        core.resources.ctx.destroy(linger=0)
+
+
+def _refuse(args: AsyncEngineArgs) -> None:
+    """What the hooks cannot serve. Raises ConfigError."""
+    if args.speculative_config is not None:
+        raise ConfigError("AR stages do not support speculative decoding", field="engine.speculative_config")
+    if args.pipeline_parallel_size > 1:
+        raise ConfigError("AR stages do not support pipeline parallelism", field="engine.pipeline_parallel_size")
+
+
+def _cause(error: EngineGenerateError) -> OmniJobsError:
+    cause = error.__cause__
+    if isinstance(cause, MemoryError):
+        return OutOfMemory()
+    if isinstance(cause, OmniJobsError):
+        return cause
+    return ModelError(f"the engine could not take this input: {cause}")

@@ -1,0 +1,195 @@
+"""vLLM's V1 model runner with its private steps turned into a few plain hooks.
+
+``HookedModelRunner`` is the only class that overrides or reads vLLM's internals; the
+runners of workers.runners override the methods under "Hooks" and see plain values.
+Nothing of ``execute_model`` is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from workers.vllm_hooks.seeds import RewindableGenerator
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sequence import IntermediateTensors
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+__all__ = ["AddedRequest", "HookedModelRunner", "StepRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRequest:
+    """A request as it enters the runner."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int  # taken from the prefix cache: the model will not compute them
+    options: Mapping[str, Any]  # SamplingParams.extra_args
+    media: Sequence[tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]]  # (offset, which positions are embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One request's rows of a step: ``begin`` … ``end`` on the step's token axis, from position ``position``."""
+
+    request_id: str
+    begin: int
+    end: int
+    position: int
+
+
+class HookedModelRunner(GPUModelRunner):
+    """Base of our runners; see the module's docstring."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.set_up()
+
+    # Hooks
+
+    def set_up(self) -> None:
+        """After vLLM's own ``__init__``."""
+
+    def request_added(self, request: AddedRequest) -> None:
+        """A request is about to enter the batch."""
+
+    def request_resumed(self, request_id: str) -> None:
+        """A preempted request is computed anew from position 0."""
+
+    def request_removed(self, request_id: str) -> None:
+        """A request has finished or was aborted; it is no longer in the batch."""
+
+    def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
+        """M-RoPE positions [3, P] and delta that replace the model's own."""
+        return None
+
+    def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
+        """The M-RoPE positions [3, P] and delta of a request."""
+
+    def edit_inputs(self, embeds: torch.Tensor) -> None:
+        """Edit the step's input embeddings [n, H] in place, before the model runs."""
+
+    def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> Any:
+        """What ``after_forward`` needs of the inputs; None: nothing to do this step.
+
+        ``embeds`` [n, H] may be overwritten by the model: fused norms work in place.
+        """
+        return None
+
+    def after_forward(self, hidden: torch.Tensor, kept: Any) -> None:
+        """The step's last hidden states [n, H], with what ``before_forward`` kept."""
+
+    # For the hooks
+
+    def step_rows(self, wanted: Container[str]) -> list[StepRows]:
+        """The rows of the wanted requests in the step at hand, in batch order."""
+        batch = self.input_batch
+        edges = self.query_start_loc.np
+        return [
+            StepRows(request_id, int(edges[n]), int(edges[n + 1]), int(batch.num_computed_tokens_cpu[n]))
+            for n, request_id in enumerate(batch.req_ids)
+            if request_id in wanted
+        ]
+
+    def max_step_rows(self) -> int:
+        """The most rows a step can have."""
+        return int(self.max_num_tokens)
+
+    def holds_output(self) -> bool:
+        """Whether this is the one rank that keeps what the model puts out (all ranks of the last stage have it)."""
+        return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
+
+    # vLLM's private steps
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.req_id not in self.requests:
+                self.request_added(_added(new))
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self.request_resumed(request_id)
+        correct = super()._update_states(scheduler_output)
+        if self.device.type == "cpu":
+            for new in scheduler_output.scheduled_new_reqs:
+                self._make_rewindable(new.req_id)
+        return correct
+
+    def _make_rewindable(self, request_id: str) -> None:
+        state = self.requests[request_id]
+        if state.generator is not None:
+            state.generator = RewindableGenerator.seeded(state.generator.initial_seed())
+            self.input_batch.generators[self.input_batch.req_id_to_index[request_id]] = state.generator
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
+        if self.device.type == "cpu":
+            for n in np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]):
+                generator = self.input_batch.generators.get(int(n))
+                if isinstance(generator, RewindableGenerator):
+                    generator.keep()
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _on_request_state_removed(self, req_id: str, req_state: CachedRequestState | None) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        self.request_removed(req_id)
+
+    def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
+        given = self.given_positions(req_state.req_id)
+        if given is None:
+            super()._init_mrope_positions(req_state)
+        else:
+            req_state.mrope_positions, req_state.mrope_position_delta = given
+        positions, delta = req_state.mrope_positions, req_state.mrope_position_delta
+        if positions is not None and delta is not None:
+            self.positions_known(req_state.req_id, positions, delta)
+
+    def _preprocess(
+        self,
+        scheduler_output: SchedulerOutput,
+        num_input_tokens: int,
+        intermediate_tensors: IntermediateTensors | None = None,
+    ) -> Any:
+        inputs = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
+        embeds = inputs[1]
+        if embeds is not None:
+            self.edit_inputs(embeds)
+        return inputs
+
+    def _model_forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        kept = self.before_forward(input_ids, inputs_embeds)
+        output = super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
+        if kept is not None:
+            self.after_forward(output, kept)
+        return output
+
+
+def _added(new: NewRequestData) -> AddedRequest:
+    media = []
+    for feature in new.mm_features:
+        place = feature.mm_position
+        embedded = np.ones(place.length, dtype=np.bool_) if place.is_embed is None else place.is_embed.numpy()
+        media.append((place.offset, embedded))
+    return AddedRequest(
+        request_id=new.req_id,
+        prompt_tokens=new.prompt_len,
+        cached_tokens=new.num_computed_tokens,
+        options=(new.sampling_params.extra_args or {}) if new.sampling_params is not None else {},
+        media=media,
+    )

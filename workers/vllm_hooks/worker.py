@@ -1,0 +1,46 @@
+"""vLLM's worker for this host's platform, made to build the model runner its subclass names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.vllm_hooks.runner import HookedModelRunner
+
+__all__ = ["HookedWorker"]
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    class HookedWorker(CPUWorker):
+        """On CPUs the worker builds its runner in ``init_device``: the built runner gets our class afterwards."""
+
+        runner_class: ClassVar[type[HookedModelRunner]]
+        model_runner: Any
+
+        def init_device(self) -> None:
+            super().init_device()  # type: ignore[no-untyped-call]
+            self.model_runner.__class__ = _on_cpu(self.runner_class)
+            self.model_runner.set_up()
+
+    def _on_cpu(runner_class: type[HookedModelRunner]) -> type[Any]:
+        """Our overrides before vLLM's overrides for CPUs, before its runner."""
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        return type(f"CPU{runner_class.__name__}", (runner_class, CPUModelRunner), {})
+
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    class HookedWorker(Worker):  # type: ignore[no-redef]
+        """On GPUs vLLM leaves the choice of the runner to a method."""
+
+        runner_class: ClassVar[type[HookedModelRunner]]
+        model_runner: Any
+
+        def _make_model_runner(self) -> HookedModelRunner:
+            return self.runner_class(self.vllm_config, cast("torch.device", self.device))
