@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.NAME --json FILE``; ratios of two sides alternating in one run."""

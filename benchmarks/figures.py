@@ -1,0 +1,49 @@
+"""What a benchmark found: named medians, written as JSON and shown as a table."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from os import cpu_count
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Figure", "figure", "report"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured thing; ``value`` is the median of ``runs``."""
+
+    name: str
+    value: float
+    unit: str
+    runs: Sequence[float]
+    target: float | None = None
+    met: bool | None = None
+    machine: str = field(
+        default_factory=lambda: f"{cpu_count()} × {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def figure(name: str, unit: str, runs: Sequence[float], *, at_least: float | None = None) -> Figure:
+    """The median of the runs, and whether it reaches the target."""
+    value = statistics.median(runs)
+    return Figure(name, value, unit, list(runs), at_least, None if at_least is None else value >= at_least)
+
+
+def report(figures: Iterable[Figure], to: Path | None) -> None:
+    """Show all as a table; write them to ``to`` as a JSON list."""
+    figures = list(figures)
+    table = Table("figure", "median", "unit", "lowest", "highest", "runs")
+    for item in figures:
+        spread = (f"{min(item.runs):.3g}", f"{max(item.runs):.3g}", str(len(item.runs)))
+        table.add_row(item.name, f"{item.value:.3g}", item.unit, *spread)
+    Console().print(table)
+    if to is not None:
+        to.write_text(json.dumps([asdict(item) for item in figures], indent=2) + "\n", encoding="utf-8")

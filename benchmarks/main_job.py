@@ -1,0 +1,137 @@
+"""The main job: the embedded stack against ``OmniLLM`` on the same prompts, in one run.
+
+    python -m benchmarks.main_job --json FILE [--model PATH] [--jobs 16] [--runs 5]
+
+Measured from the first submit to the last WAV fetched, over HTTP; start-up per worker
+and the memory of the whole stack (PSS: shared pages counted once) beside it. Without
+--model a tiny checkpoint with random weights is built, so that what is measured is
+the platform and not the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.figures import Figure, figure, report
+from omni_jobs.client import Client
+from omni_jobs.settings import Settings
+from omni_jobs.stack import EmbeddedStack
+from omni_jobs.states import JobState
+from workers.offline import OmniLLM
+from workers.tiny_checkpoint import build_tiny_checkpoint
+
+PIPELINE = "qwen2_5_omni"
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
+        model = arguments.model or build_tiny_checkpoint(Path(directory) / "checkpoint")
+        settings = Settings(data_dir=Path(directory) / "data", models={PIPELINE: model})
+        with EmbeddedStack(settings, pipelines=[PIPELINE]) as stack, Client(stack.url) as client:
+            figures = [
+                *_start_up(stack),
+                figure("memory of the stack, idle", "MiB", [_memory_mib(stack)]),
+                *_compare(client, stack.settings, arguments.jobs, arguments.runs),
+                figure("memory of the stack, after the jobs", "MiB", [_memory_mib(stack)]),
+            ]
+    report(figures, arguments.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--model", type=Path, help="a Qwen2.5-Omni checkpoint directory")
+    parser.add_argument("--jobs", type=int, default=16, help="jobs at once (default 16)")
+    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
+    return parser.parse_args()
+
+
+def _start_up(stack: EmbeddedStack) -> list[Figure]:
+    return [figure(f"start-up of {child.name}", "s", [child.start_s or 0.0]) for child in stack.children()]
+
+
+def _compare(client: Client, settings: Settings, jobs: int, runs: int) -> list[Figure]:
+    with OmniLLM(PIPELINE, settings=settings) as llm:
+        times: dict[str, list[float]] = {"stack 1": [], "offline 1": [], "stack n": [], "offline n": []}
+        for _ in track(range(runs + 1), description="alternating"):
+            times["stack 1"].append(_timed(lambda: _through_stack(client, _requests(1))))
+            times["offline 1"].append(_timed(lambda: _offline(llm, _requests(1))))
+            times["stack n"].append(_timed(lambda: _through_stack(client, _requests(jobs))))
+            times["offline n"].append(_timed(lambda: _offline(llm, _requests(jobs))))
+    warm = {name: found[1:] for name, found in times.items()}  # the first round warms both
+    return [
+        figure("1 job, stack", "s", warm["stack 1"]),
+        figure("1 job, OmniLLM", "s", warm["offline 1"]),
+        figure("1 job, OmniLLM's time / the stack's", "×", _ratios(warm["offline 1"], warm["stack 1"])),
+        figure(f"{jobs} jobs, stack", "s", warm["stack n"]),
+        figure(f"{jobs} jobs, OmniLLM", "s", warm["offline n"]),
+        figure(f"{jobs} jobs, OmniLLM's time / the stack's", "×", _ratios(warm["offline n"], warm["stack n"])),
+    ]
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+def _requests(count: int) -> list[dict[str, Any]]:
+    """Speech jobs of different lengths, greedy: the same work whenever it is done."""
+    greedy = {"temperature": 0, "max_tokens": 32}
+    return [
+        {
+            "messages": [{"role": "user", "content": f"Job {n}. " + "Tell me more. " * (n % 5)}],
+            "modalities": ["text", "audio"],
+            "seed": n,
+            "stages": {"thinker": {**greedy, "ignore_eos": True}, "talker": {**greedy, "max_tokens": 64}},
+        }
+        for n in range(count)
+    ]
+
+
+def _through_stack(client: Client, requests: Sequence[dict[str, Any]]) -> None:
+    submitted = [client.submit({"model": PIPELINE, **request}) for request in requests]
+    for job in submitted:
+        done = client.wait(job.id, timeout=600)
+        if done.status is not JobState.COMPLETED:
+            raise SystemExit(f"job {done.id} is {done.status.value}: {done.error}")
+        client.artifact(done.id, "audio.wav")
+
+
+def _offline(llm: OmniLLM, requests: Sequence[dict[str, Any]]) -> None:
+    for output in llm.generate(requests):
+        if isinstance(output, Exception):
+            raise output
+
+
+def _timed(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _memory_mib(stack: EmbeddedStack) -> float:
+    """PSS of the children and all that share their sessions."""
+    sessions = {child.pid for child in stack.children()}
+    total_kib = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if os.getsid(int(entry.name)) in sessions:
+                lines = (entry / "smaps_rollup").read_text(encoding="ascii").splitlines()
+                total_kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (ProcessLookupError, FileNotFoundError):
+            continue  # it ended meanwhile
+    return total_kib / 1024
+
+
+if __name__ == "__main__":
+    main()

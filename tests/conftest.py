@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+pytest_plugins = [
+    "tests.services.postgres",
+    "tests.services.valkey",
+    "tests.services.seaweedfs",
+    "tests.services.checkpoint",
+]

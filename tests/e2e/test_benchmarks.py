@@ -1,0 +1,25 @@
+"""Every benchmark runs and writes what it found; how fast is not a test's business."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(900)
+def test_the_main_job(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.main_job", "--jobs", "2", "--runs", "1", "--json", found]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    figures = {figure["name"]: figure for figure in json.loads(found.read_text(encoding="utf-8"))}
+    assert {"1 job, stack", "2 jobs, OmniLLM's time / the stack's", "memory of the stack, idle"} <= set(figures)
+    for figure in figures.values():
+        assert figure.keys() == {"name", "value", "unit", "runs", "target", "met", "machine"}
+        assert figure["value"] > 0

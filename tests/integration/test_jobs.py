@@ -1,0 +1,893 @@
+"""Every transition of omni_jobs.jobs, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, event, text
+
+from omni_jobs.db import Database
+from omni_jobs.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    OmniJobsError,
+    OutOfMemory,
+    StageError,
+)
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    Jobs,
+    NewArtifact,
+    NewJob,
+    NewStage,
+    NewWorker,
+    ProgressReport,
+    new_job_id,
+)
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import ObjectRef
+
+T = TypeVar("T")
+
+CHAIN = {"first": [], "second": ["first"]}
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+REF = ObjectRef(key="jobs/x/payloads/first/1", size=3, digest="xxh3:" + "0" * 32)
+ANY_SCRIPT = "漢字 العربية 😀 \x00 \ud800 e\u0301 \u2028"
+
+
+class ForgetfulDatabase(Database):
+    """Loses the answer to the first commit of every transaction."""
+
+    def run(self, transaction: Callable[[Connection], T]) -> T:
+        super().run(transaction)
+        return super().run(transaction)
+
+
+@pytest.fixture
+def jobs(database: Database) -> Jobs:
+    return Jobs(database)
+
+
+@pytest.fixture(params=["heard", "lost"])
+def jobs_or_forgetful(request: pytest.FixtureRequest, database_url: str) -> Iterator[Jobs]:
+    """Jobs as they are, and with every commit's answer lost once: both must behave alike."""
+    database = Database(database_url) if request.param == "heard" else ForgetfulDatabase(database_url)
+    yield Jobs(database)
+    database.close()
+
+
+def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
+    values: dict[str, Any] = {
+        "job_id": new_job_id(),
+        "pipeline": "echo",
+        "pipeline_version": "1",
+        "pipeline_digest": "d",
+        "request": {"messages": []},
+        "modalities": ["text"],
+        "stages": [NewStage(name, inputs, f"echo.{name}") for name, inputs in graph.items()],
+        "seed": 2**63 - 1,
+        "request_digest": "r",
+    }
+    return NewJob(**(values | changes))
+
+
+def register(
+    jobs: Jobs, worker_id: str, stage: str = "first", *, slot: str | None = None, slots: int = 4, lease_s: float = 60.0
+) -> list[Hint]:
+    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots)
+    return list(jobs.register_worker(worker, lease_s))
+
+
+def claim(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Claim]:
+    return jobs.claim(worker_id, [(hint.stage_run_id, hint.attempt) for hint in hints])
+
+
+def done(claimed: Claim, worker_id: str, **more: Any) -> Completion:
+    return Completion(claimed.stage_run_id, claimed.attempt, worker_id, **more)
+
+
+def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
+    return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
+
+
+def complete_all(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Hint]:
+    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id, hints)])
+    return [hint for outcome in outcomes for hint in outcome.hints]
+
+
+def stages(jobs: Jobs, job_id: str) -> dict[str, str]:
+    return {stage.name: stage.status.value for stage in jobs.get(job_id).stages}
+
+
+def pass_time(database: Database, seconds: float) -> None:
+    """As if ``seconds`` had gone by: what was to come comes so much earlier."""
+    with database.begin() as tx:
+        tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
+
+
+# submit
+
+
+def test_submit_queues_the_first_stages(jobs: Jobs) -> None:
+    job = new_job(DIAMOND, metadata={"user": "u"})
+    submitted = jobs.submit(job)
+    assert submitted.created
+    assert [(hint.attempt, hint.queue) for hint in submitted.hints] == [(0, "echo.a")]
+    view = jobs.get(job.job_id)
+    assert view.id == job.job_id
+    assert view.status == JobState.QUEUED
+    assert view.metadata == {"user": "u"}
+    assert view.seed == 2**63 - 1
+    assert view.started_at is None
+    assert view.created_at.utcoffset() is not None
+    assert stages(jobs, job.job_id) == {"a": "queued", "b": "pending", "c": "pending", "d": "pending"}
+
+
+def test_inputs_outside_the_job_are_not_waited_for(jobs: Jobs) -> None:
+    job = new_job({"second": ["first"]})
+    assert [hint.queue for hint in jobs.submit(job).hints] == ["echo.second"]
+
+
+def test_ids_sort_by_time() -> None:
+    ids = [new_job_id() for _ in range(100)]
+    assert len(set(ids)) == 100
+    assert ids[0] < ids[-1]
+    assert all(len(job_id) == 36 and job_id[16] == "7" for job_id in ids)
+
+
+def test_an_idempotency_key_names_one_job(jobs: Jobs) -> None:
+    first = jobs.submit(new_job(), idempotency_key="k")
+    again = jobs.submit(new_job(), idempotency_key="k")
+    assert first.created
+    assert (again.job_id, again.created, list(again.hints)) == (first.job_id, False, [])
+    with pytest.raises(Conflict) as caught:
+        jobs.submit(new_job(request_digest="other"), idempotency_key="k")
+    assert caught.value.field == "Idempotency-Key"
+    assert len(jobs.list().jobs) == 1
+
+
+def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: jobs.submit(new_job(), idempotency_key="k"), range(24)))
+    assert len({answer.job_id for answer in answers}) == 1
+    assert sum(answer.created for answer in answers) == 1
+
+
+# claim
+
+
+def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
+    media = [{"key": "k", "size": 1, "digest": "d", "media_type": "audio/wav"}]
+    hints = jobs.submit(new_job(request={"a": 1}, media=media)).hints
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", hints)
+    assert (claimed.stage, claimed.attempt, claimed.capture, claimed.failures) == ("first", 1, True, 0)
+    assert claimed.request == {"a": 1}
+    assert claimed.media == media
+    assert claimed.upstream == {}
+    assert claimed.seed == 2**63 - 1
+    view = jobs.get(claimed.job_id)
+    assert view.status == JobState.IN_PROGRESS
+    assert view.started_at is not None
+    assert view.stages[0].worker == "w"
+    assert view.stages[0].started_at == view.started_at
+
+
+def test_a_stage_run_is_claimed_once(jobs: Jobs) -> None:
+    hints = jobs.submit(new_job()).hints
+    register(jobs, "w1")
+    register(jobs, "w2")
+    assert len(claim(jobs, "w1", [*hints, *hints])) == 1
+    assert claim(jobs, "w2", hints) == []
+    stale = [Hint(hint.stage_run_id, 7, hint.queue) for hint in hints]
+    assert claim(jobs, "w1", [*stale, Hint(12345, 0, "")]) == []
+
+
+def test_a_repeated_claim_gives_the_same(jobs: Jobs) -> None:
+    hints = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    assert claim(jobs, "w", hints) == claim(jobs, "w", hints)
+
+
+def test_claims_keep_the_order_of_their_hints(jobs: Jobs) -> None:
+    hints = [hint for _ in range(20) for hint in jobs.submit(new_job()).hints]
+    random.Random(0).shuffle(hints)
+    register(jobs, "w")
+    assert [claimed.stage_run_id for claimed in claim(jobs, "w", hints)] == [hint.stage_run_id for hint in hints]
+
+
+def test_claims_need_a_live_lease(jobs: Jobs) -> None:
+    hints = jobs.submit(new_job()).hints
+    with pytest.raises(Fenced):
+        claim(jobs, "unknown", hints)
+    register(jobs, "w", lease_s=-1)
+    with pytest.raises(Fenced):
+        claim(jobs, "w", hints)
+    assert stages(jobs, jobs.list().jobs[0].id)["first"] == "queued"
+
+
+def test_rivals_share_the_work(jobs: Jobs) -> None:
+    hints = [hint for _ in range(150) for hint in jobs.submit(new_job()).hints]
+    workers = [f"w{n}" for n in range(4)]
+    for worker in workers:
+        register(jobs, worker)
+
+    def take(worker: str) -> list[int]:
+        mine = list(hints)
+        random.Random(worker).shuffle(mine)
+        found = []
+        for start in range(0, len(mine), 16):
+            found += [claimed.stage_run_id for claimed in claim(jobs, worker, mine[start : start + 16])]
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = [set(found) for found in pool.map(take, workers)]
+    assert sum(map(len, taken)) == len(set().union(*taken)) == 150
+
+
+# complete
+
+
+def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    (outcome,) = jobs.complete([done(claimed, "w", inline_payload=b"abc", payload_bytes=3, result={"a": 1, "b": 1})])
+    assert outcome.won
+    assert outcome.job_state == JobState.IN_PROGRESS
+    assert [(hint.queue, hint.attempt) for hint in outcome.hints] == [("echo.second", 0)]
+    (claimed,) = claim(jobs, "w", outcome.hints)
+    assert claimed.upstream == {"first": b"abc"}
+    assert not claimed.capture
+    artifact = NewArtifact("a b.wav", "audio/wav", REF)
+    (outcome,) = jobs.complete([done(claimed, "w", artifacts=[artifact], result={"b": 2})])
+    assert outcome.won
+    assert outcome.job_state == JobState.COMPLETED
+    assert not outcome.hints
+    view = jobs.get(submitted.job_id)
+    assert view.status == JobState.COMPLETED
+    assert view.result == {"a": 1, "b": 2}
+    assert view.finished_at is not None
+    assert [stage.payload_bytes for stage in view.stages] == [3, 0]
+    assert view.artifacts[0].url == f"/v1/jobs/{submitted.job_id}/artifacts/a%20b.wav"
+    assert jobs.artifact(submitted.job_id, "a b.wav").ref == REF
+
+
+def test_a_stored_payload_reaches_the_next_stage_as_its_ref(jobs: Jobs) -> None:
+    hints = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", hints)
+    (outcome,) = jobs.complete([done(claimed, "w", payload=REF, payload_bytes=REF.size)])
+    assert claim(jobs, "w", outcome.hints)[0].upstream == {"first": REF}
+
+
+def test_a_repeated_completion_has_the_same_answer(jobs: Jobs) -> None:
+    hints = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", hints)
+    completion = done(claimed, "w", artifacts=[NewArtifact("a", "text/plain", REF)])
+    assert jobs.complete([completion]) == jobs.complete([completion])
+    assert jobs.complete([completion, completion])[1].won
+
+
+def test_only_the_claim_that_holds_completes(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    wrong = [
+        Completion(claimed.stage_run_id, claimed.attempt, "other"),
+        Completion(claimed.stage_run_id, claimed.attempt + 1, "w"),
+        Completion(4711, 1, "w"),
+    ]
+    outcomes = jobs.complete(wrong)
+    assert [outcome.won for outcome in outcomes] == [False, False, False]
+    assert outcomes[2].job_state is None
+    assert stages(jobs, submitted.job_id)["first"] == "running"
+
+
+def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
+    register(jobs, "w")
+    both = threading.Barrier(2)
+
+    def complete(claimed: Claim) -> Sequence[Hint]:
+        both.wait()
+        return jobs.complete([done(claimed, "w")])[0].hints
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(15):
+            submitted = jobs.submit(new_job(DIAMOND))
+            parallel = claim(jobs, "w", complete_all(jobs, "w", submitted.hints))
+            assert [claimed.stage for claimed in parallel] == ["b", "c"]
+            hints = [hint for found in pool.map(complete, parallel) for hint in found]
+            assert [hint.queue for hint in hints] == ["echo.d"]
+            complete_all(jobs, "w", hints)
+            assert jobs.get(submitted.job_id).status == JobState.COMPLETED
+
+
+def test_an_artifact_name_taken_fails_that_job_alone(jobs: Jobs) -> None:
+    register(jobs, "w")
+    artifact = NewArtifact("a", "text/plain", REF)
+    twice, fine = jobs.submit(new_job()), jobs.submit(new_job())
+    claims = claim(jobs, "w", [*twice.hints, *fine.hints])
+    outcomes = jobs.complete([done(claimed, "w", artifacts=[artifact]) for claimed in claims])
+    claims = claim(jobs, "w", [hint for outcome in outcomes for hint in outcome.hints])
+    outcomes = jobs.complete([done(claims[0], "w", artifacts=[artifact]), done(claims[1], "w")])
+    assert [outcome.won for outcome in outcomes] == [False, True]
+    error = jobs.get(twice.job_id).error
+    assert error is not None
+    assert (error.stage, error.key) == ("second", "a")
+    assert jobs.get(fine.job_id).status == JobState.COMPLETED
+
+
+def test_a_result_must_be_json() -> None:
+    with pytest.raises(StageError) as caught:
+        Completion(1, 1, "w", result={"loss": float("nan")})
+    assert caught.value.field == "result"
+
+
+# fail
+
+
+def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs, database_url: str) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    outcome = jobs.fail(failed(claimed, "w", OutOfMemory()))
+    assert outcome.won
+    assert not outcome.hints
+    stage = jobs.get(submitted.job_id).stages[0]
+    assert (stage.status, stage.reason, stage.attempt) == (StageRunState.QUEUED, "retry_backoff", 1)
+    assert [(error.code, error.attempt, error.worker) for error in stage.errors] == [("out_of_memory", 1, "w")]
+    hint = Hint(claimed.stage_run_id, 1, "echo.first")
+    assert claim(jobs, "w", [hint]) == []
+    assert jobs.rescue().hints == []
+    database = Database(database_url)
+    pass_time(database, 2.0)
+    database.close()
+    (claimed,) = claim(jobs, "w", [hint])
+    assert (claimed.attempt, claimed.failures) == (2, 1)
+    assert jobs.get(submitted.job_id).stages[0].reason is None
+
+
+def test_the_rescuer_hints_a_retry_when_it_is_due(jobs: Jobs, database: Database) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", [hint])
+    jobs.fail(failed(claimed, "w", OutOfMemory()))
+    assert jobs.rescue().hints == []
+    pass_time(database, 1.1)
+    assert jobs.rescue().hints == [Hint(hint.stage_run_id, 1, hint.queue)]
+
+
+def test_the_last_attempt_fails_the_job(jobs: Jobs, database: Database) -> None:
+    submitted = jobs.submit(new_job())
+    register(jobs, "w", lease_s=10_000)
+    hint = submitted.hints[0]
+    for attempt in range(3):
+        (claimed,) = claim(jobs, "w", [Hint(hint.stage_run_id, attempt, hint.queue)])
+        outcome = jobs.fail(failed(claimed, "w", OutOfMemory("no room for 12 GiB")))
+        pass_time(database, 100)
+    assert outcome.job_state == JobState.FAILED
+    view = jobs.get(submitted.job_id)
+    assert view.error is not None
+    assert (view.error.code, view.error.message, view.error.stage) == ("out_of_memory", "no room for 12 GiB", "first")
+    assert stages(jobs, submitted.job_id) == {"first": "failed", "second": "cancelled"}
+    assert [error.attempt for error in view.stages[0].errors] == [1, 2, 3]
+    assert view.result is None
+
+
+def test_a_final_error_fails_the_job_at_once_and_once(jobs_or_forgetful: Jobs) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    failure = failed(claimed, "w", ModelError("bad audio", field="audio", key="k"))
+    assert jobs.fail(failure) == jobs.fail(failure)
+    view = jobs.get(submitted.job_id)
+    assert view.status == JobState.FAILED
+    assert view.error is not None
+    assert (view.error.field, view.error.key) == ("audio", "k")
+    assert len(view.stages[0].errors) == 1
+    assert not jobs.complete([done(claimed, "w")])[0].won
+    assert not jobs.fail(Failure(claimed.stage_run_id, 1, "other", ModelError())).won
+
+
+def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job(DIAMOND))
+    register(jobs, "w")
+    b, c = claim(jobs, "w", complete_all(jobs, "w", submitted.hints))
+    assert jobs.renew("w", 60) == []
+    jobs.fail(failed(b, "w", ModelError()))
+    assert stages(jobs, submitted.job_id) == {"a": "succeeded", "b": "failed", "c": "running", "d": "cancelled"}
+    assert jobs.renew("w", 60) == [c.stage_run_id]
+    (outcome,) = jobs.complete([done(c, "w", artifacts=[NewArtifact("a", "text/plain", REF)])])
+    assert not outcome.won
+    assert jobs.renew("w", 60) == []
+    view = jobs.get(submitted.job_id)
+    assert view.status == JobState.FAILED
+    assert view.stages[2].status == StageRunState.CANCELLED
+    assert view.artifacts == []
+
+
+# release
+
+
+def test_what_is_released_is_queued_again_without_a_failure(jobs_or_forgetful: Jobs) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w1")
+    register(jobs, "w2")
+    (claimed,) = claim(jobs, "w1", submitted.hints)
+    jobs.release([(claimed.stage_run_id, 1)], "w1")
+    assert jobs.get(submitted.job_id).stages[0].worker is None
+    (again,) = jobs.claim("w2", [(claimed.stage_run_id, 1)])
+    assert (again.attempt, again.failures) == (2, 0)
+    assert jobs.release([(claimed.stage_run_id, 1)], "w1") == []
+    assert not jobs.complete([done(claimed, "w1")])[0].won
+    assert jobs.complete([done(again, "w2")])[0].won
+
+
+def test_a_release_gives_hints(jobs: Jobs) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    claim(jobs, "w", [hint])
+    assert jobs.release([(hint.stage_run_id, 1)], "w") == [Hint(hint.stage_run_id, 1, hint.queue)]
+
+
+def test_a_retired_worker_leaves_nothing(jobs: Jobs) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    claim(jobs, "w", [hint])
+    assert jobs.retire_worker("w") == [Hint(hint.stage_run_id, 1, hint.queue)]
+    assert jobs.workers() == []
+    assert jobs.retire_worker("w") == []
+    with pytest.raises(Fenced):
+        jobs.renew("w", 60)
+
+
+# leases
+
+
+def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_url: str) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w1", lease_s=10)
+    (claimed,) = claim(jobs, "w1", submitted.hints)
+    assert jobs.rescue().freed == 0
+    database = Database(database_url)
+    pass_time(database, 10)
+    database.close()
+    with pytest.raises(Fenced):
+        jobs.renew("w1", 10)
+    jobs.rescue()
+    stage = jobs.get(submitted.job_id).stages[0]
+    assert (stage.status, stage.reason) == (StageRunState.QUEUED, None)
+    assert [(error.code, error.worker) for error in stage.errors] == [("worker_lost", "w1")]
+    assert not jobs.complete([done(claimed, "w1")])[0].won
+    register(jobs, "w2")
+    (again,) = jobs.claim("w2", [(claimed.stage_run_id, 1)])
+    assert (again.attempt, again.failures) == (2, 1)
+
+
+def test_rescue_gives_hints_for_what_it_frees(jobs: Jobs, database: Database) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "w", lease_s=10)
+    claim(jobs, "w", [hint])
+    pass_time(database, 10)
+    rescued = jobs.rescue()
+    assert (rescued.freed, rescued.hints) == (1, [Hint(hint.stage_run_id, 1, hint.queue)])
+
+
+def test_a_renewed_lease_holds(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", lease_s=10)
+    for _ in range(3):
+        pass_time(database, 8)
+        assert jobs.renew("w", 10) == []
+    assert jobs.rescue().freed == 0
+    assert [worker.id for worker in jobs.workers()] == ["w"]
+
+
+def test_an_unknown_owner_is_rescued(jobs: Jobs, database: Database) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "w")
+    claim(jobs, "w", [hint])
+    with database.begin() as tx:
+        tx.execute(text("DELETE FROM workers"))
+    assert jobs.rescue().freed == 1
+
+
+def test_a_job_that_kills_its_workers_ends(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job())
+    hint = submitted.hints[0]
+    for attempt in range(3):
+        register(jobs, f"w{attempt}", slot="slot")
+        assert len(jobs.claim(f"w{attempt}", [(hint.stage_run_id, attempt)])) == 1
+    assert register(jobs, "w3", slot="slot") == []
+    view = jobs.get(submitted.job_id)
+    assert view.status == JobState.FAILED
+    assert view.error is not None
+    assert view.error.code == "worker_lost"
+
+
+def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job({"a": [], "b": [], "c": ["a", "b"]}))
+    for attempt in range(3):
+        register(jobs, f"w{attempt}", slot="slot")
+        assert len(claim(jobs, f"w{attempt}", [replace(hint, attempt=attempt) for hint in submitted.hints])) == 2
+    assert register(jobs, "w3", slot="slot") == []
+    assert stages(jobs, submitted.job_id) == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+
+
+def test_a_restart_in_the_same_slot_takes_over_at_once(jobs: Jobs) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "boot-1", slot="host/first")
+    (claimed,) = claim(jobs, "boot-1", [hint])
+    assert register(jobs, "boot-2", slot="host/first") == [Hint(hint.stage_run_id, 1, hint.queue)]
+    with pytest.raises(Fenced):
+        jobs.renew("boot-1", 60)
+    with pytest.raises(Fenced):
+        claim(jobs, "boot-1", [hint])
+    assert not jobs.complete([done(claimed, "boot-1")])[0].won
+    assert [worker.id for worker in jobs.workers()] == ["boot-2"]
+    assert register(jobs, "boot-2", slot="host/first") == []
+
+
+def test_rivals_for_a_slot_leave_one_worker(jobs: Jobs) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: register(jobs, f"boot-{n}", slot="s"), range(8)))
+    assert len(jobs.workers()) == 1
+
+
+# cancel
+
+
+def test_queued_work_is_cancelled_at_once(jobs_or_forgetful: Jobs) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    assert jobs.cancel(submitted.job_id) == JobState.CANCELLED
+    assert jobs.cancel(submitted.job_id) == JobState.CANCELLED
+    assert claim(jobs, "w", submitted.hints) == []
+    assert stages(jobs, submitted.job_id) == {"first": "cancelled", "second": "cancelled"}
+    assert jobs.get(submitted.job_id).finished_at is not None
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "complete", "fail", "release", "lost"])
+def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> None:
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    register(jobs, "w", slot="slot")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
+    assert jobs.get(submitted.job_id).finished_at is None
+    assert stages(jobs, submitted.job_id) == {"first": "running", "second": "cancelled"}
+    assert jobs.renew("w", 60) == [claimed.stage_run_id]
+    match ending:
+        case "cancelled":
+            jobs.cancelled(claimed.stage_run_id, 1, "w")
+        case "complete":
+            assert not jobs.complete([done(claimed, "w", result={"a": 1})])[0].won
+        case "fail":
+            assert jobs.fail(failed(claimed, "w", OutOfMemory())).job_state == JobState.CANCELLED
+        case "release":
+            assert jobs.release([(claimed.stage_run_id, 1)], "w") == []
+        case "lost":
+            assert register(jobs, "w2", slot="slot") == []
+    view = jobs.get(submitted.job_id)
+    assert view.status == JobState.CANCELLED
+    assert view.finished_at is not None
+    assert view.result is None
+    assert stages(jobs, submitted.job_id) == {"first": "cancelled", "second": "cancelled"}
+    assert jobs.rescue().freed == 0
+
+
+def test_cancelling_waits_for_the_last_that_runs(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job(DIAMOND))
+    register(jobs, "w")
+    b, c = claim(jobs, "w", complete_all(jobs, "w", submitted.hints))
+    assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
+    assert jobs.cancelled(b.stage_run_id, b.attempt, "w").job_state == JobState.CANCELLING
+    assert jobs.cancelled(c.stage_run_id, c.attempt, "w").job_state == JobState.CANCELLED
+
+
+def test_cancel_comes_too_late(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job({"only": []}))
+    register(jobs, "w")
+    complete_all(jobs, "w", submitted.hints)
+    assert jobs.cancel(submitted.job_id) == JobState.COMPLETED
+    for unknown in ("job-unknown", "\x00", "\ud800"):
+        with pytest.raises(NotFound):
+            jobs.cancel(unknown)
+
+
+def test_cancel_and_completion_have_one_winner(jobs: Jobs) -> None:
+    register(jobs, "w")
+    both = threading.Barrier(2)
+
+    def cancel(claimed: Claim) -> JobState:
+        both.wait()
+        return jobs.cancel(claimed.job_id)
+
+    def complete(claimed: Claim) -> bool:
+        both.wait()
+        return jobs.complete([done(claimed, "w")])[0].won
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(15):
+            (claimed,) = claim(jobs, "w", jobs.submit(new_job({"only": []})).hints)
+            cancelled, completed = pool.submit(cancel, claimed), pool.submit(complete, claimed)
+            state = jobs.get(claimed.job_id).status if completed.result() else cancelled.result()
+            final = jobs.get(claimed.job_id).status
+            assert final == (JobState.COMPLETED if completed.result() else JobState.CANCELLED)
+            assert state in (final, JobState.CANCELLING)
+
+
+def test_cancel_and_claim_agree(jobs: Jobs) -> None:
+    register(jobs, "w")
+    both = threading.Barrier(2)
+
+    def cancel(job_id: str) -> JobState:
+        both.wait()
+        return jobs.cancel(job_id)
+
+    def take(hints: Sequence[Hint]) -> list[Claim]:
+        both.wait()
+        return claim(jobs, "w", hints)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(15):
+            submitted = jobs.submit(new_job())
+            cancelled, taken = pool.submit(cancel, submitted.job_id), pool.submit(take, submitted.hints)
+            if taken.result():
+                assert cancelled.result() == JobState.CANCELLING
+                assert stages(jobs, submitted.job_id) == {"first": "running", "second": "cancelled"}
+            else:
+                assert cancelled.result() == JobState.CANCELLED
+
+
+# announcing
+
+
+def test_a_lost_hint_is_repeated_where_a_slot_is_free(jobs: Jobs, database: Database) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    pass_time(database, 10)
+    assert jobs.rescue().hints == [], "nobody is there to take it"
+    register(jobs, "w", slots=1)
+    assert jobs.rescue().hints == [hint]
+    assert jobs.rescue().hints == [], "announced a moment ago"
+    pass_time(database, 3.1)
+    assert jobs.rescue().hints == [hint]
+
+
+def test_a_backlog_behind_busy_workers_is_left_alone(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", slots=2, lease_s=10_000)
+    hints = [hint for _ in range(5) for hint in jobs.submit(new_job()).hints]
+    claims = claim(jobs, "w", hints[:2])
+    pass_time(database, 100)
+    assert jobs.rescue().hints == []
+    jobs.complete([done(claims[0], "w")])
+    assert jobs.rescue().hints == hints[2:], "the slot is free and nothing came"
+
+
+def test_a_lost_backlog_is_announced_in_bounded_rounds(database: Database) -> None:
+    jobs = Jobs(database, announce_at_most=10)
+    register(jobs, "w", slots=100, lease_s=10_000)
+    hints = [hint for _ in range(25) for hint in jobs.submit(new_job()).hints]
+    lost = set(hints[::2])
+    claim(jobs, "w", [hint for hint in hints if hint not in lost])
+    pass_time(database, 3.1)
+    rounds = [jobs.rescue().hints for _ in range(3)]
+    assert [len(found) for found in rounds] == [10, 3, 0]
+    assert {hint for found in rounds for hint in found} == lost
+
+
+def test_rivalling_rescuers_do_not_double(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", slots=1000, lease_s=10_000)
+    hints = [hint for _ in range(60) for hint in jobs.submit(new_job()).hints]
+    pass_time(database, 3.1)
+    with ThreadPoolExecutor(4) as pool:
+        found = [hint for rescued in pool.map(lambda _: jobs.rescue(), range(8)) for hint in rescued.hints]
+    assert sorted(found, key=lambda hint: hint.stage_run_id) == hints
+
+
+# progress and reads
+
+
+def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job())
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    jobs.report_progress([])
+    jobs.report_progress(
+        [
+            ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", "abc"),
+            ProgressReport(claimed.stage_run_id, 2, 9, 10, "tokens"),
+            ProgressReport(4711, 1, 9, 10, "tokens"),
+        ]
+    )
+    progress = jobs.get(submitted.job_id).stages[0].progress
+    assert progress is not None
+    assert progress.model_dump() == {"done": 3, "total": 10, "unit": "tokens", "text": "abc"}
+    jobs.release([(claimed.stage_run_id, 1)], "w")
+    assert jobs.get(submitted.job_id).stages[0].progress is None
+
+
+def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
+    register(jobs, "w")
+    value = {ANY_SCRIPT: [ANY_SCRIPT]}
+    submitted = jobs.submit(new_job(request=value, metadata=value))
+    (claimed,) = claim(jobs, "w", submitted.hints)
+    assert claimed.request == value
+    jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, 1, "tokens", ANY_SCRIPT)])
+    (outcome,) = jobs.complete([done(claimed, "w", result=value)])
+    complete_all(jobs, "w", outcome.hints)
+    view = jobs.get(submitted.job_id)
+    assert view.result == value
+    assert view.metadata == value
+    assert view.stages[0].progress is not None
+    assert view.stages[0].progress.text == ANY_SCRIPT
+    failing = jobs.submit(new_job())
+    (claimed,) = claim(jobs, "w", failing.hints)
+    jobs.fail(failed(claimed, "w", ModelError(ANY_SCRIPT, field=ANY_SCRIPT)))
+    error = jobs.get(failing.job_id).error
+    assert error is not None
+    assert (error.message, error.field) == (ANY_SCRIPT, ANY_SCRIPT)
+
+
+def test_pages_go_back_in_time(jobs: Jobs) -> None:
+    ids = [jobs.submit(new_job()).job_id for _ in range(7)]
+    page = jobs.list(limit=3)
+    seen = [view.id for view in page.jobs]
+    while page.next_cursor is not None:
+        page = jobs.list(limit=3, cursor=page.next_cursor)
+        seen += [view.id for view in page.jobs]
+    assert seen == ids[::-1]
+
+
+def test_pages_by_state_and_pipeline(jobs: Jobs) -> None:
+    kept = jobs.submit(new_job()).job_id
+    jobs.cancel(jobs.submit(new_job()).job_id)
+    other = jobs.submit(new_job(pipeline="other")).job_id
+    assert [view.id for view in jobs.list(state=JobState.QUEUED).jobs] == [other, kept]
+    assert [view.id for view in jobs.list(state=JobState.QUEUED, pipeline="echo").jobs] == [kept]
+    assert jobs.list(pipeline="none").jobs == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 101}, "limit"),
+        ({"cursor": "x"}, "cursor"),
+        ({"cursor": "job-\x00"}, "cursor"),
+        ({"pipeline": "\x00"}, "pipeline"),
+    ],
+)
+def test_bad_pages_are_refused(jobs: Jobs, arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        jobs.list(**arguments)
+    assert caught.value.field == field
+
+
+def test_what_is_not_there_is_not_found(jobs: Jobs) -> None:
+    job_id = jobs.submit(new_job()).job_id
+    for unknown in ("job-unknown", "\x00", "\ud800", ""):
+        with pytest.raises(NotFound):
+            jobs.get(unknown)
+        with pytest.raises(NotFound):
+            jobs.artifact(job_id, unknown)
+
+
+def test_counts_and_workers_say_what_is_going_on(jobs: Jobs) -> None:
+    hints = [hint for _ in range(3) for hint in jobs.submit(new_job()).hints]
+    register(jobs, "w", slots=2)
+    register(jobs, "gone", lease_s=-1)
+    claim(jobs, "w", hints[:1])
+    counts = jobs.counts()
+    assert counts.jobs == {JobState.QUEUED: 2, JobState.IN_PROGRESS: 1, JobState.CANCELLING: 0}
+    assert {(count.stage, count.state.value): count.count for count in counts.stage_runs} == {
+        ("second", "pending"): 3,
+        ("first", "queued"): 2,
+        ("first", "running"): 1,
+    }
+    assert [(worker.id, worker.slots, worker.running) for worker in jobs.workers()] == [("w", 2, 1)]
+
+
+# the database's side of it
+
+
+def test_a_crowd_never_deadlocks(jobs: Jobs, database: Database) -> None:
+    """Claims, completions, cancels, progress and rescues in big, differently ordered batches."""
+    workers = [f"w{n}" for n in range(3)]
+    for worker in workers:
+        register(jobs, worker, slots=1000)
+    submitted = [jobs.submit(new_job(DIAMOND)) for _ in range(40)]
+
+    def work(worker: str) -> None:
+        rng = random.Random(worker)
+        hints = [hint for one in submitted for hint in one.hints]
+        while hints:
+            rng.shuffle(hints)
+            claims = claim(jobs, worker, hints)
+            rng.shuffle(claims)
+            jobs.report_progress(
+                [ProgressReport(claimed.stage_run_id, claimed.attempt, 1, 2, "n") for claimed in claims]
+            )
+            outcomes = jobs.complete([done(claimed, worker) for claimed in claims])
+            hints = [hint for outcome in outcomes for hint in outcome.hints]
+
+    def disturb(_: str) -> None:
+        rng = random.Random(0)
+        for one in rng.sample(submitted, 12):
+            jobs.cancel(one.job_id)
+            jobs.rescue()
+
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [pool.submit(work, worker) for worker in workers] + [pool.submit(disturb, "")]
+        for task in tasks:
+            task.result()
+    if database.dialect == "postgresql":
+        with database.begin() as tx:
+            query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            assert tx.execute(text(query)).scalar_one() == 0
+    register(jobs, "last", slots=1000)
+    while hints := jobs.rescue().hints:
+        complete_all(jobs, "last", hints)
+    for one in submitted:
+        view = jobs.get(one.job_id)
+        if view.status == JobState.IN_PROGRESS:  # its last hints went to a worker that had finished
+            assert any(stage.status == StageRunState.QUEUED for stage in view.stages)
+        else:
+            assert view.status in (JobState.COMPLETED, JobState.CANCELLED)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_round_reads_whole_tables(jobs: Jobs, database: Database) -> None:
+    scans = []
+
+    @event.listens_for(database._engine, "before_cursor_execute")
+    def explain(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        if statement.split()[0] not in ("SELECT", "UPDATE", "DELETE"):
+            return
+        plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters[0] if many else parameters)
+        scans.extend(
+            f"{row[-1]}: {statement}"
+            for row in plan
+            if row[-1].startswith(("SCAN stage_runs", "SCAN jobs")) and "USING INDEX ix_stage_runs" not in row[-1]
+        )
+
+    submitted = [jobs.submit(new_job()) for _ in range(4)]
+    register(jobs, "w", lease_s=10_000)
+    claims = claim(jobs, "w", [hint for one in submitted for hint in one.hints])
+    jobs.report_progress([ProgressReport(claims[0].stage_run_id, 1, 1, 2, "n")])
+    jobs.complete([done(claims[0], "w")])
+    jobs.fail(failed(claims[1], "w", OutOfMemory()))
+    jobs.fail(failed(claims[1], "w", OutOfMemory()))
+    jobs.release([(claims[2].stage_run_id, 1)], "w")
+    jobs.cancel(submitted[3].job_id)
+    jobs.renew("w", 60)
+    pass_time(database, 5)
+    scans.clear()  # pass_time reads all
+    jobs.rescue()
+    jobs.retire_worker("w")
+    jobs.get(submitted[0].job_id)
+    jobs.list(state=JobState.QUEUED)
+    jobs.list(pipeline="echo")
+    jobs.counts()
+    jobs.workers()
+    assert scans == []

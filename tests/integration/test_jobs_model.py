@@ -1,0 +1,427 @@
+"""Random histories of the transitions against a plain model of them, on both databases.
+
+The model knows no SQL, no locks and no batches: a job is a dictionary of stages, a
+transition a few assignments. After every step the database must show what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import text
+
+from omni_jobs.db import Database
+from omni_jobs.errors import Fenced, ModelError, OmniJobsError, OutOfMemory, WorkerLost
+from omni_jobs.jobs import Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, new_job_id
+
+GRAPHS: dict[str, dict[str, list[str]]] = {
+    "one": {"a": []},
+    "chain": {"a": [], "b": ["a"], "c": ["b"]},
+    "diamond": {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]},
+    "two ends": {"a": [], "b": [], "c": ["a", "b"]},
+}
+SLOTS = ("s0", "s1", "s2")
+MAX_ATTEMPTS = 2
+LEASE_S = 1000.0
+LONG_S = 1000.0  # longer than any history takes
+ACTIVE = ("queued", "in_progress")
+
+
+@dataclass
+class Stage:
+    id: int
+    inputs: list[str]
+    state: str = "pending"
+    attempt: int = 0
+    failures: int = 0
+    owner: str | None = None
+    due: bool = True
+    won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
+
+
+@dataclass
+class Job:
+    stages: dict[str, Stage]
+    state: str = "queued"
+
+    def settle(self) -> None:
+        """What follows from the stages' states."""
+        stages = self.stages.values()
+        if self.state in ACTIVE and any(stage.state == "failed" for stage in stages):
+            self.state = "failed"
+            self.stop_waiting()
+        if self.state == "cancelling" and all(stage.state != "running" for stage in stages):
+            self.state = "cancelled"
+        if self.state in ACTIVE:
+            for stage in stages:
+                if stage.state == "pending" and all(self.stages[name].state == "succeeded" for name in stage.inputs):
+                    stage.state, stage.due = "queued", True
+            if all(stage.state == "succeeded" for stage in stages):
+                self.state = "completed"
+
+    def stop_waiting(self) -> None:
+        for stage in self.stages.values():
+            if stage.state in ("pending", "queued"):
+                stage.state = "cancelled"
+
+
+@dataclass
+class Model:
+    jobs: dict[str, Job] = field(default_factory=dict)
+    workers: dict[str, str] = field(default_factory=dict)  # live ones: id → slot
+    expired: set[str] = field(default_factory=set)  # their lease ran out, nobody has noticed
+
+    def all_stages(self) -> list[tuple[Job, Stage]]:
+        return [(job, stage) for job in self.jobs.values() for stage in job.stages.values()]
+
+    def find(self, stage_run_id: int) -> tuple[Job, Stage]:
+        return next((job, stage) for job, stage in self.all_stages() if stage.id == stage_run_id)
+
+    def fail(self, job: Job, stage: Stage, error: OmniJobsError) -> None:
+        stage.failures += 1
+        if job.state not in ACTIVE:
+            stage.state = "cancelled"
+        elif error.retryable and stage.failures < MAX_ATTEMPTS:
+            stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost)
+        else:
+            stage.state = "failed"
+        job.settle()
+
+    def hand_back(self, job: Job, stage: Stage) -> None:
+        if job.state in ACTIVE:
+            stage.state, stage.owner, stage.due = "queued", None, True
+        else:
+            stage.state = "cancelled"
+        job.settle()
+
+    def lose(self, workers: set[str | None]) -> None:
+        for job, stage in self.all_stages():
+            if stage.state == "running" and stage.owner in workers:
+                self.fail(job, stage, WorkerLost())
+
+
+class JobsMachine(RuleBasedStateMachine):
+    """One history."""
+
+    database: Database  # given by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.database.begin() as tx:
+            for table in ("artifacts", "attempt_errors", "stage_runs", "jobs", "workers"):
+                tx.execute(text(f"DELETE FROM {table}"))
+        self.jobs = Jobs(self.database)
+        self.model = Model()
+        self.boots = 0
+        # Every (stage run, attempt, worker) that was ever claimed: late reports come from here.
+        self.claimed: list[tuple[int, int, str]] = []
+
+    # What is submitted, and by whom it is run.
+
+    @initialize(graphs=st.lists(st.sampled_from(sorted(GRAPHS)), min_size=1, max_size=3))
+    def begin(self, graphs: list[str]) -> None:
+        for slot in SLOTS[:2]:
+            self.start_worker(slot)
+        for graph in graphs:
+            self.submit(graph)
+
+    @rule(graph=st.sampled_from(sorted(GRAPHS)))
+    def submit(self, graph: str) -> None:
+        if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 3:
+            return
+        job_id = new_job_id()
+        stages = [NewStage(name, inputs, f"echo.{name}", MAX_ATTEMPTS) for name, inputs in GRAPHS[graph].items()]
+        submitted = self.jobs.submit(NewJob(job_id, "echo", "1", "d", {}, ["text"], stages, seed=0, request_digest="r"))
+        with self.database.begin() as tx:
+            query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
+            ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
+        job = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()})
+        job.settle()
+        self.model.jobs[job_id] = job
+        assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(job)
+
+    # Four rules alone, chosen as often as each other: with one for every method most histories end early.
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["start", "expire", "retire", "renew", "rescue", "wait", "wait", "cancel"]),
+    )
+    def meanwhile(self, data: st.DataObject, what: str) -> None:
+        match what:
+            case "cancel":
+                self.cancel(data)
+            case "start":
+                self.start_worker(data.draw(st.sampled_from(SLOTS)))
+            case "expire":
+                self.let_a_lease_run_out(data)
+            case "retire":
+                self.retire(data)
+            case "renew":
+                self.renew(data)
+            case "rescue":
+                self.rescue()
+            case "wait":
+                self.wait_for_retries()
+
+    def start_worker(self, slot: str) -> None:
+        self.boots += 1
+        worker = f"{slot}-{self.boots}"
+        predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
+        hints = self.jobs.register_worker(NewWorker(worker, slot, "echo", "a", "host", 1, 100), LEASE_S)
+        before = self.claimable()
+        if predecessor is not None:
+            del self.model.workers[predecessor]
+            self.model.expired.discard(predecessor)
+            self.model.lose({predecessor})
+        self.model.workers[worker] = slot
+        assert self.ids(hints) == self.claimable() - before
+
+    def let_a_lease_run_out(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        self.model.expired.add(worker)
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE workers SET lease_until = 0 WHERE id = :id"), {"id": worker})
+
+    def retire(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        before = self.claimable()
+        hints = self.jobs.retire_worker(worker)
+        self.model.workers.pop(worker, None)
+        self.model.expired.discard(worker)
+        for job, stage in self.model.all_stages():
+            if stage.state == "running" and stage.owner == worker:
+                self.model.hand_back(job, stage)
+        assert self.ids(hints) == self.claimable() - before
+
+    def renew(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.renew(worker, LEASE_S)
+            return
+        unwanted = {
+            stage.id
+            for job, stage in self.model.all_stages()
+            if stage.state == "running" and stage.owner == worker and job.state not in ACTIVE
+        }
+        assert set(self.jobs.renew(worker, LEASE_S)) == unwanted
+
+    def rescue(self) -> None:
+        before = self.claimable()
+        for worker in self.model.expired:
+            self.model.workers.pop(worker, None)
+        self.model.expired.clear()
+        lost = {
+            stage.owner
+            for _, stage in self.model.all_stages()
+            if stage.state == "running" and stage.owner not in self.model.workers
+        }
+        running = sum(stage.state == "running" and stage.owner in lost for _, stage in self.model.all_stages())
+        self.model.lose(lost)
+        rescued = self.jobs.rescue()
+        assert rescued.freed == running
+        assert self.claimable() - before <= self.ids(rescued.hints) <= self.claimable()
+
+    def wait_for_retries(self) -> None:
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": 2 * LONG_S})
+        for _, stage in self.model.all_stages():
+            stage.due = True
+
+    # A stage run's life.
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        known = [stage for _, stage in self.model.all_stages()]
+        late = st.sampled_from(known).flatmap(
+            lambda stage: st.tuples(st.just(stage.id), st.integers(max(0, stage.attempt - 1), stage.attempt))
+        )
+        queued = [(stage.id, stage.attempt) for stage in known if stage.state == "queued"]
+        hint = st.one_of(st.sampled_from(queued), late) if queued else late
+        hints = (
+            data.draw(st.one_of(st.just(queued), st.lists(hint, min_size=1, max_size=6)))
+            if queued
+            else [data.draw(late)]
+        )
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.claim(worker, hints)
+            return
+        newest: dict[int, int] = {}
+        for stage_run_id, attempt in hints:
+            newest[stage_run_id] = max(attempt, newest.get(stage_run_id, 0))
+        expected = set()
+        for stage_run_id, attempt in newest.items():
+            job, stage = self.model.find(stage_run_id)
+            if stage.state == "queued" and stage.due and stage.attempt == attempt:
+                stage.state, stage.owner, stage.attempt = "running", worker, attempt + 1
+                if job.state == "queued":
+                    job.state = "in_progress"
+            if stage.state == "running" and stage.owner == worker and stage.attempt == attempt + 1:
+                expected.add((stage_run_id, attempt + 1))
+        got = self.jobs.claim(worker, hints)
+        assert {(claim.stage_run_id, claim.attempt) for claim in got} == expected
+        assert len(got) == len(expected)
+        self.claimed += [(claim.stage_run_id, claim.attempt, worker) for claim in got]
+
+    @precondition(lambda self: self.claimed)
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["complete", "complete", "complete", "fail", "fail for good", "release"]),
+    )
+    def report(self, data: st.DataObject, what: str) -> None:
+        match what:
+            case "complete":
+                self.complete(data)
+            case "fail":
+                self.fail(data, OutOfMemory())
+            case "fail for good":
+                self.fail(data, ModelError())
+            case "release":
+                self.release(data)
+
+    def complete(self, data: st.DataObject) -> None:
+        reports = data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
+        before = self.claimable()
+        won = []
+        for stage_run_id, attempt, worker in reports:
+            job, stage = self.model.find(stage_run_id)
+            if self.holds(stage, attempt, worker):
+                if job.state in ACTIVE:
+                    stage.state, stage.won_by = "succeeded", (attempt, worker)
+                else:
+                    self.model.hand_back(job, stage)
+            won.append(stage.won_by == (attempt, worker))
+        for job in self.model.jobs.values():
+            job.settle()
+        outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
+        assert [outcome.won for outcome in outcomes] == won
+        assert self.claimable() - before <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        for report, outcome in zip(reports, outcomes, strict=True):
+            job, stage = self.model.find(report[0])
+            name = next(name for name, other in job.stages.items() if other is stage)
+            waiting = {other.id for other in job.stages.values() if name in other.inputs and other.state == "queued"}
+            assert outcome.job_state == job.state
+            assert self.ids(outcome.hints) <= waiting
+
+    def fail(self, data: st.DataObject, error: OmniJobsError) -> None:
+        stage_run_id, attempt, worker = data.draw(self.a_claim())
+        job, stage = self.model.find(stage_run_id)
+        holds = self.holds(stage, attempt, worker)
+        if holds:
+            self.model.fail(job, stage, error)
+        outcome = self.jobs.fail(Failure(stage_run_id, attempt, worker, error))
+        if holds:  # on a busy machine a second's pause is over before the next step
+            later = (
+                "UPDATE stage_runs SET due = due + :s, announce_at = announce_at + :s WHERE id = :id AND reason = :r"
+            )
+            with self.database.begin() as tx:
+                tx.execute(text(later), {"s": LONG_S, "id": stage_run_id, "r": "retry_backoff"})
+        assert outcome.won or not holds
+        assert outcome.job_state == job.state
+        assert not outcome.hints
+
+    def release(self, data: st.DataObject) -> None:
+        stage_run_id, attempt, worker = data.draw(self.a_claim())
+        job, stage = self.model.find(stage_run_id)
+        holds = self.holds(stage, attempt, worker)
+        if holds:
+            self.model.hand_back(job, stage)
+        hints = self.jobs.release([(stage_run_id, attempt)], worker)
+        assert hints == ([Hint(stage.id, attempt, hints[0].queue)] if holds and stage.state == "queued" else [])
+
+    def cancel(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        job = self.model.jobs[job_id]
+        if job.state in ACTIVE:
+            job.state = "cancelling"
+            job.stop_waiting()
+            job.settle()
+        assert self.jobs.cancel(job_id) == job.state
+
+    # What must hold.
+
+    @invariant()
+    def the_database_shows_what_the_model_says(self) -> None:
+        views = self.jobs.list(limit=100).jobs
+        assert {view.id for view in views} == self.model.jobs.keys()
+        for view in views:
+            job = self.model.jobs[view.id]
+            found = {
+                stage.name: (stage.status.value, stage.attempt, len(stage.errors), stage.worker)
+                for stage in view.stages
+            }
+            expected = {
+                name: (stage.state, stage.attempt, stage.failures, stage.owner) for name, stage in job.stages.items()
+            }
+            assert found == expected
+            assert view.status == job.state
+            assert (view.finished_at is not None) == view.status.is_final
+            assert (view.error is not None) == (view.status == "failed")
+            if view.status == "completed":
+                last = list(job.stages.values())[-1]
+                assert last.won_by is not None
+                assert view.result == {"by": last.won_by[1]}
+
+    @invariant()
+    def work_waits_only_in_live_jobs(self) -> None:
+        for job, stage in self.model.all_stages():
+            if stage.state == "queued":
+                assert job.state in ACTIVE
+
+    # Helpers.
+
+    def a_claim(self) -> st.SearchStrategy[tuple[int, int, str]]:
+        """A claim of the past, those that hold more often."""
+        holding = [claim for claim in self.claimed if self.holds(self.model.find(claim[0])[1], *claim[1:])]
+        any_claim = st.sampled_from(self.claimed)
+        return st.one_of(st.sampled_from(holding), any_claim) if holding else any_claim
+
+    def draw_worker(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.model.workers) or ["unknown"]))
+
+    def is_live(self, worker: str) -> bool:
+        return worker in self.model.workers and worker not in self.model.expired
+
+    @staticmethod
+    def holds(stage: Stage, attempt: int, worker: str) -> bool:
+        return stage.state == "running" and stage.attempt == attempt and stage.owner == worker
+
+    @staticmethod
+    def queued_ids(job: Job) -> set[int]:
+        return {stage.id for stage in job.stages.values() if stage.state == "queued"}
+
+    def claimable(self) -> set[int]:
+        return {stage.id for _, stage in self.model.all_stages() if stage.state == "queued" and stage.due}
+
+    @staticmethod
+    def ids(hints: list[Hint]) -> set[int]:
+        return {hint.stage_run_id for hint in hints}
+
+
+def test_histories_follow_the_model(database: Database) -> None:
+    machine: Callable[[], JobsMachine] = type("Machine", (JobsMachine,), {"database": database})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

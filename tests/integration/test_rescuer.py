@@ -1,0 +1,64 @@
+"""The rescuer as a process, and what a round survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.broker import queue_depths
+from omni_jobs.jobs import NewWorker
+from omni_jobs.rescuer import Rescuer
+from tests.integration.echo_stack import EchoStack
+
+RESCUER = "from omni_jobs.rescuer import run; from omni_jobs.settings import settings; run(settings())"
+
+
+@pytest.fixture
+def stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, f"sqlite:///{tmp_path / 'jobs.sqlite'}", valkey_url)
+    yield stack
+    stack.close()
+
+
+def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: EchoStack) -> None:
+    environment = {**os.environ, **stack.variables}
+    process = subprocess.Popen([sys.executable, "-c", RESCUER], env=environment)
+    try:
+        time.sleep(0.5)  # its first looks find no schema
+        stack.database.migrate()
+        _worker_with_free_slots(stack)
+        stack.submit(publish=False)
+        stack.until(lambda: queue_depths(stack.app)["echo.first"] or None, 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_round_survives_a_broker_that_is_away(stack: EchoStack, tmp_path: Path) -> None:
+    stack.database.migrate()
+    _worker_with_free_slots(stack)
+    stack.submit(publish=False)
+    time.sleep(stack.settings.announce_after_s)
+    broken = EchoStack(_sibling(tmp_path), stack.database_url, "redis://127.0.0.1:1/0")
+    assert Rescuer(broken.jobs, broken.publisher, 1).round() == 0
+    broken.close()
+
+
+def _worker_with_free_slots(stack: EchoStack) -> None:
+    """Hints are repeated only where somebody can follow them."""
+    stack.jobs.register_worker(NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8), lease_s=60)
+
+
+def _sibling(directory: Path) -> Path:
+    sibling = directory / "sibling"
+    sibling.mkdir()
+    return sibling

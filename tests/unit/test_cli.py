@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from omni_jobs import client as client_module
+from omni_jobs import worker_command as worker_command_module
+from omni_jobs.cli import Exit, app
+
+CONFIGS = Path(__file__).parents[2] / "stage_configs"
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.01,))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("OMNI_JOBS_STAGE_CONFIGS", str(CONFIGS))
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+COMMANDS = [
+    ["up"],
+    ["api"],
+    ["worker"],
+    ["rescuer"],
+    ["migrate"],
+    ["submit"],
+    ["status"],
+    ["cancel"],
+    ["result"],
+    ["pipelines"],
+    ["pipelines", "check"],
+    ["pipelines", "list"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: Sequence[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+def test_the_exit_codes_are_in_the_help() -> None:
+    text = run("--help").output
+    for code in (Exit.FAILED, Exit.UNREACHABLE, Exit.NOT_FOUND, Exit.TIMEOUT):
+        assert f"\n   {code}  " in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "vllm", "sqlalchemy", "celery", "fastapi", "boto3", "numpy", "workers")
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from omni_jobs.cli import app
+CliRunner().invoke(app, ["--help"])
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_check_says_what_is_well(tmp_path: Path) -> None:
+    result = run("pipelines", "check", *(str(path) for path in sorted(CONFIGS.glob("*.yaml"))))
+    assert result.exit_code == 0
+    assert "qwen2_5_omni 1, thinker → talker → code2wav" in result.output
+
+
+def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    text = (CONFIGS / "echo.yaml").read_text(encoding="utf-8")
+    line = text.splitlines().index("    slots: 64") + 1
+    wrong.write_text(text.replace("    slots: 64", "    slotz: 64", 1), encoding="utf-8")
+    result = run("pipelines", "check", str(wrong), str(tmp_path / "missing.yaml"), str(CONFIGS / "echo.yaml"))
+    assert result.exit_code == 1
+    assert f"{wrong}:{line}: stages.first.slotz: unknown key" in result.output
+    assert f"{tmp_path / 'missing.yaml'}: cannot be read" in result.output
+    assert "echo.yaml: ok" in result.output
+
+
+def test_list() -> None:
+    assert "thinker → talker → code2wav" in run("pipelines", "list").output
+    listed = json.loads(run("pipelines", "list", "--json").output)
+    assert [pipeline["name"] for pipeline in listed] == ["echo", "qwen2_5_omni"]
+
+
+def test_the_worker_command_is_stock_celery() -> None:
+    result = run("worker", "-p", "qwen2_5_omni", "-s", "thinker", "--slot", "thinker-2@%h", "-c", "3", "--dry-run")
+    assert result.exit_code == 0
+    assert result.output == (
+        "CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool "
+        "celery -A workers.app worker -P custom -Q qwen2_5_omni.thinker -n thinker-2@%h -c 3 "
+        "--without-gossip --without-mingle --without-heartbeat -l INFO\n"
+    )
+
+
+def test_a_worker_of_nothing() -> None:
+    assert run("worker", "-p", "nope", "-s", "x").exit_code == Exit.NOT_FOUND
+    result = run("worker", "-p", "echo", "-s", "third")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "it has first, second" in result.output
+
+
+def test_a_worker_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_command_module, "_is_installed", lambda name: False)
+    result = run("worker", "-p", "qwen2_5_omni", "-s", "talker")
+    assert result.exit_code == 1
+    assert "pip install 'omni-jobs[worker-cuda]'" in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["status", "job-1"], ["cancel", "job-1"], ["result", "job-1"], ["submit", "Hello"]],
+    ids=" ".join,
+)
+def test_no_server(command: Sequence[str]) -> None:
+    result = run(*command, "--url", NOWHERE)
+    assert result.exit_code == Exit.UNREACHABLE
+    assert result.stdout == ""
+    assert f"omni-jobs: no answer from {NOWHERE}/v1/jobs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ([], "a text, a file or --body is needed"),
+        (["Hello", "--body", "x.json"], "not both"),
+        (["Hello", "--param", "temperature=1"], "is not STAGE.NAME=VALUE"),
+        (["Hello", "--param", "thinker.temperature"], "is not NAME=VALUE"),
+        (["Hello", "--metadata", "a"], "is not NAME=VALUE"),
+        (["Hello", "--audio", "/does/not/exist.wav"], "does not exist"),
+        (["Hello", "--seed", "-1"], "--seed"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], about: str) -> None:
+    result = run("submit", "--url", NOWHERE, *arguments)
+    assert result.exit_code == 2
+    assert about in result.output
+
+
+@pytest.mark.parametrize(("body", "about"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
+def test_a_body_that_is_none(body: str, about: str) -> None:
+    result = run("submit", "--url", NOWHERE, "--body", "-", stdin=body)
+    assert result.exit_code == 1
+    assert about in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about", "code"),
+    [
+        (["--pipeline", "nope"], "unknown pipeline 'nope'", Exit.NOT_FOUND),
+        (["--pipeline", "qwen2_5_omni"], "needs a checkpoint directory: --model PATH", Exit.FAILED),
+        (["--model", "/does/not/exist"], "no such checkpoint directory", Exit.FAILED),
+        (["--pipeline", "echo", "--model", "/tmp"], "say for which pipeline", 2),
+    ],
+)
+def test_up_refuses_what_cannot_run(tmp_path: Path, arguments: list[str], about: str, code: int) -> None:
+    result = run("up", "--data-dir", str(tmp_path / "data"), *arguments)
+    assert result.exit_code == code
+    assert about in result.output
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "about"),
+    [
+        ("OMNI_JOBS_API_PORT", "many", "OMNI_JOBS_API_PORT: Input should be a valid integer"),
+        ("OMNI_JOBS_MODELS", "{", 'error parsing value for field "models"'),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, about: str) -> None:
+    monkeypatch.setenv(name, value)
+    result = run("up")
+    assert result.exit_code == Exit.FAILED
+    assert about in result.stderr
+
+
+def test_the_installed_command() -> None:
+    command = shutil.which("omni-jobs", path=str(Path(sys.executable).parent))
+    assert command is not None
+    done = subprocess.run([command, "status", "--url", NOWHERE], capture_output=True, text=True)
+    assert done.returncode == Exit.UNREACHABLE
+    assert "Traceback" not in done.stderr

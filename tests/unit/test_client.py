@@ -1,0 +1,234 @@
+"""The client against a real HTTP server that answers from a script."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from omni_jobs import client as client_module
+from omni_jobs import errors
+from omni_jobs.client import Client, user_message
+from omni_jobs.states import JobState
+
+JOB: dict[str, Any] = {
+    "id": "job-1",
+    "object": "job",
+    "pipeline": "echo",
+    "pipeline_version": "1",
+    "status": "queued",
+    "created_at": "2026-01-01T00:00:00Z",
+    "started_at": None,
+    "finished_at": None,
+    "modalities": ["text"],
+    "stages": [],
+    "result": None,
+    "artifacts": [],
+    "error": None,
+    "metadata": {},
+    "seed": 0,
+}
+SOUND = b"RIFF" + bytes(100_000)
+ARTIFACT = {
+    "name": "audio.wav",
+    "media_type": "audio/wav",
+    "bytes": len(SOUND),
+    "digest": f"xxh3:{xxhash.xxh3_128_hexdigest(SOUND)}",
+    "url": "/v1/jobs/job-1/artifacts/audio.wav",
+}
+
+
+@dataclass
+class Server:
+    """Answers each request with the next of ``answers``: (status, JSON or bytes); the last again and again."""
+
+    url: str = ""
+    answers: list[tuple[int, Any]] = field(default_factory=list)
+    seen: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.01, 0.01))
+    script = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            script.seen.append((self.command, self.path, dict(self.headers), json.loads(body) if body else None))
+            status, content = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    script.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield script
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+def failure(code: str, message: str = "no", **about: Any) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, **about}}
+
+
+def test_submit_tried_again_is_one_job(server: Server, client: Client) -> None:
+    server.answers = [(503, failure("storage_unavailable")), (502, b"<html>"), (201, JOB)]
+    body = {"model": "echo", "messages": [user_message("你好 😀")]}
+    job = client.submit(body)
+    assert job.id == "job-1"
+    assert job.status is JobState.QUEUED
+    assert [request[:2] for request in server.seen] == [("POST", "/v1/jobs")] * 3
+    assert all(request[3] == body for request in server.seen)
+    keys = {request[2]["Idempotency-Key"] for request in server.seen}
+    assert len(keys) == 1
+    client.submit(body)
+    assert server.seen[-1][2]["Idempotency-Key"] not in keys
+    client.submit(body, idempotency_key="mine")
+    assert server.seen[-1][2]["Idempotency-Key"] == "mine"
+
+
+def test_a_refusal_is_not_tried_again(server: Server, client: Client) -> None:
+    server.answers = [(422, failure("invalid_request", "must not be empty", field="messages"))]
+    with pytest.raises(errors.InvalidRequest, match="must not be empty") as raised:
+        client.submit({})
+    assert raised.value.field == "messages"
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind"),
+    [
+        (404, failure("not_found"), errors.NotFound),
+        (404, b"<html>", errors.NotFound),
+        (409, failure("conflict"), errors.Conflict),
+        (413, failure("request_too_large"), errors.RequestTooLarge),
+        (415, failure("unsupported_content_type"), errors.UnsupportedContentType),
+        (500, failure("invalid_config", field="a", key="b"), errors.ConfigError),
+        (500, failure("of_a_later_version"), errors.OmniJobsError),
+        (500, {"detail": "?"}, errors.OmniJobsError),
+        (503, failure("broker_unavailable"), errors.BrokerUnavailable),
+        (504, b"", errors.ServerUnavailable),
+    ],
+)
+def test_an_error_is_of_its_codes_class(
+    server: Server, client: Client, status: int, answer: Any, kind: type[errors.OmniJobsError]
+) -> None:
+    server.answers = [(status, answer)]
+    with pytest.raises(errors.OmniJobsError) as raised:
+        client.get("job-1")
+    assert type(raised.value) is kind
+
+
+def test_every_code_of_the_tree_is_known() -> None:
+    kinds = client_module._kinds()
+    assert {getattr(errors, name).code for name in errors.__all__} == set(kinds)
+
+
+def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.01,))
+    with Client("http://127.0.0.1:9") as client, pytest.raises(errors.ServerUnavailable, match="no answer from http"):
+        client.list()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://"])
+def test_not_a_url(url: str) -> None:
+    with pytest.raises(errors.ConfigError, match="not an http URL"):
+        Client(url)
+
+
+def test_an_answer_of_something_else(server: Server, client: Client) -> None:
+    server.answers = [(200, {"hello": "world"})]
+    with pytest.raises(errors.OmniJobsError, match="not a JobView"):
+        client.get("job-1")
+
+
+def test_wait_tells_of_each_change_once(server: Server, client: Client) -> None:
+    running = {**JOB, "status": "in_progress"}
+    server.answers = [(200, JOB), (200, running), (200, running), (200, {**JOB, "status": "completed"})]
+    seen: list[str] = []
+    job = client.wait("job-1", timeout=10, on_update=lambda job: seen.append(job.status.value))
+    assert job.status is JobState.COMPLETED
+    assert seen == ["queued", "in_progress", "completed"]
+
+
+def test_wait_ends_in_time(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB)]
+    with pytest.raises(TimeoutError, match=r"job job-1 is queued after 0\.2 s"):
+        client.wait("job-1", timeout=0.2)
+
+
+def test_a_job_id_is_no_path(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB)]
+    client.get("../../admin?x")
+    assert server.seen[0][1] == "/v1/jobs/..%2F..%2Fadmin%3Fx"
+
+
+def test_save_writes_text_and_artifacts(server: Server, client: Client, tmp_path: Path) -> None:
+    done = {**JOB, "status": "completed", "result": {"text": "مرحبا\n"}, "artifacts": [ARTIFACT]}
+    server.answers = [(200, done), (200, SOUND)]
+    files = client.save(client.get("job-1"), tmp_path / "out")
+    assert [path.name for path in files] == ["result.json", "text.txt", "audio.wav"]
+    assert json.loads(files[0].read_text(encoding="utf-8"))["status"] == "completed"
+    assert files[1].read_bytes() == "مرحبا\n".encode()
+    assert files[2].read_bytes() == SOUND
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_a_damaged_artifact_leaves_no_file(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [(200, {**JOB, "artifacts": [ARTIFACT]}), (200, SOUND[:-1] + b"x")]
+    with pytest.raises(errors.ObjectCorrupt, match="digest"):
+        client.save_artifact(client.get("job-1"), "audio.wav", tmp_path / "audio.wav")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_cannot_leave_the_directory(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [(200, {**JOB, "artifacts": [{**ARTIFACT, "name": "../audio.wav"}]}), (200, SOUND)]
+    with pytest.raises(errors.InvalidRequest, match="names an artifact"):
+        client.save(client.get("job-1"), tmp_path / "out")
+    assert not (tmp_path / "audio.wav").exists()
+
+
+def test_an_unknown_artifact(server: Server, client: Client) -> None:
+    server.answers = [(200, {**JOB, "artifacts": [ARTIFACT]})]
+    with pytest.raises(errors.NotFound, match=r"it has: audio\.wav"):
+        client.artifact("job-1", "video.mp4")
+
+
+def test_a_message_of_files(tmp_path: Path) -> None:
+    make: Callable[[str], Path] = lambda name: (tmp_path / name, (tmp_path / name).write_bytes(b"abc"))[0]  # noqa: E731
+    message = user_message("look", audio=[make("a.mp3")], images=[make("b.png")], videos=[make("c.mp4")])
+    assert message == {
+        "role": "user",
+        "content": [
+            {"type": "input_audio", "input_audio": {"data": "YWJj", "format": "mp3"}},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,YWJj"}},
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,YWJj"}},
+            {"type": "text", "text": "look"},
+        ],
+    }

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from omni_jobs.child import ChildState, ChildView
+from omni_jobs.console import children_table, in_bytes, in_seconds, job_progress, job_summary, jobs_table, timeline
+from omni_jobs.views import JobView
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float | None) -> str | None:
+    return None if seconds is None else (START + timedelta(seconds=seconds)).isoformat()
+
+
+def stage(name: str, status: str, *times: float | None, **more: Any) -> dict[str, Any]:
+    queued, started, finished = (*times, None, None, None)[:3]
+    found = {"attempt": 1, "reason": None, "progress": None, "payload_bytes": None, "worker": None, "errors": []}
+    found |= {"queued_at": at(queued), "started_at": at(started), "finished_at": at(finished)}
+    return {"name": name, "status": status, **found, **more}
+
+
+def job(status: str, stages: list[dict[str, Any]], finished: float | None = None, **more: Any) -> JobView:
+    found: dict[str, Any] = {"id": "job-1", "pipeline": "p", "pipeline_version": "1", "modalities": ["text"]}
+    found |= {"created_at": at(0), "started_at": at(0), "finished_at": at(finished), "result": None, "artifacts": []}
+    found |= {"error": None, "metadata": {}, "seed": 0, "status": status, "stages": stages}
+    return JobView.model_validate({**found, **more})
+
+
+DONE = job(
+    "completed",
+    [
+        stage("thinker", "succeeded", 0, 1, 5, payload_bytes=123_456),
+        stage("talker", "succeeded", 5, 5, 10, payload_bytes=64),
+    ],
+    finished=10,
+)
+
+
+def shown(what: RenderableType) -> str:
+    console = Console(width=100, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, ""), (-0.2, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (185, "3 min 05 s")]
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    assert in_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, ""), (0, "0 B"), (980, "980 B"), (12_345, "12.3 kB"), (4_500_000, "4.5 MB"), (3 * 10**12, "3000.0 GB")],
+)
+def test_bytes(count: int | None, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_the_timeline_puts_all_stages_on_one_scale() -> None:
+    lines = [line.rstrip() for line in shown(timeline(DONE, width=10)).splitlines()]
+    assert lines[0].split() == ["stage", "queued", "running", "payload", "0", "…", "10", "s"]
+    assert lines[1] == "thinker   1.0 s    4.0 s  123.5 kB  ░████"
+    assert lines[2] == "talker    0.0 s    5.0 s      64 B       █████"
+
+
+def test_progress_shows_each_stage_and_the_text_so_far() -> None:
+    progress = {"done": 12, "total": 48, "unit": "tokens", "text": "早上好\x1b[2J"}
+    view = shown(
+        job_progress(
+            job("in_progress", [stage("thinker", "running", 0, 1, progress=progress), stage("talker", "pending")])
+        )
+    )
+    assert "12/48 tokens" in view
+    assert "talker   pending" in view
+    assert "早上好�[2J" in view
+
+
+def test_progress_tells_why_a_stage_runs_again() -> None:
+    error = {"code": "worker_lost", "message": "it went away", "attempt": 1, "worker": "w", "at": at(3)}
+    view = shown(job_progress(job("in_progress", [stage("thinker", "running", 0, 1, attempt=2, errors=[error])])))
+    assert "attempt 2, after: it went away" in view
+
+
+def test_a_failed_job_shows_its_error() -> None:
+    failed = job("failed", [stage("thinker", "failed", 0, 1, 2)], error={"code": "model_error", "message": "[bold]no"})
+    assert "model_error: [bold]no" in shown(job_summary(failed))
+
+
+def test_lists() -> None:
+    view = shown(jobs_table([DONE]))
+    assert "✔ thinker  ✔ talker" in view
+    child = ChildView("worker echo.first", ChildState.RESTARTING, 7, 2.5, 3, Path("x.log"))
+    assert "worker echo.first  restarting  2.5 s  restarted 3×" in shown(children_table([child]))

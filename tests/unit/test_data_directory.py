@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.data_directory import DataDirectory, running_stack
+from omni_jobs.errors import StackError
+
+
+def test_one_stack_at_a_time(tmp_path: Path) -> None:
+    first = DataDirectory(tmp_path / "data")
+    first.open()
+    with pytest.raises(StackError, match=rf"another stack runs in .*data \(process {os.getpid()}\)"):
+        DataDirectory(tmp_path / "data").open()
+    first.close()
+    second = DataDirectory(tmp_path / "data")
+    second.open()
+    second.close()
+
+
+def test_a_client_finds_the_running_stack(tmp_path: Path) -> None:
+    assert running_stack(tmp_path / "data") is None
+    directory = DataDirectory(tmp_path / "data")
+    directory.open()
+    assert running_stack(directory.path) is None  # it does not serve yet
+    directory.announce(url="http://127.0.0.1:1234", pid=7)
+    assert running_stack(directory.path) == {"url": "http://127.0.0.1:1234", "pid": 7}
+    assert stat.S_IMODE((directory.path / "stack.json").stat().st_mode) == 0o600
+    directory.close()
+    assert running_stack(directory.path) is None
+
+
+def test_what_a_killed_stack_said_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "stack.lock").touch()
+    (tmp_path / "stack.json").write_text('{"url": "http://127.0.0.1:1234"}', encoding="utf-8")
+    assert running_stack(tmp_path) is None
+
+
+def test_the_log_of_the_start_before_is_kept(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path)
+    directory.open()
+    directory.log_of("api").write_text("one", encoding="utf-8")
+    directory.log_of("api").write_text("two", encoding="utf-8")
+    assert (directory.logs / "api.log").read_text(encoding="utf-8") == "two"
+    assert (directory.logs / "api.log.1").read_text(encoding="utf-8") == "one"
+    directory.close()
+
+
+def test_a_temporary_directory_goes(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "data")
+    directory.open()
+    directory.close(remove=True)
+    assert not directory.path.exists()
+
+
+def test_a_file_in_its_place_is_an_error_for_people(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("", encoding="utf-8")
+    with pytest.raises(StackError, match="the data directory cannot be used"):
+        DataDirectory(tmp_path / "data").open()

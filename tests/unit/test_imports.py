@@ -1,0 +1,70 @@
+"""The control plane is light: no engine, no execution plane, nothing that its own lock lacks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "omni_jobs"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = ("torch", "torchvision", "transformers", "vllm", "workers")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Top-level names of the absolute imports that run, those inside functions too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+        yield from imports(node)
+
+
+def test_no_module_brings_in_an_engine() -> None:
+    """Each module of omni_jobs, the API's application among them, imported after the others in one fresh process."""
+    code = f"""
+import importlib, sys
+for name in {[module_name(path) for path in SOURCES if path.name != "__main__.py"]}:
+    importlib.import_module(name)
+    heavy = sorted({set(HEAVY)} & set(sys.modules))
+    if heavy:
+        sys.exit(f"importing {{name}} imports {{', '.join(heavy)}}")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def locked() -> set[str]:
+    return set(re.findall(r"(?m)^([\w.-]+)==", (ROOT / "locks/core.txt").read_text()))
+
+
+@pytest.fixture(scope="module")
+def providers() -> Mapping[str, list[str]]:
+    """Top-level module → the installed packages that have it."""
+    return packages_distributions()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_stand_in_the_light_lock(path: Path, locked: set[str], providers: Mapping[str, list[str]]) -> None:
+    """What a module imports anywhere is the standard library, itself, or a package of locks/core.txt."""
+    for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        assert name not in HEAVY, f"{path.relative_to(ROOT)} imports {name}"
+        if name not in sys.stdlib_module_names and name != "omni_jobs":
+            found = {re.sub(r"[-_.]+", "-", provider).lower() for provider in providers.get(name, [])}
+            assert found & locked, f"{path.relative_to(ROOT)} imports {name}, which locks/core.txt does not install"

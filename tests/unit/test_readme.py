@@ -1,0 +1,105 @@
+"""What README.md and docs/operations.md show must exist: commands, options, requests, files, Python code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from omni_jobs.cli import app
+from omni_jobs.requests import JobRequest
+from omni_jobs.settings import Settings
+from omni_jobs.views import JobView
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+BOTH = README + OPERATIONS
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def command_lines() -> Iterator[list[str]]:
+    """The words of every ``omni-jobs`` line of the shell blocks, without variables before it and comments after it."""
+    for block in blocks(BOTH, "bash"):
+        for line in filter(re.compile(r"(^|[\s/])omni-jobs ").search, block.splitlines()):
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words and Path(words[0]).name == "omni-jobs":
+                yield words[1:]
+
+
+def test_the_commands_are_found() -> None:
+    assert len(list(command_lines())) >= 12
+
+
+@pytest.mark.parametrize("words", command_lines(), ids=" ".join)
+def test_every_command_line_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "question.wav").touch()
+    command = get_command(app)
+    context = command.make_context("omni-jobs", words, resilient_parsing=False)
+    while (rest := [*context._protected_args, *context.args]) and hasattr(command, "commands"):
+        assert rest[0] in command.commands
+        command = command.commands[rest[0]]
+        context = command.make_context(rest[0], rest[1:], parent=context)
+
+
+@pytest.mark.parametrize("words", sorted({tuple(words[:1]) for words in command_lines()}))
+def test_every_command_has_help(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+
+
+def test_the_requests_are_valid() -> None:
+    bodies: list[Any] = [json.loads(body) for body in re.findall(r"-d '(\{.*?\})'", README, re.DOTALL)]
+    bodies += [body for block in blocks(README, "json") if "messages" in (body := json.loads(block))]
+    assert len(bodies) == 2
+    for body in bodies:
+        JobRequest.model_validate(body)
+
+
+def test_the_answer_is_a_job() -> None:
+    answers = [body for block in blocks(README, "json") if "id" in (body := json.loads(block))]
+    assert len(answers) == 1
+    names = {"queued_at", "reason", "progress", "started_at", "finished_at", "payload_bytes", "worker"}
+    stages = [dict.fromkeys(names) | stage for stage in answers[0]["stages"]]
+    JobView.model_validate({"error": None} | answers[0] | {"stages": stages})
+    assert set(answers[0]) <= set(JobView.model_fields)
+
+
+def test_the_python_is_python() -> None:
+    for block in blocks(README, "python"):
+        compile(block, "README.md", "exec")
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\(([^)#:]+)\)", README))
+def test_linked_files_are_there(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+def test_scripts_are_there() -> None:
+    found = set(re.findall(r"scripts/[a-z]+", BOTH))
+    assert found >= {"scripts/demo", "scripts/test", "scripts/setup"}
+    for script in found:
+        assert (ROOT / script).stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"OMNI_JOBS_([A-Z0-9_]+)", BOTH))))
+def test_settings_exist(name: str) -> None:
+    assert name == "URL" or name.lower() in Settings.model_fields
+
+
+def test_the_celery_line_is_the_one_the_command_prints() -> None:
+    shown = next(line for line in OPERATIONS.splitlines() if line.startswith("CELERY_CUSTOM_WORKER_POOL="))
+    printed = CliRunner().invoke(app, ["worker", "-p", "qwen2_5_omni", "-s", "thinker", "--dry-run"])
+    assert printed.output.strip() == shown

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.parameters import ArParameters
+from omni_jobs.stage_config import Pipeline, load_pipeline, load_pipelines
+
+CONFIGS = Path(__file__).parents[2] / "stage_configs"
+
+GOOD = """\
+name: duo
+version: "1"
+stages:
+  one:
+    kind: echo
+    processor: echo
+    produces: bytes
+  two:
+    kind: echo
+    processor: echo
+    inputs: {one: bytes}
+    produces: text
+outputs:
+  text: {stage: two}
+"""
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "duo.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_shipped_pipelines_load() -> None:
+    pipelines = load_pipelines(CONFIGS)
+    assert {"qwen2_5_omni", "echo"} <= set(pipelines)
+
+
+def test_modalities_prune_the_graph() -> None:
+    omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
+    assert [stage.name for stage in omni.stages_for(["text"])] == ["thinker"]
+    assert [stage.name for stage in omni.stages_for(["text", "audio"])] == ["thinker", "talker", "code2wav"]
+    assert [stage.name for stage in omni.stages_for(["audio"])] == ["thinker", "talker", "code2wav"]
+    with pytest.raises(NotFound, match="does not make 'smell'") as caught:
+        omni.stages_for(["smell"])
+    assert caught.value.field == "modalities"
+
+
+def test_unknown_pipeline_names_the_known_ones() -> None:
+    with pytest.raises(NotFound, match=r"unknown pipeline 'nope'.*echo"):
+        load_pipelines(CONFIGS).named("nope")
+
+
+def test_queues_and_consumers() -> None:
+    omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
+    assert omni.queue("talker") == "qwen2_5_omni.talker"
+    assert omni.consumers("thinker") == ("talker",)
+    assert omni.consumers("code2wav") == ()
+
+
+def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+    first = load_pipeline(write(tmp_path, GOOD))
+    assert first.digest == load_pipeline(write(tmp_path, "# a comment\n" + GOOD)).digest
+    assert first.digest != load_pipeline(write(tmp_path, GOOD.replace('"1"', '"2"'))).digest
+
+
+def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
+    pipeline: Pipeline = load_pipeline(write(tmp_path, GOOD))
+    with pytest.raises(ValueError, match="frozen"):
+        pipeline.name = "other"  # type: ignore[misc]
+
+
+def test_engine_settings_for_the_cpu_override() -> None:
+    thinker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("thinker")
+    assert thinker.engine.on("cpu").dtype == "float32"
+    assert thinker.engine.on("cuda").dtype is None
+    assert thinker.engine.on("cpu").max_num_seqs == thinker.engine.on("cuda").max_num_seqs == 32
+
+
+def test_parameters_merge_over_the_defaults() -> None:
+    talker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("talker")
+    merged = talker.parameters_with({"temperature": 0})
+    assert isinstance(merged, ArParameters)
+    assert (merged.temperature, merged.top_k) == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "field", "message"),
+    [
+        ("version:", "color: red\nversion:", 2, "color", "unknown key"),
+        ("    inputs:", "    speed: 3\n    inputs:", 11, "stages.two.speed", "unknown key"),
+        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "Input should be"),
+        ("    kind: echo", "    kind: magic", 5, "stages.one.kind", "Input should be"),
+        ("processor: echo", "processor: os.system", 6, "stages.one.processor", "pattern"),
+        ("processor: echo", "processor: nothing", 6, "stages.one.processor", "no input processor 'nothing'"),
+        ("{one: bytes}", "{three: bytes}", 11, "stages.two.inputs.three", "no such stage 'three'"),
+        ("{one: bytes}", "{one: codes}", 11, "stages.two.inputs.one", "produces bytes, not codes"),
+        ("{one: bytes}", "{two: text}", 11, "stages.two.inputs", "cycle: two → two"),
+        ("{stage: two}", "{stage: six}", 14, "outputs.text.stage", "no such stage 'six'"),
+        ("{stage: two}", "{stage: one}", 14, "outputs.text.stage", "produces bytes, not text"),
+        ('version: "1"', 'version: "1"\nname: again', 3, None, "key 'name' twice"),
+        ('version: "1"', "version: [", 4, None, "not valid YAML"),
+        ("  two:", "    parameters: {heat: 1}\n  two:", 8, "stages.one.parameters.heat", "unknown key"),
+        ("  two:", "    slots: 0\n  two:", 8, "stages.one.slots", "greater than or equal to 1"),
+        ("  two:", "    name: x\n  two:", 8, "stages.one.name", "unknown key"),
+        ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs the pipeline's model section"),
+        ("name: duo", "name: !!python/object/apply:os.system [id]", 1, None, "not valid YAML"),
+        ("{one: bytes}", "{}", 4, "stages.one", "no output needs this stage"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_file_line_and_field(
+    tmp_path: Path, old: str, new: str, line: int, field: str | None, message: str
+) -> None:
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_pipeline(path)
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
+
+
+def test_an_empty_or_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        load_pipeline(write(tmp_path, ""))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_pipeline(tmp_path / "absent.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_pipeline(tmp_path / "latin.yaml")
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, GOOD)
+    (tmp_path / "other.yaml").write_text(GOOD, encoding="utf-8")
+    with pytest.raises(ConfigError, match="has this name already"):
+        load_pipelines(tmp_path)

@@ -1,0 +1,77 @@
+"""Each use of vLLM's private API by name: an upgrade that moves one fails here, readably."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from workers import vllm_hooks
+from workers.models.components import MODELS
+from workers.vllm_hooks import HOOKS, Hook, moved_hooks
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner.rpartition(':')[2]}.{hook.name}")
+def test_hook_is_where_we_know_it(hook: Hook) -> None:
+    assert moved_hooks([hook]) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (Hook("vllm.gone:Thing", "x"), "vllm.gone:Thing is gone"),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing"),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._nothing is gone",
+        ),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_update_states", ("a", "b")),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states takes ('scheduler_output',), not ('a', 'b')",
+        ),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing", read_in="_update_states"),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states no longer uses self._nothing",
+        ),
+    ],
+)
+def test_a_moved_hook_is_named(hook: Hook, message: str) -> None:
+    assert moved_hooks([hook]) == [message]
+
+
+def test_check_hooks_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_hooks, "moved_hooks", lambda: ["a is gone", "b is gone"])
+    with pytest.raises(vllm_hooks.ConfigError, match="a is gone; b is gone"):
+        vllm_hooks.check_hooks()
+
+
+def test_register_is_an_entry_point_and_registers_our_models() -> None:
+    from importlib.metadata import entry_points
+
+    from vllm import ModelRegistry
+
+    (plugin,) = entry_points(group="vllm.general_plugins", name="omni_jobs")
+    plugin.load()()
+    assert {model.architecture for model in MODELS} <= set(ModelRegistry.get_supported_archs())
+
+
+def test_only_vllm_hooks_and_models_import_vllm_internals() -> None:
+    """The runners see vLLM through workers.vllm_hooks; model classes use its model library."""
+    import ast
+    from pathlib import Path
+
+    import workers
+
+    root = Path(workers.__file__).parent
+    found = []
+    for path in root.rglob("*.py"):
+        place = path.relative_to(root).parts[0]
+        if place in ("vllm_hooks", "models"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{path.name}: {name}" for name in names if name.startswith("vllm.") and name not in PUBLIC]
+    assert found == []
+
+
+PUBLIC = {"vllm.sampling_params"}
