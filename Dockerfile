@@ -1,0 +1,71 @@
+# syntax=docker/dockerfile:1
+# Two images of one wheel:
+#   docker build --target api .      control plane: API, rescuer, migrations, CLI; no torch
+#   docker build --target worker .   a stage's worker, with vLLM's CUDA build
+# Each package comes from a lock, in a layer of its own that a change of the code leaves alone.
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS base
+ENV PATH=/opt/omni-jobs/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    DO_NOT_TRACK=1 \
+    HF_HUB_OFFLINE=1 \
+    VLLM_NO_USAGE_STATS=1
+RUN groupadd --gid 10001 omni \
+    && useradd --uid 10001 --gid omni --create-home omni \
+    && install -d -o omni -g omni /home/omni/.cache
+WORKDIR /home/omni
+
+FROM base AS builder
+# The uv of the locks. A package index other than PyPI: --build-arg PIP_INDEX_URL=… --build-arg UV_DEFAULT_INDEX=…
+ARG UV_VERSION=0.13.8
+ARG PIP_INDEX_URL
+ARG UV_DEFAULT_INDEX
+RUN pip install --no-cache-dir "uv==${UV_VERSION}" && uv venv --python /usr/local/bin/python /opt/omni-jobs
+ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON=/opt/omni-jobs/bin/python
+
+FROM builder AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY omni_jobs omni_jobs
+COPY workers workers
+COPY stage_configs stage_configs
+COPY migrations migrations
+COPY vision_shim vision_shim
+RUN --mount=type=cache,target=/root/.cache/uv uv build --wheel --out-dir /dist
+
+FROM builder AS core-packages
+COPY locks/core.txt /locks/
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/core.txt
+
+FROM builder AS cuda-packages
+COPY locks/worker-cuda.txt /locks/
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/worker-cuda.txt
+
+FROM base AS api
+COPY --from=core-packages /opt/omni-jobs /opt/omni-jobs
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --no-cache --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
+USER 10001:10001
+ENV OMNI_JOBS_API_HOST=0.0.0.0 OMNI_JOBS_API_PORT=8000
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+CMD ["omni-jobs", "api"]
+
+FROM base AS worker
+# Triton compiles its launchers with gcc when an engine starts. Debian keeps one version per release.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=cuda-packages /opt/omni-jobs /opt/omni-jobs
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --no-cache --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
+USER 10001:10001
+# What the container runtime has to hand in of the driver.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool
+CMD ["omni-jobs", "worker", "--help"]
