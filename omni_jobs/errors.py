@@ -7,7 +7,8 @@
     │   ├── UnsupportedContentType  the body is not JSON
     │   ├── ConfigError             a stage config or a setting; names file, line and field
     │   ├── NotFound                no such job, artifact or pipeline
-    │   └── Conflict                the thing exists in a state that forbids the wish
+    │   ├── Conflict                the thing exists in a state that forbids the wish
+    │   └── Gone                    it was there and its time to live is over
     ├── PayloadError            bytes from storage that are not what they must be; names the field
     │   ├── PayloadTooLarge
     │   └── PayloadCorrupt
@@ -15,12 +16,18 @@
     │   ├── ObjectMissing
     │   ├── ObjectCorrupt           the digest or the size is wrong
     │   └── StorageUnavailable      retryable
+    │       └── StorageFull             no room is left; it may come back
     ├── StageError              a stage run failed; names the stage
     │   ├── ModelError              the model or its engine refused or broke on this input
     │   ├── OutOfMemory             retryable
     │   ├── TimeLimitExceeded
     │   ├── WorkerLost              retryable; its lease ran out while it held the stage run
-    │   └── EngineDead              retryable; the engine under the runner is gone
+    │   ├── EngineDead              retryable; the engine under the runner is gone
+    │   └── Quarantined             it was lost with its worker too often to be tried again
+    ├── Expired                 a job ran out of time; says whether it ever started
+    │   ├── DeadlineExceeded        its own deadline passed
+    │   └── QueueTimeLimit          it waited for a stage longer than that stage lets it
+    ├── TooManyJobs             retryable; as much waits as may wait
     ├── ModelMissing            this server has no checkpoint for the pipeline
     ├── DatabaseUnavailable     retryable; SQL does not answer, or has another schema
     ├── BrokerUnavailable       retryable; the row in SQL is the truth, a hint can wait
@@ -36,7 +43,7 @@ A class's docstring is its default message.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 __all__ = [
     "BadMessage",
@@ -44,8 +51,11 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "DatabaseUnavailable",
+    "DeadlineExceeded",
     "EngineDead",
+    "Expired",
     "Fenced",
+    "Gone",
     "InvalidInput",
     "InvalidRequest",
     "ModelError",
@@ -58,16 +68,25 @@ __all__ = [
     "PayloadCorrupt",
     "PayloadError",
     "PayloadTooLarge",
+    "Quarantined",
+    "QueueTimeLimit",
     "RequestTooLarge",
+    "RetryClass",
     "ServerUnavailable",
     "StackError",
     "StageError",
     "StorageError",
+    "StorageFull",
     "StorageUnavailable",
     "TimeLimitExceeded",
+    "TooManyJobs",
     "UnsupportedContentType",
     "WorkerLost",
 ]
+
+
+RetryClass = Literal["worker_lost", "out_of_memory", "storage", "model_error", "time_limit"]
+"""What went wrong with an attempt, as far as trying again is concerned; bad input has none."""
 
 
 class OmniJobsError(Exception):
@@ -75,6 +94,7 @@ class OmniJobsError(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    retry_class: ClassVar[RetryClass | None] = None  # counted against the stage's ``retries`` of that name
     http_status: ClassVar[int] = 500
 
     def __init__(
@@ -178,6 +198,13 @@ class Conflict(InvalidInput):
     http_status = 409
 
 
+class Gone(InvalidInput):
+    """It is not kept any longer."""
+
+    code = "gone"
+    http_status = 410
+
+
 class PayloadError(OmniJobsError):
     """The payload is not valid."""
 
@@ -220,7 +247,14 @@ class StorageUnavailable(StorageError):
 
     code = "storage_unavailable"
     retryable = True
+    retry_class = "storage"
     http_status = 503
+
+
+class StorageFull(StorageUnavailable):
+    """The object store has no room left."""
+
+    code = "storage_full"
 
 
 class StageError(OmniJobsError):
@@ -233,6 +267,7 @@ class ModelError(StageError):
     """The model could not process this input."""
 
     code = "model_error"
+    retry_class = "model_error"
 
 
 class OutOfMemory(StageError):
@@ -240,12 +275,14 @@ class OutOfMemory(StageError):
 
     code = "out_of_memory"
     retryable = True
+    retry_class = "out_of_memory"
 
 
 class TimeLimitExceeded(StageError):
     """The stage run took longer than the stage's time limit."""
 
     code = "time_limit"
+    retry_class = "time_limit"
 
 
 class WorkerLost(StageError):
@@ -253,6 +290,7 @@ class WorkerLost(StageError):
 
     code = "worker_lost"
     retryable = True
+    retry_class = "worker_lost"
 
 
 class EngineDead(StageError):
@@ -260,6 +298,43 @@ class EngineDead(StageError):
 
     code = "engine_dead"
     retryable = True
+    retry_class = "worker_lost"
+
+
+class Quarantined(StageError):
+    """The stage run was lost with its worker too often to be tried again."""
+
+    code = "quarantined"
+
+
+class Expired(OmniJobsError):
+    """The job ran out of time."""
+
+    code = "expired"
+
+
+class DeadlineExceeded(Expired):
+    """The job's deadline passed."""
+
+    code = "deadline_exceeded"
+
+
+class QueueTimeLimit(Expired):
+    """The job waited too long for a stage."""
+
+    code = "queue_time_limit"
+
+
+class TooManyJobs(OmniJobsError):
+    """As many jobs wait as may wait."""
+
+    code = "too_many_jobs"
+    retryable = True
+    http_status = 429
+
+    def __init__(self, message: str | None = None, *, retry_after_s: int = 1, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.retry_after_s = retry_after_s
 
 
 class ModelMissing(OmniJobsError):

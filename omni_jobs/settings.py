@@ -50,7 +50,25 @@ class Settings(BaseSettings):
         3.0  # queued this long without being claimed: hint again
     )
     progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5
-    orphan_after_s: Annotated[float, Field(ge=10)] = 3600.0  # objects nobody refers to
+    cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # a worker with something in flight looks so often
+    stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # a stage run told to stop must; else its worker starts anew
+    stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # room and work, and nothing taken: the worker starts anew
+
+    # How long things are kept, in seconds after the job's end.
+    keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # of jobs that failed, for a retry; completed: none
+    keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # the request's media
+    keep_artifacts_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
+    keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
+    keep_jobs_s: Annotated[float, Field(ge=0)] = 30 * 86_400.0
+    prune_every_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0
+    orphan_after_s: Annotated[float, Field(ge=1)] = 3600.0  # objects nobody refers to, since they were stored
+    sweep_every_s: Annotated[float, Field(ge=1)] = 600.0  # looks for them in the whole store
+
+    # How much may wait, and the room it may take.
+    max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # per pipeline
+    max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # per pipeline and tenant
+    tenant_header: str | None = None  # names the tenant, where a proxy in front sets it; None: all are one
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # a local object directory or spool refuses below it
 
     # Limits on what a client may send.
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.parameters import PARAMETERS_OF_KIND, StageKind, StageParameters
+from omni_jobs.retry import RetryLimits
 
 __all__ = [
     "EngineSettings",
@@ -102,7 +103,8 @@ class StageConfig(_Frozen):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     slots: Annotated[int, Field(ge=1, le=4096, description="stage runs in flight in one worker")] = 8
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    queue_limit_s: Annotated[float, Field(gt=0)] | None = None  # waiting for longer than this: the job expires
+    retries: RetryLimits = RetryLimits()
     max_payload_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     parameters: dict[str, Any] = {}  # defaults, typed by ``kind``
 

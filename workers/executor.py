@@ -265,7 +265,7 @@ class Executor:
                 stored += [payload] if payload is not None else []
             artifacts = []
             for artifact in self._stage.artifacts_of(output):
-                key = artifact_key(claim.job_id, claim.attempt, artifact.name)
+                key = artifact_key(claim.job_id, claim.stage, claim.attempt, artifact.name)
                 ref = self._store.put(key, [artifact.data], media_type=artifact.media_type)
                 stored.append(ref)
                 artifacts.append(NewArtifact(artifact.name, artifact.media_type, ref))

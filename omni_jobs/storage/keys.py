@@ -40,9 +40,9 @@ def payload_key(job_id: str, stage: str, attempt: int) -> str:
     return f"jobs/{job_id}/payloads/{stage}/{attempt}"
 
 
-def artifact_key(job_id: str, attempt: int, name: str) -> str:
+def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
     """An output the user may fetch."""
-    return f"jobs/{job_id}/artifacts/{attempt}/{name}"
+    return f"jobs/{job_id}/artifacts/{stage}/{attempt}/{name}"
 
 
 def check_key(key: str) -> str:

@@ -203,7 +203,7 @@ def speech(api: ApiServer) -> str:
         claim = claimed(api, f"echo.{stage}", f"w-{stage}")
         artifacts = []
         if stage == "second":
-            ref = api.services.store.put(artifact_key(job.id, 1, "audio.wav"), [SPEECH], media_type="audio/wav")
+            ref = api.services.store.put(artifact_key(job.id, "second", 1, "audio.wav"), [SPEECH], media_type="audio/wav")
             artifacts = [NewArtifact("audio.wav", "audio/wav", ref)]
         [outcome] = api.services.jobs.complete(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]

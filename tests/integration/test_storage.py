@@ -239,7 +239,7 @@ class TestContract:
         assert list(object_store.list()) == []
 
     def test_media_types_and_artifact_names(self, object_store: ObjectStore) -> None:
-        ref = object_store.put(artifact_key("job-1", 2, "audio.wav"), [b"RIFF"], media_type="audio/wav")
+        ref = object_store.put(artifact_key("job-1", "code2wav", 2, "audio.wav"), [b"RIFF"], media_type="audio/wav")
         assert ref.key == "jobs/job-1/artifacts/2/audio.wav"
         assert object_store.read(ref, max_bytes=4) == b"RIFF"
 
