@@ -8,6 +8,7 @@ The HTTP API and OmniLLM both come through here, so both take and refuse the sam
 from __future__ import annotations
 
 from omni_jobs.requests.admission import Admitted, Media, admit
+from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.schema import JobRequest
 
-__all__ = ["Admitted", "JobRequest", "Media", "admit"]
+__all__ = ["Admitted", "JobRequest", "Media", "admit", "cancel_after", "check_deadline"]

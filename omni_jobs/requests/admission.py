@@ -54,6 +54,7 @@ class Admitted:
     stages          those the job runs, every one after its inputs
     seed            given or drawn, 0 … 2**63-1
     prompt_tokens   None for a pipeline without a model
+    expires_at      when the job stops by itself, in unix seconds; may lie in the past: the receiver has the clock
     request_digest  the same for the same JSON, whatever its spacing and the order of its keys
     """
 
@@ -67,6 +68,7 @@ class Admitted:
     prompt_tokens: int | None
     metadata: Mapping[str, str]
     request_digest: str
+    expires_at: float | None = None
 
 
 def admit(
@@ -109,6 +111,7 @@ def admit(
         prompt_tokens=None if renderer is None else _prompt_tokens(renderer, admitted, content.infos, stages),
         metadata=request.metadata or {},
         request_digest=_digest(tree),
+        expires_at=request.expires_at,
     )
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.requests.deadline import moment
 
 __all__ = [
     "AudioOptions",
@@ -168,6 +178,12 @@ class JobRequest(_Frozen):
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None,
         Field(max_length=16, description="the client's own, given back with the job"),
+    ] = None
+    expires_at: Annotated[
+        float | None,
+        BeforeValidator(moment),
+        WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
+        Field(description="when the job stops by itself if it has not ended: RFC 3339 with a zone, or unix seconds"),
     ] = None
     return_token_ids: bool = False
 

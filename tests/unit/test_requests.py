@@ -11,7 +11,7 @@ import pytest
 
 from omni_jobs.api.examples import SUBMITS
 from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsError, RequestTooLarge
-from omni_jobs.requests import Admitted, JobRequest, admit
+from omni_jobs.requests import Admitted, JobRequest, admit, cancel_after, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
 from tests import samples
@@ -148,6 +148,52 @@ def test_the_schemas_example_is_admitted(pipelines: Pipelines, settings: Setting
     admit(example, pipelines, settings)
 
 
+# Deadlines
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (1_900_000_000, 1_900_000_000.0),
+        (1_900_000_000.25, 1_900_000_000.25),
+        ("2030-03-17T17:46:40Z", 1_900_000_000.0),
+        ("2030-03-17t17:46:40.5z", 1_900_000_000.5),
+        ("2030-03-17 18:46:40+01:00", 1_900_000_000.0),
+        ("2030-03-17T12:16:40.123456789-05:30", 1_900_000_000.123456),
+        (None, None),
+    ],
+)
+def test_expires_at(pipelines: Pipelines, settings: Settings, value: Any, seconds: float | None) -> None:
+    found = admitted(pipelines, settings, expires_at=value)
+    assert found.expires_at == (seconds if seconds is None else pytest.approx(seconds, abs=1e-5))
+    assert "expires_at" not in found.request
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("1", 1), ("90", 90), ("90s", 90), ("1.5s", 1.5), ("15m", 900), ("2h", 7200), (" 720h ", 30 * 86_400)],
+)
+def test_cancel_after(header: str, seconds: float) -> None:
+    assert cancel_after(header) == seconds
+
+
+@pytest.mark.parametrize(
+    "header", ["", "soon", "0", "0.9", "-5", "1d", "2H", "1e3", "٣", "30 s", "721h", "9" * 12, "nan"]
+)
+def test_cancel_after_that_is_none(header: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"1 s to 30 days|90s, 15m, 2h") as caught:
+        cancel_after(header)
+    assert caught.value.field == "Cancel-After"
+
+
+def test_a_deadline_lies_ahead_and_not_too_far() -> None:
+    check_deadline(1000.5, now=1000)
+    for deadline, complaint in ((1000.0, "future"), (0.0, "future"), (1000.0 + 31 * 86_400, "30 days")):
+        with pytest.raises(InvalidRequest, match=complaint) as caught:
+            check_deadline(deadline, now=1000)
+        assert caught.value.field == "expires_at"
+
+
 # What is refused
 
 
@@ -223,6 +269,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "seed too large": ({"seed": 2**63}, "seed", "less"),
     "metadata": ({"metadata": {"a": 1}}, "metadata.a", "string"),
     "metadata long": ({"metadata": {"a": "x" * 600}}, "metadata.a", "512"),
+    "expires_at true": ({"expires_at": True}, "expires_at", "RFC 3339"),
+    "expires_at an object": ({"expires_at": {}}, "expires_at", "RFC 3339"),
+    "expires_at no time": ({"expires_at": "tomorrow"}, "expires_at", "RFC 3339"),
+    "expires_at a date": ({"expires_at": "2030-01-01"}, "expires_at", "RFC 3339"),
+    "expires_at without zone": ({"expires_at": "2030-01-01T00:00:00"}, "expires_at", "zone"),
+    "expires_at of no calendar": ({"expires_at": "2030-02-30T00:00:00Z"}, "expires_at", "calendar"),
+    "expires_at negative": ({"expires_at": -1}, "expires_at", "unix seconds"),
+    "expires_at in milliseconds": ({"expires_at": 1_900_000_000_000}, "expires_at", "unix seconds"),
     # Media
     "audio no base64": (
         {"messages": says({"type": "input_audio", "input_audio": {"data": "§§"}})}, AUDIO, "not base64"),

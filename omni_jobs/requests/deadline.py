@@ -1,0 +1,61 @@
+"""When a job is to stop by itself: ``Cancel-After`` of the request's head, ``expires_at`` of its body."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from omni_jobs.errors import InvalidRequest
+
+__all__ = ["LONGEST_S", "cancel_after", "check_deadline", "moment"]
+
+LONGEST_S = 30 * 86_400.0
+"""How far ahead a deadline may lie."""
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smh]?)")
+_SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600}
+_RFC_3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<zone>[Zz]|[+-]\d\d:\d\d)?",
+    re.ASCII,
+)
+
+
+def cancel_after(header: str) -> float:
+    """Seconds, 1 … LONGEST_S, of ``90``, ``90s``, ``15m`` or ``2h``. Raises InvalidRequest."""
+    match = _DURATION.fullmatch(header.strip())
+    if match is None or not header.isascii():
+        raise InvalidRequest("must be seconds, or like 90s, 15m, 2h", field="Cancel-After")
+    seconds = float(match[1]) * _SECONDS_OF[match[2]]
+    if not 1 <= seconds <= LONGEST_S:
+        raise InvalidRequest("must be 1 s to 30 days", field="Cancel-After")
+    return seconds
+
+
+def moment(value: Any) -> float | None:
+    """Unix seconds of such a number or of an RFC 3339 text with its zone. Raises ValueError saying what is wrong."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be an RFC 3339 time such as 2026-01-05T09:30:00Z, or unix seconds")
+    if not isinstance(value, str):
+        if not 0 <= value < 1e11:  # further, no calendar follows; milliseconds are taken for what they are not
+            raise ValueError("must be unix seconds")
+        return float(value)
+    match = _RFC_3339.fullmatch(value)
+    if match is None:
+        raise ValueError("must be an RFC 3339 time such as 2026-01-05T09:30:00Z, or unix seconds")
+    if match["zone"] is None:
+        raise ValueError("needs its zone: Z, or like +02:00")
+    try:
+        return datetime.fromisoformat(value.upper()).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError("is no time of any calendar") from None
+
+
+def check_deadline(expires_at: float, now: float) -> None:
+    """Raises InvalidRequest unless it lies ahead of ``now``, by 30 days at most; both in unix seconds."""
+    if expires_at <= now:
+        raise InvalidRequest("must be in the future", field="expires_at")
+    if expires_at > now + LONGEST_S:
+        raise InvalidRequest("must be within 30 days", field="expires_at")
