@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 EX_FAILURE = 1
 _DATABASE_PAUSE_S = 1.0
+_DATABASE_RETRY_S = 3.0  # well below the lease: the ledger's thread tries again, and renews in between
 _POLL_S = 0.2  # how often a starting worker looks whether it is asked to stop
 
 
@@ -105,12 +106,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     async def _open(self) -> None:
         settings = self.app.settings
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
-        self._llm = StageLLM.create(pipeline, stage, settings)
-        store = open_store(settings)
-        self._database = Database(settings.resolved_database_url)
+        config = pipeline.stage(stage)
+        self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
         self._relay = Relay(HintPublisher(self.app))
         self._relay.start()
-        slots = self._llm.stage.config.slots
+        slots = config.slots
         if self.limit:
             slots = min(slots, self.limit * settings.hints_per_message)
         self._ledger = Ledger(
@@ -130,7 +130,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_fenced=self._on_fenced,
         )
         await _schema_is_there(self._database)
+        # Before anything slow is imported or loaded: a predecessor's stage runs wait for it.
         await asyncio.to_thread(self._ledger.clear_slot, _may_go_on)
+        logger.info("%s: the slot is clear", self._node)
+        self._llm = StageLLM.create(pipeline, stage, settings)
+        store = open_store(settings)
         await self._llm.start()
         # The lease comes last: who has one serves.
         await asyncio.to_thread(self._ledger.start, self._loop, _may_go_on)

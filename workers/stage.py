@@ -8,8 +8,6 @@ both run stages through here, so both give the same results.
 from __future__ import annotations
 
 import asyncio
-import io
-import wave
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
@@ -18,18 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import torch
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import PROCESSORS, Flow, Pipeline, StageConfig
 from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.runners import create_runner
 from workers.runners.base import ProgressSink, Runner
 from workers.stage_io import Artifact, OmniModelRunnerOutput, StageInput, StageSource
-from workers.tensors import from_torch
 
 __all__ = ["InputProcessor", "Stage", "StageLLM"]
 
@@ -132,10 +128,10 @@ class Stage:
         """What the next stage gets: the captured rows, the tokens, the named outputs."""
         tensors: dict[str, Any] = {name: _to_wire(value) for name, value in output.multimodal_outputs.items()}
         if output.hidden_states is not None:
-            tensors["hidden_states"] = from_torch(output.hidden_states)
+            tensors["hidden_states"] = _to_wire(output.hidden_states)
         if self.config.kind == "ar":
             name = "codes" if self.config.produces == "codes" else "token_ids"
-            tensors[name] = from_torch(torch.tensor(output.token_ids, dtype=torch.int64))
+            tensors[name] = _to_wire(np.asarray(output.token_ids, dtype=np.int64))
         values = dict(output.values)
         if output.prompt_token_ids:
             values["prompt_tokens"] = len(output.prompt_token_ids)
@@ -169,33 +165,28 @@ class Stage:
         audio_output = self.pipeline.outputs.get("audio")
         if audio_output is None or audio_output.stage != self.name:
             return []
-        waveform = output.multimodal_outputs.get("waveform")
-        if not isinstance(waveform, torch.Tensor) or waveform.ndim != 1:
-            raise ModelError("the runner gave no waveform", stage=self.name, field="waveform")
-        return [Artifact("audio.wav", "audio/wav", encode_wav(waveform, int(output.values["sampling_rate"])))]
+        from workers.wav import encode_wav
 
-
-def encode_wav(waveform: torch.Tensor, sampling_rate: int) -> bytes:
-    """A mono 16-bit PCM WAV of a float waveform [S] in -1 … 1; louder samples are clipped."""
-    samples = waveform.detach().to("cpu", torch.float32).numpy()
-    if not np.isfinite(samples).all():
-        raise ModelError("the waveform has values that are not finite", field="waveform")
-    pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sampling_rate)
-        file.writeframes(pcm.tobytes())
-    return buffer.getvalue()
+        try:
+            data = encode_wav(output.multimodal_outputs.get("waveform"), int(output.values["sampling_rate"]))
+        except ModelError as error:
+            error.stage = error.stage or self.name
+            raise
+        return [Artifact("audio.wav", "audio/wav", data)]
 
 
 def _to_wire(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return from_torch(value)
+    """Torch's and numpy's tensors as a payload's."""
+    if isinstance(value, np.ndarray):
+        return Tensor.from_numpy(value)
     if isinstance(value, Mapping):
-        return {name: from_torch(tensor) for name, tensor in value.items()}
-    return [from_torch(tensor) for tensor in value]
+        return {name: _to_wire(tensor) for name, tensor in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_wire(tensor) for tensor in value]
+    # Only a stage with a model comes here. An echo worker never imports torch: 3 s and 300 MB.
+    from workers.tensors import from_torch
+
+    return from_torch(value)
 
 
 class StageLLM:

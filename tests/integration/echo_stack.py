@@ -161,7 +161,8 @@ class EchoStack:
                     name=stage.name,
                     inputs=tuple(stage.inputs),
                     queue=pipeline.queue(stage.name),
-                    max_attempts=stage.max_attempts,
+                    retries=stage.retries,
+                    queue_limit_s=stage.queue_limit_s,
                 )
                 for stage in pipeline.stages_for(["text"])
             ],

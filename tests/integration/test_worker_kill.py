@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import JobView
 from omni_jobs.models import WorkerRow
 from omni_jobs.states import JobState, StageRunState
-from tests.integration.echo_stack import EchoStack
+from tests.integration.echo_stack import START_S, EchoStack
 
 
 @pytest.fixture
@@ -57,6 +59,28 @@ def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
     assert view.result["text"] == "survivor"
     assert [run.attempt for run in view.stages] == [2, 2]
     assert [error.code for run in view.stages for error in run.errors] == ["worker_lost"] * 2
+
+
+def test_a_successor_in_the_slot_frees_what_was_held_before_it_serves(valkey_url: str, tmp_path: Path) -> None:
+    """Nobody waits for the lease, nor for the engine: an echo worker has none, and never loads torch."""
+    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"})
+    try:
+        (worker,) = stack.start("first")
+        if sys.platform == "linux":
+            assert b"libtorch" not in Path(f"/proc/{worker.process.pid}/maps").read_bytes()
+        job_id = stack.submit(first={"delay_s": 59})
+        stack.running(job_id, "first")
+        worker.stop(signal.SIGKILL)
+        started = time.monotonic()
+        successor = stack.launch("first", worker.slot)
+        freed = stack.until(lambda: stack.jobs.get(job_id).stages[0].errors or None, START_S)
+        freed_after = time.monotonic() - started
+        assert [error.code for error in freed] == ["worker_lost"]
+        stack.serving(successor)
+        print(f"start of the process -> freed: {freed_after:.2f} s, -> serves: {time.monotonic() - started:.2f} s")
+        assert stack.running(job_id, "first").stages[0].attempt == 2
+    finally:
+        stack.close()
 
 
 def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: EchoStack) -> None:

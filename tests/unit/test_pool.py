@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -31,6 +33,19 @@ def test_anything_but_one_stage_s_queue_is_refused(pipelines: Pipelines, queues:
     with pytest.raises(ConfigError) as caught:
         stage_of_queues(queues, pipelines)
     assert caught.value.field == "-Q"
+
+
+def test_a_worker_starts_light() -> None:
+    """Until its slot is clear a worker imports no engine: a predecessor's stage runs wait for it."""
+    code = """
+import os, sys
+os.environ["OMNI_JOBS_STAGE_CONFIGS"] = sys.argv[1]
+import workers.app, workers.processors.echo, workers.runners.echo
+sys.exit(", ".join(sorted({"torch", "transformers", "vllm", "safetensors"} & set(sys.modules))) or None)
+"""
+    configs = str(Settings().resolved_stage_configs)
+    done = subprocess.run([sys.executable, "-c", code, configs], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # What workers.kombu_hooks relies on. When one of these fails after an upgrade, read the hook of that name.

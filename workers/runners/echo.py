@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from omni_jobs.errors import ModelError
 from workers.runners.base import ProgressSink
 from workers.stage_io import EchoPrompt, OmniModelRunnerOutput, Progress, StageInput
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["EchoRunner"]
 
@@ -61,7 +64,5 @@ async def _wait(delay_s: float, progress: ProgressSink) -> None:
         await asyncio.sleep(min(left, _TICK_S))
 
 
-def _bytes(seed: int, size: int) -> torch.Tensor:
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size, dtype=np.uint8))
+def _bytes(seed: int, size: int) -> NDArray[Any]:
+    return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size, dtype=np.uint8)
