@@ -1,0 +1,56 @@
+"""The ``omni-jobs`` command, a file per group of commands. They import what is heavy only when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import typer
+
+from omni_jobs.cli import jobs, pipelines, servers
+from omni_jobs.cli.exits import Exit, Group
+from omni_jobs.cli.options import CONTEXT
+
+__all__ = ["Exit", "app"]
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
+    help="Durable generation jobs on multi-stage omni-modal models.",
+    epilog="""\b
+Try:
+  omni-jobs up --pipeline echo            everything on this machine, no model
+  omni-jobs submit -p echo Hello --wait   in another terminal
+  omni-jobs status --watch
+
+\b
+Exit codes:
+  0  done
+  1  the job, the request, a file or a start failed
+  2  wrong usage
+  3  the server, the broker or the database does not answer
+  4  there is no such job, artifact, pipeline or stage
+  5  --timeout passed before the job ended
+""",
+)
+
+_COMMANDS: Sequence[Callable[..., None]] = (
+    servers.up,
+    servers.api,
+    servers.worker,
+    servers.rescuer,
+    servers.migrate,
+    jobs.submit,
+    jobs.status,
+    jobs.cancel,
+    jobs.result,
+)
+for command in _COMMANDS:
+    app.command()(command)
+
+pipelines_app = typer.Typer(no_args_is_help=True, help="Look at stage configs.", context_settings=CONTEXT)
+pipelines_app.command("check")(pipelines.check)
+pipelines_app.command("list")(pipelines.list_)
+app.add_typer(pipelines_app, name="pipelines")

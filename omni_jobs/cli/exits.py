@@ -1,0 +1,52 @@
+"""How the command ends: exit codes, and errors as a line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from omni_jobs.errors import NotFound, OmniJobsError
+
+__all__ = ["Exit", "Group", "fail"]
+
+
+class Exit:
+    """The exit codes, as ``omni-jobs --help`` lists them."""
+
+    FAILED = 1
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    TIMEOUT = 5
+    INTERRUPTED = 130
+
+
+class Group(TyperGroup):
+    """Turns every error omni-jobs raises on purpose into a line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OmniJobsError as error:
+            fail(str(error), _exit_code(error))
+        except TimeoutError as error:
+            fail(str(error), Exit.TIMEOUT)
+        except KeyboardInterrupt:
+            fail("interrupted", Exit.INTERRUPTED)
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+
+def _exit_code(error: OmniJobsError) -> int:
+    if isinstance(error, NotFound):
+        return Exit.NOT_FOUND
+    return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"omni-jobs: {message}", err=True)
+    raise typer.Exit(code)

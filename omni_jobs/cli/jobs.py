@@ -1,0 +1,268 @@
+"""Commands of jobs: submit them, look at them, stop them, try them again, fetch what they made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from omni_jobs.cli.exits import Exit, fail
+from omni_jobs.cli.options import JsonOption, UrlOption
+from omni_jobs.cli.screen import show, watching
+from omni_jobs.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from omni_jobs.client import Client
+    from omni_jobs.views import JobView
+
+__all__ = ["cancel", "result", "status", "submit"]
+
+DEFAULT_PIPELINE = "qwen2_5_omni"
+
+
+def submit(
+    text: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="What the user says; - reads it from standard input.", show_default=False),
+    ] = None,
+    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="The pipeline's name.")] = DEFAULT_PIPELINE,
+    audio: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option("--audio", exists=True, dir_okay=False, help="A sound file; may be repeated.", show_default=False),
+    ] = None,
+    image: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option("--image", exists=True, dir_okay=False, help="A picture; may be repeated.", show_default=False),
+    ] = None,
+    video: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option("--video", exists=True, dir_okay=False, help="A video; may be repeated.", show_default=False),
+    ] = None,
+    system: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--system", help="The system message.", show_default=False),
+    ] = None,
+    modalities: Annotated[str, typer.Option("--modalities", "-m", help="What to make: text, or text,audio.")] = "text",
+    voice: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--voice", help="The voice of the audio.", show_default=False),
+    ] = None,
+    param: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--param", metavar="STAGE.NAME=VALUE", help="A stage's parameter; may be repeated.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--seed", min=0, help="Makes the job repeatable.", show_default=False),
+    ] = None,
+    metadata: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--metadata", metavar="NAME=VALUE", help="Kept with the job; may be repeated.", show_default=False
+        ),
+    ] = None,
+    body: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--body", metavar="FILE", help="A whole request as JSON (- reads standard input).", show_default=False
+        ),
+    ] = None,
+    idempotency_key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--idempotency-key", help="Submitting again with it makes no second job.", show_default=False),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show the job's progress until it ends.")] = False,
+    timeout: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--timeout", min=0, help="Seconds to --wait.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--out", help="With --wait: write result.json, text.txt and the artifacts here.", show_default=False
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a job and print its id; with --wait, its outcome.
+
+    \b
+    Examples:
+      omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
+      omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
+      omni-jobs submit --body request.json --json
+    """
+    if body is not None:
+        if text is not None or audio or image or video:
+            raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
+        request = _json_object(sys.stdin.read() if body == "-" else Path(body).read_text(encoding="utf-8"), body)
+    else:
+        from omni_jobs.client import user_message
+
+        text = sys.stdin.read() if text == "-" else text
+        if text is None and not (audio or image or video):
+            raise typer.BadParameter("a text, a file or --body is needed", param_hint="TEXT")
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append(user_message(text, audio=audio or (), images=image or (), videos=video or ()))
+        request = {"model": pipeline, "messages": messages, "modalities": _names(modalities)}
+        if voice is not None:
+            request["audio"] = {"voice": voice}
+        if param:
+            request["stages"] = _parameters(param)
+        if seed is not None:
+            request["seed"] = seed
+        if metadata:
+            request["metadata"] = dict(_pair(value, "--metadata") for value in metadata)
+    from omni_jobs.console import show_progress
+
+    with _client(url) as client:
+        job = client.submit(request, idempotency_key=idempotency_key)
+        if not wait:
+            typer.echo(job.model_dump_json(indent=2) if as_json else job.id)
+            return
+        job = show_progress(client, job.id, timeout)
+        if out is not None:
+            client.save(job, out)
+        _show_outcome(job, as_json, out)
+
+
+def status(
+    job_id: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[JOB]", help="One job; without it, the newest.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="How many jobs.")] = 20,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep looking, until the job ends or Ctrl-C.")] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the newest jobs, or one with its stages.
+
+    \b
+    Examples:
+      omni-jobs status --watch
+      omni-jobs status job-0193… --json
+    """
+    from omni_jobs.console import job_summary, jobs_table, show_progress
+
+    with _client(url) as client:
+        if job_id is not None and watch:
+            job = show_progress(client, job_id)
+            show(job.model_dump_json(indent=2) if as_json else job_summary(job))
+        elif job_id is not None:
+            job = client.get(job_id)
+            show(job.model_dump_json(indent=2) if as_json else job_summary(job))
+        elif watch and not as_json:
+            watching(lambda: jobs_table(client.list(limit=limit).jobs))
+        else:
+            page = client.list(limit=limit)
+            show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
+
+
+def cancel(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a job; what it has finished stays."""
+    with _client(url) as client:
+        job = client.cancel(job_id)
+    typer.echo(job.model_dump_json(indent=2) if as_json else job.status.value)
+
+
+def result(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Write result.json, text.txt and the artifacts here.", show_default=False),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the job to end.")] = False,
+    timeout: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--timeout", min=0, help="Seconds to --wait.", show_default=False),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a finished job's text and name its artifacts; with --out, fetch them.
+
+    \b
+    Example:
+      omni-jobs result job-0193… --out sea     # sea/result.json, sea/text.txt, sea/audio.wav
+    """
+    from omni_jobs.console import show_progress
+
+    with _client(url) as client:
+        job = show_progress(client, job_id, timeout) if wait else client.get(job_id)
+        if out is not None:
+            client.save(job, out)
+    _show_outcome(job, as_json, out)
+
+
+def _show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
+    """The text on stdout, all else on stderr; exit 1 unless the job is completed."""
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+    else:
+        text = (job.result or {}).get("text")
+        if text is not None:
+            typer.echo(text)
+        for artifact in job.artifacts:
+            where = out / artifact.name if out is not None else artifact.url
+            typer.echo(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
+    if job.status.value == "completed":
+        return
+    reason = f": {job.error.message}" if job.error is not None else ""
+    fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
+
+
+def _client(url: str | None) -> Client:
+    from omni_jobs.client import Client
+    from omni_jobs.data_directory import running_stack
+    from omni_jobs.settings import read_settings
+
+    if url is None:
+        url = (running_stack(read_settings().data_dir) or {}).get("url")
+    return Client(url)
+
+
+def _names(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _pair(value: str, option: str) -> tuple[str, str]:
+    name, separator, content = value.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f"{value!r} is not NAME=VALUE", param_hint=option)
+    return name, content
+
+
+def _parameters(values: list[str]) -> dict[str, dict[str, Any]]:
+    """``thinker.temperature=0`` → {"thinker": {"temperature": 0}}; what is not JSON is a string."""
+    found: dict[str, dict[str, Any]] = {}
+    for value in values:
+        path, content = _pair(value, "--param")
+        stage, separator, name = path.partition(".")
+        if not separator or not stage or not name:
+            raise typer.BadParameter(f"{value!r} is not STAGE.NAME=VALUE", param_hint="--param")
+        try:
+            found.setdefault(stage, {})[name] = json.loads(content)
+        except ValueError:
+            found[stage][name] = content
+    return found
+
+
+def _json_object(text: str, file: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{file} is not a JSON object")
+    return found

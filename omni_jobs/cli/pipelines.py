@@ -1,0 +1,60 @@
+"""Commands of stage configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni_jobs.cli.exits import Exit
+from omni_jobs.cli.options import JsonOption
+from omni_jobs.cli.screen import show
+
+__all__ = ["check", "list_"]
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Stage configs.", show_default=False)],
+) -> None:
+    """Check stage configs; each error names file, line and field.
+
+    \b
+    Example:
+      omni-jobs pipelines check stage_configs/*.yaml
+    """
+    from omni_jobs.errors import ConfigError
+    from omni_jobs.stage_config import load_pipeline
+
+    failed = False
+    for file in files:
+        try:
+            pipeline = load_pipeline(file)
+        except ConfigError as error:
+            typer.echo(str(error), err=True)
+            failed = True
+        else:
+            typer.echo(f"{file}: ok: {pipeline.name} {pipeline.version}, {' → '.join(pipeline.stages)}")
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+def list_(as_json: JsonOption = False) -> None:
+    """List the pipelines of the stage config directory (OMNI_JOBS_STAGE_CONFIGS)."""
+    from rich.table import Table
+
+    from omni_jobs.settings import settings
+    from omni_jobs.stage_config import load_pipelines
+
+    known = load_pipelines(settings().resolved_stage_configs)
+    if as_json:
+        typer.echo(json.dumps([pipeline.model_dump(mode="json") for pipeline in known.values()], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("pipeline", "version", "takes", "makes", "stages"):
+        table.add_column(title)
+    for pipeline in known.values():
+        takes, makes, stages = ", ".join(pipeline.accepts), ", ".join(pipeline.outputs), " → ".join(pipeline.stages)
+        table.add_row(pipeline.name, pipeline.version, takes, makes, stages)
+    show(table)

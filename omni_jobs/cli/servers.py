@@ -1,0 +1,206 @@
+"""Commands that serve: the whole stack, or one of its processes; and what prepares the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from omni_jobs.cli.options import DataDirOption, PipelineOption
+
+if TYPE_CHECKING:
+    from omni_jobs.settings import Settings
+
+__all__ = ["api", "migrate", "rescuer", "up", "worker"]
+
+
+def up(
+    pipeline: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--pipeline", "-p", help="Start this pipeline's workers; may be repeated.", show_default=False),
+    ] = None,
+    model: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--model", metavar="[PIPELINE=]PATH", help="A checkpoint directory.", show_default=False),
+    ] = None,
+    data_dir: DataDirOption = None,
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--port", min=0, max=65535, help="The API's port. Default: 8000, or a free one.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and a worker per stage.
+
+    Without --pipeline: those whose checkpoint is given with --model, or else echo.
+
+    \b
+    Examples:
+      omni-jobs up --pipeline echo
+      omni-jobs up --model ~/models/Qwen2.5-Omni-3B
+      omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
+    """
+    from omni_jobs.console import show_start
+    from omni_jobs.settings import read_settings
+    from omni_jobs.signals import raised_signals
+    from omni_jobs.stack import EmbeddedStack
+
+    settings = read_settings()
+    chosen, models = _chosen(settings, pipeline or [], model or [])
+    given = {"models": settings.models | models, "data_dir": data_dir or settings.data_dir}
+    settings = settings.model_copy(update=given)
+    stack = EmbeddedStack(settings, pipelines=chosen, port=port if port is not None else _usual_port(settings))
+    with raised_signals():
+        try:
+            show_start(stack)
+            typer.echo(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(chosen)}; logs: {stack.log_dir})")
+            typer.echo("Press Ctrl-C to stop.")
+            try:
+                stack.wait()
+            except KeyboardInterrupt:
+                typer.echo("\nstopping …", err=True)
+        finally:
+            stack.stop()
+
+
+def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
+    """The pipelines to start, and their checkpoints as far as given."""
+    from omni_jobs.stage_config import load_pipelines
+
+    known = load_pipelines(settings.resolved_stage_configs)
+    with_model = [name for name in pipelines or known if known.named(name, field="pipeline").model is not None]
+    found: dict[str, Path] = {}
+    for value in models:
+        name, separator, path = value.partition("=")
+        if not separator or name not in known:
+            if len(with_model) != 1:
+                raise typer.BadParameter(f"say for which pipeline: PIPELINE={value}", param_hint="--model")
+            name, path = with_model[0], value
+        found[name] = Path(path).expanduser().resolve()
+    chosen = pipelines or [name for name in with_model if name in found or name in settings.models]
+    return chosen or ["echo"], found
+
+
+def _usual_port(settings: Settings) -> int:
+    """The port people expect, when it is free."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.api_host, settings.api_port))
+        except OSError:
+            return 0
+    return settings.api_port
+
+
+def api(
+    host: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--host", help="Address to listen on.", show_default=False),
+    ] = None,
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--port", min=0, max=65535, help="Port to listen on.", show_default=False),
+    ] = None,
+    fd: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--fd", help="Serve on this listening socket, opened by a supervisor.", show_default=False),
+    ] = None,
+) -> None:
+    """Run one API server. Settings come from OMNI_JOBS_* variables.
+
+    \b
+    Example:
+      OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs api --host 0.0.0.0
+    """
+    import socket
+
+    import uvicorn
+
+    from omni_jobs.api.app import create_app
+    from omni_jobs.settings import settings
+
+    config = uvicorn.Config(
+        create_app(settings()),
+        host=host or settings().api_host,
+        port=settings().api_port if port is None else port,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    sockets = None if fd is None else [socket.socket(fileno=fd)]
+    uvicorn.Server(config).run(sockets=sockets)
+
+
+def worker(
+    pipeline: PipelineOption,
+    stage: Annotated[str, typer.Option("--stage", "-s", help="The stage's name.", show_default=False)],
+    slot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--slot",
+            help="The worker's name: unique, the same again after a restart. Default: PIPELINE.STAGE-1@host.",
+            show_default=False,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--concurrency",
+            "-c",
+            min=1,
+            help="Messages at a time; each carries several stage runs.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[str, typer.Option("--log-level", "-l")] = "INFO",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Celery command line instead.")] = False,
+) -> None:
+    """Run one stage's worker: becomes the stock Celery command line.
+
+    \b
+    Examples:
+      omni-jobs worker --pipeline qwen2_5_omni --stage thinker
+      CUDA_VISIBLE_DEVICES=1 omni-jobs worker -p qwen2_5_omni -s talker --slot talker-2@%h
+    """
+    from omni_jobs.settings import settings
+    from omni_jobs.stage_config import load_pipelines
+    from omni_jobs.worker_command import (
+        POOL_ENVIRONMENT,
+        as_shell_line,
+        check_worker_installed,
+        replace_process,
+        worker_command,
+    )
+
+    found = load_pipelines(settings().resolved_stage_configs).named(pipeline, field="pipeline")
+    command = worker_command(found, stage, settings(), slot=slot, concurrency=concurrency, log_level=log_level)
+    if dry_run:
+        typer.echo(as_shell_line(command, POOL_ENVIRONMENT))
+        return
+    check_worker_installed(found, stage)
+    configs = {"OMNI_JOBS_STAGE_CONFIGS": str(settings().resolved_stage_configs)}
+    replace_process(command, {**configs, **POOL_ENVIRONMENT})
+
+
+def rescuer() -> None:
+    """Run a rescuer: takes back what lost workers held. One is enough; several do no harm."""
+    from omni_jobs.rescuer import run
+    from omni_jobs.settings import settings
+
+    run(settings())
+
+
+def migrate() -> None:
+    """Bring the database to this version's schema; safe to run twice, and from several hosts."""
+    from omni_jobs.db import Database
+    from omni_jobs.settings import settings
+
+    database = Database(settings().resolved_database_url)
+    try:
+        database.migrate()
+    finally:
+        database.close()
+    typer.echo("the database is up to date")
