@@ -24,6 +24,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     literal_column,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -35,8 +36,11 @@ __all__ = [
     "ArtifactRow",
     "AttemptErrorRow",
     "Base",
+    "EventRow",
+    "GarbageRow",
     "JobRow",
     "JsonText",
+    "Seconds",
     "StageRunRow",
     "WorkerRow",
     "state_is",
@@ -90,6 +94,10 @@ class Base(DeclarativeBase):
     )
 
 
+def _index(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
 class JobRow(Base):
     """One user submission. Its row lock orders all transitions of its stage runs."""
 
@@ -98,6 +106,10 @@ class JobRow(Base):
         UniqueConstraint("idempotency_key"),
         Index(None, "state", "id"),
         Index(None, "pipeline", "id"),
+        _index("ix_jobs_backlog", "pipeline", "tenant", where="state = 'queued'"),
+        _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
+        _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
+        _index("ix_jobs_prune_at", "prune_at", where="prune_at IS NOT NULL"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)  # "job-" + UUIDv7: sorts by time
@@ -113,10 +125,19 @@ class JobRow(Base):
     # Named for what a later request may call it; `metadata` is taken by SQLAlchemy.
     user_metadata: Mapped[Any] = mapped_column("metadata", JsonText)
     seed: Mapped[int] = mapped_column(BigInteger)
-    error: Mapped[Any | None] = mapped_column(JsonText)  # set with failed: that of the stage run that failed
+    tenant: Mapped[str] = mapped_column(String(64))
+    error: Mapped[Any | None] = mapped_column(JsonText)  # why it failed or expired
+    error_code: Mapped[str | None] = mapped_column(String(40))  # of that error, to be searched for
+    ending: Mapped[str | None] = mapped_column(String(16))  # cancelling: the JobState it will end in
+    deadline: Mapped[float | None] = mapped_column(Seconds)  # when it expires unless it has ended
+    retries: Mapped[int] = mapped_column(Integer, default=0)  # how often a user sent it on again after its end
     created_at: Mapped[float] = mapped_column(Seconds)
     started_at: Mapped[float | None] = mapped_column(Seconds)  # set with in_progress: the first claim
     finished_at: Mapped[float | None] = mapped_column(Seconds)  # set with the final state
+    prune_at: Mapped[float | None] = mapped_column(Seconds)  # final: when the pruner looks at it next
+    payloads_gone: Mapped[bool] = mapped_column(default=False)  # pruned; so with the next two
+    inputs_gone: Mapped[bool] = mapped_column(default=False)
+    artifacts_gone: Mapped[bool] = mapped_column(default=False)
 
 
 class StageRunRow(Base):
@@ -126,30 +147,15 @@ class StageRunRow(Base):
     __table_args__ = (
         UniqueConstraint("job_id", "position"),
         # Claimable work of a stage, the longest unannounced first.
-        Index(
-            "ix_stage_runs_queued",
-            "pipeline",
-            "stage",
-            "announce_at",
-            sqlite_where=literal_column("state = 'queued'"),
-            postgresql_where=literal_column("state = 'queued'"),
-        ),
+        _index("ix_stage_runs_queued", "pipeline", "stage", "announce_at", where="state = 'queued'"),
         # What a worker holds.
-        Index(
-            "ix_stage_runs_running",
-            "owner",
-            "pipeline",
-            "stage",
-            sqlite_where=literal_column("state = 'running'"),
-            postgresql_where=literal_column("state = 'running'"),
-        ),
+        _index("ix_stage_runs_running", "owner", "pipeline", "stage", where="state = 'running'"),
         # Only counted.
-        Index(
-            "ix_stage_runs_pending",
-            "pipeline",
-            "stage",
-            sqlite_where=literal_column("state = 'pending'"),
-            postgresql_where=literal_column("state = 'pending'"),
+        _index("ix_stage_runs_pending", "pipeline", "stage", where="state = 'pending'"),
+        _index(
+            "ix_stage_runs_queue_deadline",
+            "queue_deadline",
+            where="state = 'queued' AND queue_deadline IS NOT NULL",
         ),
     )
 
@@ -161,14 +167,16 @@ class StageRunRow(Base):
     queue: Mapped[str] = mapped_column(String(200))  # where its hints go
     inputs: Mapped[Any] = mapped_column(JsonText)  # names of the job's stages whose payloads it takes
     capture: Mapped[bool]  # a later stage of this job takes its payload
-    max_attempts: Mapped[int]  # failures it may have, the last included
+    retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
+    queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState
     reason: Mapped[str | None] = mapped_column(String(40))  # why it waits, when that is not its turn
     attempt: Mapped[int] = mapped_column(Integer, default=0)  # the fencing number: each claim adds one, nothing else
-    failures: Mapped[int] = mapped_column(Integer, default=0)  # attempts that ended in an error or with their worker
+    failures: Mapped[Any | None] = mapped_column(JsonText)  # {retry class or "other": attempts that ended so}
     owner: Mapped[str | None] = mapped_column(String(200))  # the worker of the last claim; None when handed back
     due: Mapped[float | None] = mapped_column(Seconds)  # queued: not claimable before
     announce_at: Mapped[float | None] = mapped_column(Seconds)  # queued: the rescuer hints it again from here on
+    queue_deadline: Mapped[float | None] = mapped_column(Seconds)  # queued: its job expires then
     queued_at: Mapped[float | None] = mapped_column(Seconds)  # its inputs were there; kept over retries
     started_at: Mapped[float | None] = mapped_column(Seconds)  # the last claim
     finished_at: Mapped[float | None] = mapped_column(Seconds)  # set with the final state
@@ -177,6 +185,7 @@ class StageRunRow(Base):
     payload_ref: Mapped[Any | None] = mapped_column(JsonText)  # ObjectRef, or
     payload_inline: Mapped[bytes | None] = mapped_column(LargeBinary)  # the bytes, when they are few
     payload_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted: no stage needed it any more
 
 
 class AttemptErrorRow(Base):
@@ -204,6 +213,30 @@ class ArtifactRow(Base):
     media_type: Mapped[str] = mapped_column(String(100))
     ref: Mapped[Any] = mapped_column(JsonText)  # ObjectRef
     created_at: Mapped[float] = mapped_column(Seconds)
+
+
+class EventRow(Base):
+    """A change of a job's state that its user may want to know of. Written with the change."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "job_id"), Index(None, "at"))
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
+    data: Mapped[Any] = mapped_column(JsonText)
+    at: Mapped[float] = mapped_column(Seconds)
+
+
+class GarbageRow(Base):
+    """Objects to delete. Written with the change that made them useless, gone once they are."""
+
+    __tablename__ = "garbage"
+    __table_args__ = (Index(None, "job_id"),)
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(40))  # it may be gone
+    what: Mapped[str] = mapped_column(String(512))  # a key, or the beginning of keys that ends with "/"
 
 
 class WorkerRow(Base):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from omni_jobs.errors import OmniJobsError, RetryClass
 
-__all__ = ["Retry", "RetryLimits", "is_last_chance", "retry_after"]
+__all__ = ["DEFAULT_RETRIES", "Retry", "RetryLimits", "is_last_chance", "retry_after"]
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
@@ -32,6 +32,9 @@ class RetryLimits(BaseModel):
     def of(self, retry_class: RetryClass) -> int:
         limit: int = getattr(self, retry_class)
         return limit
+
+
+DEFAULT_RETRIES = RetryLimits()
 
 
 @dataclass(frozen=True, slots=True)

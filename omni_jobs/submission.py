@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import Conflict, StorageError
@@ -27,6 +28,8 @@ def submit(
     store: ObjectStore,
     send: Callable[[Sequence[Hint]], object],
     idempotency_key: str | None = None,
+    tenant: str = "default",
+    expires_in_s: float | None = None,
 ) -> Submitted:
     """Store the job; ``send`` publishes its hints and must not raise: the rescuer repeats what is lost.
 
@@ -41,7 +44,10 @@ def submit(
         ref = store.put(key, [medium.data], media_type=medium.media_type)
         media.append({**ref.model_dump(), "media_type": medium.media_type})
     try:
-        submitted = jobs.submit(_new_job(job_id, admitted, media), idempotency_key=idempotency_key)
+        submitted = jobs.submit(
+            replace(_new_job(job_id, admitted, media), tenant=tenant, expires_in_s=expires_in_s),
+            idempotency_key=idempotency_key,
+        )
     except Conflict:
         _forget(store, keys)
         raise
@@ -61,7 +67,13 @@ def _new_job(job_id: str, admitted: Admitted, media: Sequence[dict[str, Any]]) -
         request=admitted.request,
         modalities=admitted.modalities,
         stages=[
-            NewStage(stage.name, tuple(stage.inputs), pipeline.queue(stage.name), stage.max_attempts)
+            NewStage(
+                stage.name,
+                tuple(stage.inputs),
+                pipeline.queue(stage.name),
+                retries=stage.retries,
+                queue_limit_s=stage.queue_limit_s,
+            )
             for stage in admitted.stages
         ],
         seed=admitted.seed,

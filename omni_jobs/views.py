@@ -18,6 +18,7 @@ __all__ = [
     "AttemptErrorView",
     "Counts",
     "ErrorView",
+    "EventView",
     "JobView",
     "Page",
     "ProgressView",
@@ -101,9 +102,21 @@ class JobView(_View):
     stages: list[StageRunView]
     result: dict[str, Any] | None  # set when completed
     artifacts: list[ArtifactView]
-    error: ErrorView | None  # set when failed
+    error: ErrorView | None  # set when failed or expired
     metadata: dict[str, Any]
     seed: int
+    expires_at: datetime | None  # its deadline
+    retries: int  # how often it was sent on again after its end
+    tenant: str
+
+
+class EventView(_View):
+    """A change of a job's state."""
+
+    id: int
+    type: str  # job.completed, job.failed, job.cancelled, job.expired, job.cancelling, job.retried
+    at: datetime
+    data: dict[str, Any]
 
 
 class Page(_View):

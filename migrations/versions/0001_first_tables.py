@@ -1,4 +1,4 @@
-"""The first tables: jobs, stage runs, their errors and artifacts, workers.
+"""The first tables: jobs, stage runs, their errors, artifacts and events, workers, garbage.
 
 Revision: 0001
 """
@@ -31,15 +31,30 @@ def upgrade() -> None:
         sa.Column("media", sa.Text(), nullable=False),
         sa.Column("metadata", sa.Text(), nullable=False),
         sa.Column("seed", sa.BigInteger(), nullable=False),
+        sa.Column("tenant", sa.String(length=64), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("error_code", sa.String(length=40), nullable=True),
+        sa.Column("ending", sa.String(length=16), nullable=True),
+        sa.Column("deadline", sa.Double(), nullable=True),
+        sa.Column("retries", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("prune_at", sa.Double(), nullable=True),
+        sa.Column("payloads_gone", sa.Boolean(), nullable=False),
+        sa.Column("inputs_gone", sa.Boolean(), nullable=False),
+        sa.Column("artifacts_gone", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_jobs_idempotency_key")),
     )
     op.create_index(op.f("ix_jobs_pipeline_id"), "jobs", ["pipeline", "id"], unique=False)
     op.create_index(op.f("ix_jobs_state_id"), "jobs", ["state", "id"], unique=False)
+    _create_partial_index("ix_jobs_backlog", "jobs", ["pipeline", "tenant"], where="state = 'queued'")
+    _create_partial_index(
+        "ix_jobs_deadline", "jobs", ["deadline"], where="finished_at IS NULL AND deadline IS NOT NULL"
+    )
+    _create_partial_index("ix_jobs_error_code", "jobs", ["error_code", "id"], where="error_code IS NOT NULL")
+    _create_partial_index("ix_jobs_prune_at", "jobs", ["prune_at"], where="prune_at IS NOT NULL")
     op.create_table(
         "workers",
         sa.Column("id", sa.String(length=200), nullable=False),
@@ -66,14 +81,16 @@ def upgrade() -> None:
         sa.Column("queue", sa.String(length=200), nullable=False),
         sa.Column("inputs", sa.Text(), nullable=False),
         sa.Column("capture", sa.Boolean(), nullable=False),
-        sa.Column("max_attempts", sa.Integer(), nullable=False),
+        sa.Column("retries", sa.Text(), nullable=True),
+        sa.Column("queue_limit_s", sa.Double(), nullable=True),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("reason", sa.String(length=40), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("failures", sa.Text(), nullable=True),
         sa.Column("owner", sa.String(length=200), nullable=True),
         sa.Column("due", sa.Double(), nullable=True),
         sa.Column("announce_at", sa.Double(), nullable=True),
+        sa.Column("queue_deadline", sa.Double(), nullable=True),
         sa.Column("queued_at", sa.Double(), nullable=True),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("finished_at", sa.Double(), nullable=True),
@@ -82,33 +99,23 @@ def upgrade() -> None:
         sa.Column("payload_ref", sa.Text(), nullable=True),
         sa.Column("payload_inline", sa.LargeBinary(), nullable=True),
         sa.Column("payload_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("payload_gone", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_stage_runs_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_stage_runs")),
         sa.UniqueConstraint("job_id", "position", name=op.f("uq_stage_runs_job_id_position")),
     )
-    op.create_index(
-        "ix_stage_runs_pending",
-        "stage_runs",
-        ["pipeline", "stage"],
-        unique=False,
-        sqlite_where=sa.text("state = 'pending'"),
-        postgresql_where=sa.text("state = 'pending'"),
+    _create_partial_index("ix_stage_runs_pending", "stage_runs", ["pipeline", "stage"], where="state = 'pending'")
+    _create_partial_index(
+        "ix_stage_runs_queued", "stage_runs", ["pipeline", "stage", "announce_at"], where="state = 'queued'"
     )
-    op.create_index(
-        "ix_stage_runs_queued",
-        "stage_runs",
-        ["pipeline", "stage", "announce_at"],
-        unique=False,
-        sqlite_where=sa.text("state = 'queued'"),
-        postgresql_where=sa.text("state = 'queued'"),
+    _create_partial_index(
+        "ix_stage_runs_running", "stage_runs", ["owner", "pipeline", "stage"], where="state = 'running'"
     )
-    op.create_index(
-        "ix_stage_runs_running",
+    _create_partial_index(
+        "ix_stage_runs_queue_deadline",
         "stage_runs",
-        ["owner", "pipeline", "stage"],
-        unique=False,
-        sqlite_where=sa.text("state = 'running'"),
-        postgresql_where=sa.text("state = 'running'"),
+        ["queue_deadline"],
+        where="state = 'queued' AND queue_deadline IS NOT NULL",
     )
     op.create_table(
         "artifacts",
@@ -137,8 +144,32 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("stage_run_id", "attempt", name=op.f("pk_attempt_errors")),
     )
+    op.create_table(
+        "events",
+        sa.Column("id", _BIG_ID, nullable=False),
+        sa.Column("job_id", sa.String(length=40), nullable=False),
+        sa.Column("type", sa.String(length=40), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_events_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
+    )
+    op.create_index(op.f("ix_events_job_id"), "events", ["job_id"], unique=False)
+    op.create_index(op.f("ix_events_at"), "events", ["at"], unique=False)
+    op.create_table(
+        "garbage",
+        sa.Column("id", _BIG_ID, nullable=False),
+        sa.Column("job_id", sa.String(length=40), nullable=False),
+        sa.Column("what", sa.String(length=512), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_garbage")),
+    )
+    op.create_index(op.f("ix_garbage_job_id"), "garbage", ["job_id"], unique=False)
+
+
+def _create_partial_index(name: str, table: str, columns: list[str], *, where: str) -> None:
+    op.create_index(name, table, columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
 def downgrade() -> None:
-    for table in ("attempt_errors", "artifacts", "stage_runs", "workers", "jobs"):
+    for table in ("garbage", "events", "attempt_errors", "artifacts", "stage_runs", "workers", "jobs"):
         op.drop_table(table)

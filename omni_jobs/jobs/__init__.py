@@ -1,7 +1,7 @@
 """Jobs: the one owner of transitions. A job's life, and a worker's, in order:
 
-    submit → claim → report_progress → complete | fail | release | cancelled;  cancel
-    register_worker → renew → retire_worker;  rescue
+    submit → claim → report_progress → complete | fail | release | cancelled;  cancel, retry, delete
+    register_worker → renew → retire_worker;  rescue (frees, expires, announces);  prune
 
 Every method is one transaction (``rescue``: a few) and may be called again when its
 answer was lost. Hints in the answers are to be published after the call, best effort.
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from omni_jobs.db import Database
-from omni_jobs.jobs import announcing, claims, endings, leases, progress, views
+from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
 from omni_jobs.jobs.submit import new_job_id, submit
 from omni_jobs.jobs.values import (
     Claim,
     Completion,
     Failure,
+    Garbage,
     Hint,
     NewArtifact,
     NewJob,
@@ -26,7 +27,9 @@ from omni_jobs.jobs.values import (
     NewWorker,
     Outcome,
     ProgressReport,
+    Pruned,
     Rescued,
+    Retention,
     StoredArtifact,
     Submitted,
 )
@@ -36,6 +39,7 @@ from omni_jobs.views import (
     AttemptErrorView,
     Counts,
     ErrorView,
+    EventView,
     JobView,
     Page,
     ProgressView,
@@ -51,7 +55,9 @@ __all__ = [
     "Completion",
     "Counts",
     "ErrorView",
+    "EventView",
     "Failure",
+    "Garbage",
     "Hint",
     "JobView",
     "Jobs",
@@ -63,7 +69,9 @@ __all__ = [
     "Page",
     "ProgressReport",
     "ProgressView",
+    "Pruned",
     "Rescued",
+    "Retention",
     "StageCount",
     "StageRunView",
     "StoredArtifact",
@@ -154,6 +162,21 @@ class Jobs:
         """
         return self._db.run(partial(endings.cancel, job_id=job_id, announce_after_s=self._announce_after_s))
 
+    def retry(self, job_id: str, from_stage: str | None = None) -> list[Hint]:
+        """Queue a job that has ended again: what did not succeed, or ``from_stage`` and all that follows it.
+
+        It has no deadline any more, and its stages all their attempts again. Raises NotFound,
+        InvalidRequest (``from_stage``), and Conflict while it has not ended or when what would
+        be read is not kept any longer; the message then names the stage to retry from.
+        """
+        return self._db.run(
+            partial(retrying.retry, job_id=job_id, from_stage=from_stage, announce_after_s=self._announce_after_s)
+        )
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, with all it made. Raises NotFound and Conflict."""
+        self._db.run(partial(retention.delete_job, job_id=job_id))
+
     # A worker's life.
 
     def register_worker(self, worker: NewWorker, lease_s: float) -> list[Hint]:
@@ -172,12 +195,17 @@ class Jobs:
         """
         return self._db.run(partial(leases.renew, worker_id=worker_id, lease_s=lease_s))
 
+    def unwanted(self, worker_id: str) -> list[int]:
+        """What ``renew`` tells, without renewing."""
+        return self._db.read(partial(leases.unwanted, worker_id=worker_id))
+
     def retire_worker(self, worker_id: str) -> list[Hint]:
         """End the lease and hand back what is left. No error when it is gone already."""
         return self._db.run(partial(leases.retire, worker_id=worker_id, announce_after_s=self._announce_after_s))
 
     def rescue(self) -> Rescued:
-        """Take stage runs from workers whose lease ran out or who are unknown; hint again what waits unhinted.
+        """Take stage runs from workers whose lease ran out or who are unknown; expire jobs whose time is
+        over; hint again what waits unhinted.
 
         May run in several processes at once.
         """
@@ -189,10 +217,34 @@ class Jobs:
             hints += found_hints
             if found < leases.FREED_AT_ONCE:
                 break
+        expired = 0
+        while True:
+            found = self._db.run(partial(expiry.expire_late, announce_after_s=self._announce_after_s))
+            expired += found
+            if found < expiry.EXPIRED_AT_ONCE:
+                break
         hints += self._db.run(
             partial(announcing.announce, at_most=self._announce_at_most, announce_after_s=self._announce_after_s)
         )
-        return Rescued(freed, hints)
+        return Rescued(freed, hints, expired)
+
+    # What is kept, and for how long.
+
+    def prune(self, keep: Retention, at_most: int = 500) -> Pruned:
+        """Forget what has been kept long enough of up to ``at_most`` jobs that have ended, and as many events."""
+        return self._db.run(partial(retention.prune, retention=keep, at_most=at_most))
+
+    def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
+        """Objects to delete, the oldest first; tell ``collected`` when they are."""
+        return self._db.read(partial(retention.garbage, at_most=at_most))
+
+    def collected(self, ids: Sequence[int]) -> None:
+        """The garbage of these ids is deleted."""
+        self._db.run(partial(retention.collected, ids=ids))
+
+    def orphans(self, keys: Sequence[str]) -> set[str]:
+        """Those of these keys of the object store that nothing refers to or will; leave young objects out."""
+        return self._db.read(partial(retention.orphans, keys=keys))
 
     # What readers see.
 
@@ -206,17 +258,32 @@ class Jobs:
         cursor: str | None = None,
         state: JobState | None = None,
         pipeline: str | None = None,
+        error_code: str | None = None,
     ) -> Page:
         """Jobs, the newest first; ``cursor`` from the page before. Raises InvalidRequest."""
-        return self._db.read(partial(views.jobs, limit=limit, cursor=cursor, state=state, pipeline=pipeline))
+        return self._db.read(
+            partial(views.jobs, limit=limit, cursor=cursor, state=state, pipeline=pipeline, error_code=error_code)
+        )
+
+    def events(self, job_id: str) -> Sequence[EventView]:
+        """What became of a job, the oldest first. Raises NotFound."""
+        return self._db.read(partial(views.events, job_id=job_id))
 
     def artifact(self, job_id: str, name: str) -> StoredArtifact:
-        """Where an artifact is stored. Raises NotFound."""
+        """Where an artifact is stored. Raises NotFound, and Gone after its time."""
         return self._db.read(partial(views.artifact, job_id=job_id, name=name))
 
     def counts(self) -> Counts:
         """How much waits and runs."""
         return self._db.read(views.counts)
+
+    def backlog(self) -> dict[tuple[str, str], int]:
+        """How many jobs nobody has started, by (pipeline, tenant)."""
+        return self._db.read(views.backlog)
+
+    def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:
+        """How many stage runs of a stage could be claimed now, counted up to ``at_most``."""
+        return self._db.read(partial(views.waiting, pipeline=pipeline, stage=stage, at_most=at_most))
 
     def workers(self) -> Sequence[WorkerView]:
         """The workers with live leases."""

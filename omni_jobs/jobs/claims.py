@@ -11,6 +11,7 @@ from omni_jobs.db import now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
 from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_seen
+from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
@@ -40,7 +41,7 @@ _COLUMNS = (
     StageRunRow.attempt,
     StageRunRow.inputs,
     StageRunRow.capture,
-    StageRunRow.max_attempts,
+    StageRunRow.retries,
     StageRunRow.failures,
     StageRunRow.started_at,
 )
@@ -133,13 +134,13 @@ def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], Object
         pipeline=job.pipeline,
         pipeline_version=job.pipeline_version,
         request=job.request,
-        media=job.media,
+        media=() if run.inputs else job.media,
         seed=job.seed,
         modalities=tuple(job.modalities),
         upstream={earlier: upstream[run.job_id, earlier] for earlier in run.inputs},
         capture=run.capture,
-        max_attempts=run.max_attempts,
-        failures=run.failures,
+        failures=run.failures or {},
+        alone=bool(run.failures) and is_last_chance(run.failures, RetryLimits(**(run.retries or {}))),
         claimed_at=run.started_at,
     )
 

@@ -90,7 +90,7 @@ def cancel(tx: Connection, job_id: str, *, announce_after_s: float) -> JobState:
     if job_id not in locked.states:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if locked.states[job_id] in (JobState.QUEUED, JobState.IN_PROGRESS):
-        locked.cancel(job_id)
+        locked.stop({job_id: None})
         locked.settle()
     return locked.states[job_id]
 

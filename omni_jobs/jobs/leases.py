@@ -14,7 +14,7 @@ from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome
 from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["expire", "free_lost", "register", "renew", "retire"]
+__all__ = ["expire", "free_lost", "register", "renew", "retire", "unwanted"]
 
 FREED_AT_ONCE = 500  # stage runs freed in one transaction
 
@@ -57,12 +57,17 @@ def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
     )
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")
-    unwanted = tx.execute(
+    return unwanted(tx, worker_id)
+
+
+def unwanted(tx: Connection, worker_id: str) -> list[int]:
+    """The ids of stage runs that this worker runs and their job has no use for."""
+    found = tx.execute(
         select(StageRunRow.id)
         .join(JobRow, JobRow.id == StageRunRow.job_id)
         .where(_IS_RUNNING, StageRunRow.owner == worker_id, JobRow.state.not_in(_WANTED))
     )
-    return sorted(unwanted.scalars())
+    return sorted(found.scalars())
 
 
 def retire(tx: Connection, worker_id: str, *, announce_after_s: float) -> list[Hint]:

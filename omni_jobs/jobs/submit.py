@@ -13,6 +13,7 @@ from omni_jobs.db import now
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs.values import Hint, NewJob, Submitted
 from omni_jobs.models import JobRow, StageRunRow, state_seen
+from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["new_job_id", "submit"]
@@ -73,6 +74,8 @@ def _insert_if_new(tx: Connection, job: NewJob, idempotency_key: str | None, at:
         "media": [dict(item) for item in job.media],
         "metadata": dict(job.metadata),
         "seed": job.seed,
+        "tenant": job.tenant,
+        "deadline": job.expires_at if job.expires_in_s is None else at + job.expires_in_s,
         "created_at": at,
     }
     return tx.execute(_INSERT_JOB_IF_NEW[tx.dialect.name], row).first() is not None
@@ -94,11 +97,15 @@ def _stage_runs(job: NewJob, at: float, announce_after_s: float) -> list[dict[st
                 "queue": stage.queue,
                 "inputs": inputs,
                 "capture": stage.name in taken,
-                "max_attempts": stage.max_attempts,
+                "retries": None
+                if stage.retries == DEFAULT_RETRIES
+                else stage.retries.model_dump(exclude_defaults=True),
+                "queue_limit_s": stage.queue_limit_s,
                 "state": (StageRunState.QUEUED if first else StageRunState.PENDING).value,
                 "queued_at": at if first else None,
                 "due": at if first else None,
                 "announce_at": at + announce_after_s if first else None,
+                "queue_deadline": at + stage.queue_limit_s if first and stage.queue_limit_s is not None else None,
             }
         )
     return rows

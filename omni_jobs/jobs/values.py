@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
+
+if TYPE_CHECKING:
+    from omni_jobs.settings import Settings
 
 __all__ = [
     "Claim",
     "Completion",
     "Failure",
+    "Garbage",
     "Hint",
     "NewArtifact",
     "NewJob",
@@ -22,7 +27,9 @@ __all__ = [
     "NewWorker",
     "Outcome",
     "ProgressReport",
+    "Pruned",
     "Rescued",
+    "Retention",
     "StoredArtifact",
     "Submitted",
 ]
@@ -44,7 +51,8 @@ class NewStage:
     name: str
     inputs: Sequence[str]  # earlier stages; those outside the job are left out; empty: the job's request
     queue: str
-    max_attempts: int = 3
+    retries: RetryLimits = DEFAULT_RETRIES
+    queue_limit_s: float | None = None  # waiting for longer than this, its job expires
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,9 @@ class NewJob:
     request_digest: str  # equal for the same request sent again
     media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = "default"
+    expires_in_s: float | None = None  # at most one of the two
+    expires_at: float | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +108,13 @@ class Claim:
     pipeline: str
     pipeline_version: str
     request: Mapping[str, Any]
-    media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number
+    media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number; first stages only
     seed: int
     modalities: Sequence[str]
     upstream: Mapping[str, ObjectRef | bytes | None]  # input stage → its payload; None: it made none
     capture: bool  # a later stage of this job takes this one's payload
-    max_attempts: int
-    failures: int  # attempts that failed before this one
+    failures: Mapping[str, int]  # attempts that failed before this one, by retry class
+    alone: bool  # nothing may run beside it in its worker: it may be what kills workers
     claimed_at: float  # seconds since 1970 by the database's clock
 
 
@@ -183,3 +194,45 @@ class Rescued:
 
     freed: int  # stage runs taken from workers that are gone
     hints: Sequence[Hint] = ()  # for what was freed, and for what waits unannounced
+    expired: int = 0  # jobs whose time was over
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long things are kept, in seconds after their job's end."""
+
+    payloads_s: float  # of jobs that did not complete; those of completed ones are of no use to anybody
+    inputs_s: float
+    artifacts_s: float
+    events_s: float  # since they were written
+    jobs_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Retention:
+        return cls(
+            payloads_s=settings.keep_payloads_s,
+            inputs_s=settings.keep_inputs_s,
+            artifacts_s=settings.keep_artifacts_s,
+            events_s=settings.keep_events_s,
+            jobs_s=settings.keep_jobs_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a call of ``prune`` took: of how many jobs the payloads, inputs, artifacts; jobs whole; events."""
+
+    looked_at: int = 0  # jobs that were due; 0: none is left
+    payloads: int = 0
+    inputs: int = 0
+    artifacts: int = 0
+    jobs: int = 0
+    events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Objects to delete: ``what`` is a key, or ends with "/" and is the beginning of keys."""
+
+    id: int
+    what: str

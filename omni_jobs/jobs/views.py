@@ -11,9 +11,9 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, func, select
 
 from omni_jobs.db import now
-from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.errors import Gone, InvalidRequest, NotFound
 from omni_jobs.jobs.values import StoredArtifact
-from omni_jobs.models import ArtifactRow, AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.models import ArtifactRow, AttemptErrorRow, EventRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import (
@@ -21,6 +21,7 @@ from omni_jobs.views import (
     AttemptErrorView,
     Counts,
     ErrorView,
+    EventView,
     JobView,
     Page,
     ProgressView,
@@ -30,7 +31,7 @@ from omni_jobs.views import (
     merged_result,
 )
 
-__all__ = ["artifact", "counts", "job", "jobs", "workers"]
+__all__ = ["artifact", "backlog", "counts", "events", "job", "jobs", "waiting", "workers"]
 
 LONGEST_PAGE = 100
 
@@ -47,7 +48,14 @@ def job(tx: Connection, job_id: str) -> JobView:
     return _views(tx, [row])[0]
 
 
-def jobs(tx: Connection, limit: int, cursor: str | None, state: JobState | None, pipeline: str | None) -> Page:
+def jobs(
+    tx: Connection,
+    limit: int,
+    cursor: str | None,
+    state: JobState | None,
+    pipeline: str | None,
+    error_code: str | None,
+) -> Page:
     """Raises InvalidRequest naming ``limit`` or ``cursor``."""
     if not 1 <= limit <= LONGEST_PAGE:
         raise InvalidRequest(f"must be 1 to {LONGEST_PAGE}", field="limit")
@@ -55,6 +63,8 @@ def jobs(tx: Connection, limit: int, cursor: str | None, state: JobState | None,
         raise InvalidRequest("not a cursor of this API", field="cursor")
     if pipeline is not None and not pipeline.isprintable():
         raise InvalidRequest("not a pipeline's name", field="pipeline")
+    if error_code is not None and not error_code.isprintable():
+        raise InvalidRequest("not an error's code", field="error_code")
     query = select(JobRow.__table__).order_by(JobRow.id.desc()).limit(limit + 1)
     if cursor is not None:
         query = query.where(JobRow.id < cursor)
@@ -62,6 +72,8 @@ def jobs(tx: Connection, limit: int, cursor: str | None, state: JobState | None,
         query = query.where(JobRow.state == state.value)
     if pipeline is not None:
         query = query.where(JobRow.pipeline == pipeline)
+    if error_code is not None:
+        query = query.where(JobRow.error_code == error_code)
     rows = tx.execute(query).all()
     more = len(rows) > limit
     rows = rows[:limit]
@@ -69,7 +81,7 @@ def jobs(tx: Connection, limit: int, cursor: str | None, state: JobState | None,
 
 
 def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
-    """Raises NotFound."""
+    """Raises NotFound and Gone."""
     row = None
     if job_id.isprintable() and name.isprintable():
         row = tx.execute(
@@ -77,6 +89,8 @@ def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
                 ArtifactRow.job_id == job_id, ArtifactRow.name == name
             )
         ).one_or_none()
+        if row is None and tx.execute(select(JobRow.artifacts_gone).where(JobRow.id == job_id)).scalar():
+            raise Gone(f"the artifacts of job {job_id} are not kept any longer", field="name")
     if row is None:
         raise NotFound(f"job {job_id!r} has no artifact {name!r}", field="name")
     return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
@@ -98,6 +112,37 @@ def counts(tx: Connection) -> Counts:
         )
         found += [StageCount(pipeline=row.pipeline, stage=row.stage, state=run_state, count=row.n) for row in rows]
     return Counts(jobs=found_jobs, stage_runs=found)
+
+
+def events(tx: Connection, job_id: str) -> list[EventView]:
+    """Raises NotFound."""
+    if not job_id.isprintable() or tx.execute(select(JobRow.id).where(JobRow.id == job_id)).first() is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
+    return [EventView(id=row.id, type=row.type, at=_required_time(row.at), data=row.data) for row in rows]
+
+
+def backlog(tx: Connection) -> dict[tuple[str, str], int]:
+    rows = tx.execute(
+        select(JobRow.pipeline, JobRow.tenant, func.count().label("n"))
+        .where(state_is(JobRow.state, JobState.QUEUED))
+        .group_by(JobRow.pipeline, JobRow.tenant)
+    )
+    return {(row.pipeline, row.tenant): row.n for row in rows}
+
+
+def waiting(tx: Connection, pipeline: str, stage: str, at_most: int) -> int:
+    due = (
+        select(StageRunRow.id)
+        .where(
+            StageRunRow.pipeline == pipeline,
+            StageRunRow.stage == stage,
+            state_is(StageRunRow.state, StageRunState.QUEUED),
+            StageRunRow.due <= now(),
+        )
+        .limit(at_most)
+    )
+    return tx.execute(select(func.count()).select_from(due.subquery())).scalar_one()
 
 
 def workers(tx: Connection) -> list[WorkerView]:
@@ -158,7 +203,10 @@ def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
         .order_by(StageRunRow.job_id, StageRunRow.position)
     ):
         runs[run.job_id].append(run)
-    errors = _errors(tx, [run.id for of_job in runs.values() for run in of_job if run.failures])
+    retried = {row.id for row in rows if row.retries}  # whose failures began to count anew
+    errors = _errors(
+        tx, [run.id for of_job in runs.values() for run in of_job if run.failures or run.job_id in retried]
+    )
     artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
     for row in tx.execute(
         select(ArtifactRow.job_id, ArtifactRow.name, ArtifactRow.media_type, ArtifactRow.ref)
@@ -230,6 +278,9 @@ def _view(
         error=None if row.error is None else ErrorView(**row.error),
         metadata=row.metadata,
         seed=row.seed,
+        expires_at=_time(row.deadline),
+        retries=row.retries,
+        tenant=row.tenant,
     )
 
 

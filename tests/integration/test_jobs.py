@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -19,7 +19,6 @@ from omni_jobs.errors import (
     InvalidRequest,
     ModelError,
     NotFound,
-    OmniJobsError,
     OutOfMemory,
     StageError,
 )
@@ -30,29 +29,24 @@ from omni_jobs.jobs import (
     Hint,
     Jobs,
     NewArtifact,
-    NewJob,
-    NewStage,
-    NewWorker,
     ProgressReport,
     new_job_id,
 )
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.storage import ObjectRef
-
-T = TypeVar("T")
-
-CHAIN = {"first": [], "second": ["first"]}
-DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
-REF = ObjectRef(key="jobs/x/payloads/first/1", size=3, digest="xxh3:" + "0" * 32)
-ANY_SCRIPT = "漢字 العربية 😀 \x00 \ud800 e\u0301 \u2028"
-
-
-class ForgetfulDatabase(Database):
-    """Loses the answer to the first commit of every transaction."""
-
-    def run(self, transaction: Callable[[Connection], T]) -> T:
-        super().run(transaction)
-        return super().run(transaction)
+from tests.integration.job_steps import (
+    ANY_SCRIPT,
+    DIAMOND,
+    REF,
+    ForgetfulDatabase,
+    claim,
+    complete_all,
+    done,
+    failed,
+    new_job,
+    pass_time,
+    register,
+    stages,
+)
 
 
 @pytest.fixture
@@ -66,56 +60,6 @@ def jobs_or_forgetful(request: pytest.FixtureRequest, database_url: str) -> Iter
     database = Database(database_url) if request.param == "heard" else ForgetfulDatabase(database_url)
     yield Jobs(database)
     database.close()
-
-
-def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
-    values: dict[str, Any] = {
-        "job_id": new_job_id(),
-        "pipeline": "echo",
-        "pipeline_version": "1",
-        "pipeline_digest": "d",
-        "request": {"messages": []},
-        "modalities": ["text"],
-        "stages": [NewStage(name, inputs, f"echo.{name}") for name, inputs in graph.items()],
-        "seed": 2**63 - 1,
-        "request_digest": "r",
-    }
-    return NewJob(**(values | changes))
-
-
-def register(
-    jobs: Jobs, worker_id: str, stage: str = "first", *, slot: str | None = None, slots: int = 4, lease_s: float = 60.0
-) -> list[Hint]:
-    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots)
-    return list(jobs.register_worker(worker, lease_s))
-
-
-def claim(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Claim]:
-    return jobs.claim(worker_id, [(hint.stage_run_id, hint.attempt) for hint in hints])
-
-
-def done(claimed: Claim, worker_id: str, **more: Any) -> Completion:
-    return Completion(claimed.stage_run_id, claimed.attempt, worker_id, **more)
-
-
-def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
-    return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
-
-
-def complete_all(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Hint]:
-    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id, hints)])
-    return [hint for outcome in outcomes for hint in outcome.hints]
-
-
-def stages(jobs: Jobs, job_id: str) -> dict[str, str]:
-    return {stage.name: stage.status.value for stage in jobs.get(job_id).stages}
-
-
-def pass_time(database: Database, seconds: float) -> None:
-    """As if ``seconds`` had gone by: what was to come comes so much earlier."""
-    with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": seconds})
-        tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
 
 
 # submit
@@ -174,7 +118,7 @@ def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
     hints = jobs.submit(new_job(request={"a": 1}, media=media)).hints
     register(jobs, "w")
     (claimed,) = claim(jobs, "w", hints)
-    assert (claimed.stage, claimed.attempt, claimed.capture, claimed.failures) == ("first", 1, True, 0)
+    assert (claimed.stage, claimed.attempt, claimed.capture, claimed.failures) == ("first", 1, True, {})
     assert claimed.request == {"a": 1}
     assert claimed.media == media
     assert claimed.upstream == {}
@@ -360,7 +304,7 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
     pass_time(database, 2.0)
     database.close()
     (claimed,) = claim(jobs, "w", [hint])
-    assert (claimed.attempt, claimed.failures) == (2, 1)
+    assert (claimed.attempt, claimed.failures) == (2, {"out_of_memory": 1})
     assert jobs.get(submitted.job_id).stages[0].reason is None
 
 
@@ -436,7 +380,7 @@ def test_what_is_released_is_queued_again_without_a_failure(jobs_or_forgetful: J
     jobs.release([(claimed.stage_run_id, 1)], "w1")
     assert jobs.get(submitted.job_id).stages[0].worker is None
     (again,) = jobs.claim("w2", [(claimed.stage_run_id, 1)])
-    assert (again.attempt, again.failures) == (2, 0)
+    assert (again.attempt, again.failures) == (2, {})
     assert jobs.release([(claimed.stage_run_id, 1)], "w1") == []
     assert not jobs.complete([done(claimed, "w1")])[0].won
     assert jobs.complete([done(again, "w2")])[0].won
@@ -481,7 +425,7 @@ def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_u
     assert not jobs.complete([done(claimed, "w1")])[0].won
     register(jobs, "w2")
     (again,) = jobs.claim("w2", [(claimed.stage_run_id, 1)])
-    assert (again.attempt, again.failures) == (2, 1)
+    assert (again.attempt, again.failures) == (2, {"worker_lost": 1})
 
 
 def test_rescue_gives_hints_for_what_it_frees(jobs: Jobs, database: Database) -> None:
@@ -521,7 +465,10 @@ def test_a_job_that_kills_its_workers_ends(jobs: Jobs) -> None:
     view = jobs.get(submitted.job_id)
     assert view.status == JobState.FAILED
     assert view.error is not None
-    assert view.error.code == "worker_lost"
+    assert view.error.code == "quarantined"
+    assert [error.code for error in view.stages[0].errors] == ["worker_lost"] * 3
+    assert jobs.list(error_code="quarantined").jobs == [view]
+    assert jobs.list(error_code="worker_lost").jobs == []
 
 
 def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jobs) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from omni_jobs.jobs.graph import Run, Step, next_step
+from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 
 ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
@@ -12,7 +13,19 @@ GRAPH: dict[str, tuple[str, ...]] = {"a": (), "b": ("a",), "c": ("a",), "d": ("b
 def runs(**states: str) -> dict[str, Run]:
     """Runs of GRAPH, pending unless said otherwise."""
     return {
-        name: Run(n, "job", name, f"echo.{name}", inputs, StageRunState(states.get(name, "pending")), 0, 0, 3, None)
+        name: Run(
+            n,
+            "job",
+            name,
+            f"echo.{name}",
+            inputs,
+            StageRunState(states.get(name, "pending")),
+            0,
+            {},
+            DEFAULT_RETRIES,
+            None,
+            None,
+        )
         for n, (name, inputs) in enumerate(GRAPH.items())
     }
 

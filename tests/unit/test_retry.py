@@ -1,23 +1,61 @@
 from __future__ import annotations
 
-from omni_jobs.errors import ModelError, OutOfMemory, WorkerLost
-from omni_jobs.retry import LONGEST_DELAY_S, Retry, retry_after
+import pytest
+from pydantic import ValidationError
+
+from omni_jobs.errors import (
+    EngineDead,
+    ModelError,
+    ObjectCorrupt,
+    OutOfMemory,
+    PayloadCorrupt,
+    StorageUnavailable,
+    TimeLimitExceeded,
+    WorkerLost,
+)
+from omni_jobs.retry import LONGEST_DELAY_S, Retry, RetryLimits, is_last_chance, retry_after
+
+MANY = RetryLimits(worker_lost=100, out_of_memory=100, storage=100, model_error=100, time_limit=100)
 
 
-def test_errors_that_nothing_helps_are_final() -> None:
-    assert retry_after(ModelError(), failures=1, max_attempts=3) is None
+def test_bad_input_is_final_whatever_the_limits() -> None:
+    for error in (PayloadCorrupt(), ObjectCorrupt()):
+        assert retry_after(error, {"other": 1}, MANY) is None
 
 
-def test_retryable_errors_wait_longer_each_time() -> None:
-    delays = [retry_after(OutOfMemory(), failures=n, max_attempts=100) for n in range(1, 5)]
+def test_each_class_has_its_own_limit() -> None:
+    limits = RetryLimits(worker_lost=0, out_of_memory=1, storage=2)
+    assert retry_after(WorkerLost(), {"worker_lost": 1}, limits) is None
+    assert retry_after(OutOfMemory(), {"out_of_memory": 1, "storage": 7}, limits) == Retry(1.0)
+    assert retry_after(OutOfMemory(), {"out_of_memory": 2}, limits) is None
+    assert retry_after(StorageUnavailable(), {"storage": 2, "out_of_memory": 9}, limits) == Retry(2.0)
+
+
+def test_by_default_the_model_s_errors_and_time_limits_are_final() -> None:
+    assert retry_after(ModelError(), {"model_error": 1}, RetryLimits()) is None
+    assert retry_after(TimeLimitExceeded(), {"time_limit": 1}, RetryLimits()) is None
+    assert retry_after(ModelError(), {"model_error": 1}, RetryLimits(model_error=1)) == Retry(1.0)
+
+
+def test_waits_grow_up_to_a_bound() -> None:
+    delays = [retry_after(OutOfMemory(), {"out_of_memory": n}, MANY) for n in range(1, 5)]
     assert delays == [Retry(1.0), Retry(2.0), Retry(4.0), Retry(8.0)]
-    assert retry_after(OutOfMemory(), failures=99, max_attempts=100) == Retry(LONGEST_DELAY_S)
+    assert retry_after(OutOfMemory(), {"out_of_memory": 99}, MANY) == Retry(LONGEST_DELAY_S)
 
 
-def test_attempts_are_limited() -> None:
-    assert retry_after(OutOfMemory(), failures=3, max_attempts=3) is None
-    assert retry_after(WorkerLost(), failures=1, max_attempts=1) is None
+def test_a_lost_worker_costs_no_time_and_a_dead_engine_is_one() -> None:
+    assert retry_after(WorkerLost(), {"worker_lost": 2}, RetryLimits()) == Retry(0.0)
+    assert retry_after(EngineDead(), {"worker_lost": 3}, RetryLimits()) == Retry(0.0)
+    assert retry_after(EngineDead(), {"worker_lost": 4}, RetryLimits()) is None
 
 
-def test_a_lost_worker_costs_no_time() -> None:
-    assert retry_after(WorkerLost(), failures=2, max_attempts=3) == Retry(0.0)
+def test_the_last_chance_is_the_one_before_quarantine() -> None:
+    limits = RetryLimits(worker_lost=2)
+    assert [is_last_chance({"worker_lost": n}, limits) for n in range(4)] == [False, False, True, True]
+    assert not is_last_chance({}, RetryLimits(worker_lost=0))
+
+
+def test_limits_are_checked() -> None:
+    for wrong in ({"worker_lost": -1}, {"worker_lost": 101}, {"typo": 1}):
+        with pytest.raises(ValidationError):
+            RetryLimits(**wrong)

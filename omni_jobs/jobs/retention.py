@@ -1,0 +1,204 @@
+"""Retention: what has been kept long enough goes, a job's end being when its time begins.
+
+A job that has ended is looked at when its ``prune_at`` has come. What then is due is
+forgotten in SQL, and its objects become rows of ``garbage`` in the same transaction, so
+that a crash between the two leaves nothing behind. Jobs that run have no ``prune_at``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, or_, select, update
+
+from omni_jobs.db import now
+from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.jobs.values import Garbage, Pruned, Retention
+from omni_jobs.models import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
+
+__all__ = ["collected", "delete_job", "garbage", "orphans", "prune"]
+
+_AnyRow = Row[*tuple[Any, ...]]
+
+_SET = (
+    update(JobRow)
+    .where(JobRow.id == bindparam("job"))
+    .values(
+        prune_at=bindparam("next"),
+        payloads_gone=bindparam("payloads"),
+        inputs_gone=bindparam("inputs"),
+        artifacts_gone=bindparam("artifacts"),
+    )
+)
+_KEY = re.compile(r"jobs/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?")
+
+
+def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
+    """Forget what is due of up to ``at_most`` jobs, and as many events."""
+    at: float = tx.execute(select(now())).scalar_one()
+    jobs = tx.execute(
+        select(
+            JobRow.id,
+            JobRow.state,
+            JobRow.media,
+            JobRow.finished_at,
+            JobRow.payloads_gone,
+            JobRow.inputs_gone,
+            JobRow.artifacts_gone,
+        )
+        .where(JobRow.prune_at <= at, JobRow.finished_at.is_not(None))
+        .order_by(JobRow.prune_at)
+        .limit(at_most)
+        .with_for_update(skip_locked=True)
+    ).all()
+    events = _prune_events(tx, at - retention.events_s, at_most)
+    if not jobs:
+        return Pruned(events=events)
+    whole = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
+    rest = [job for job in jobs if job.finished_at + retention.jobs_s > at]
+    payloads = [job for job in rest if not job.payloads_gone and _payloads_due(job, retention) <= at]
+    inputs = [job for job in rest if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
+    artifacts = [job for job in rest if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
+    _throw_away(tx, [(job_id, job_prefix(job_id)) for job_id in whole])
+    if whole:
+        tx.execute(delete(JobRow).where(JobRow.id.in_(whole)))
+    _throw_away(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
+    if payloads:
+        tx.execute(
+            update(StageRunRow)
+            .where(
+                StageRunRow.job_id.in_([job.id for job in payloads]),
+                or_(StageRunRow.payload_ref.is_not(None), StageRunRow.payload_inline.is_not(None)),
+            )
+            .values(payload_ref=None, payload_inline=None, payload_gone=True)
+        )
+    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
+    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
+    if artifacts:
+        tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
+    if rest:
+        gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
+        tx.execute(_SET, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
+    return Pruned(
+        looked_at=len(jobs),
+        payloads=len(payloads),
+        inputs=len(inputs),
+        artifacts=len(artifacts),
+        jobs=len(whole),
+        events=events,
+    )
+
+
+def _payloads_due(job: _AnyRow, retention: Retention) -> float:
+    kept = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
+    return float(job.finished_at) + kept
+
+
+def _after(job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool) -> dict[str, Any]:
+    """The job's row after this look, and when to look again."""
+    gone = {
+        "payloads": job.payloads_gone or payloads,
+        "inputs": job.inputs_gone or inputs,
+        "artifacts": job.artifacts_gone or artifacts,
+    }
+    due = {
+        "payloads": _payloads_due(job, retention),
+        "inputs": job.finished_at + retention.inputs_s,
+        "artifacts": job.finished_at + retention.artifacts_s,
+    }
+    times = [due[kind] for kind, is_gone in gone.items() if not is_gone]
+    return {"job": job.id, "next": min([*times, job.finished_at + retention.jobs_s]), **gone}
+
+
+def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
+    """Those that may have payloads in the object store: not only small ones, or lost attempts."""
+    if not jobs:
+        return []
+    found = tx.execute(
+        select(StageRunRow.job_id)
+        .where(StageRunRow.job_id.in_([job.id for job in jobs]))
+        .group_by(StageRunRow.job_id)
+        .having(
+            or_(
+                func.count(StageRunRow.payload_ref) > 0,
+                func.max(StageRunRow.attempt) > 1,
+                func.count().filter(StageRunRow.state != StageRunState.SUCCEEDED.value) > 0,
+            )
+        )
+    )
+    return sorted(found.scalars())
+
+
+def _prune_events(tx: Connection, before: float, at_most: int) -> int:
+    old = select(EventRow.id).where(EventRow.at <= before).order_by(EventRow.at).limit(at_most)
+    return tx.execute(delete(EventRow).where(EventRow.id.in_(old))).rowcount
+
+
+def _throw_away(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
+    if objects:
+        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": what} for job_id, what in objects])
+
+
+def delete_job(tx: Connection, job_id: str) -> None:
+    """Delete a job that has ended. Raises NotFound and Conflict."""
+    state = None
+    if job_id.isprintable():
+        state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
+    if state is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    if not JobState(state).is_final:
+        raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
+    _throw_away(tx, [(job_id, job_prefix(job_id))])
+    tx.execute(delete(JobRow).where(JobRow.id == job_id))
+
+
+def garbage(tx: Connection, at_most: int) -> list[Garbage]:
+    """Objects to delete, the oldest first."""
+    rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
+    return [Garbage(row.id, row.what) for row in rows]
+
+
+def collected(tx: Connection, ids: Collection[int]) -> None:
+    """These objects are deleted."""
+    if ids:
+        tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
+
+
+def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
+    """Those of the keys that no row refers to, nor will.
+
+    What an attempt that still runs has stored is about to be referred to, and so are the
+    media of a job whose submission is under way: leave young objects out of ``keys``.
+    """
+    parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
+    if not parsed:
+        return set()
+    job_ids = sorted({match["job"] for match in parsed.values()})
+    media = {
+        row.id: set() if row.inputs_gone else {item["key"] for item in row.media}
+        for row in tx.execute(select(JobRow.id, JobRow.media, JobRow.inputs_gone).where(JobRow.id.in_(job_ids)))
+    }
+    kept: set[str] = set().union(*media.values())
+    running: set[tuple[str, str, int]] = set()
+    for run in tx.execute(
+        select(
+            StageRunRow.job_id, StageRunRow.stage, StageRunRow.attempt, StageRunRow.state, StageRunRow.payload_ref
+        ).where(StageRunRow.job_id.in_(job_ids))
+    ):
+        if run.payload_ref is not None:
+            kept.add(run.payload_ref["key"])
+        if run.state == StageRunState.RUNNING.value:
+            running.add((run.job_id, run.stage, run.attempt))
+    kept.update(
+        ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.job_id.in_(job_ids))).scalars()
+    )
+    return {
+        key
+        for key, match in parsed.items()
+        if key not in kept
+        and not (match["attempt"] and (match["job"], match["stage"], int(match["attempt"])) in running)
+    }

@@ -1,0 +1,84 @@
+"""What the tests of omni_jobs.jobs do to jobs, in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, text
+
+from omni_jobs.db import Database
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.jobs import Claim, Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, new_job_id
+from omni_jobs.retry import RetryLimits
+from omni_jobs.storage import ObjectRef
+
+T = TypeVar("T")
+
+TWICE = RetryLimits(worker_lost=2, out_of_memory=2, storage=2)
+CHAIN = {"first": [], "second": ["first"]}
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+REF = ObjectRef(key="jobs/x/payloads/first/1", size=3, digest="xxh3:" + "0" * 32)
+ANY_SCRIPT = "漢字 العربية 😀 \x00 \ud800 e\u0301 \u2028"
+
+
+class ForgetfulDatabase(Database):
+    """Loses the answer to the first commit of every transaction."""
+
+    def run(self, transaction: Callable[[Connection], T]) -> T:
+        super().run(transaction)
+        return super().run(transaction)
+
+
+def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
+    values: dict[str, Any] = {
+        "job_id": new_job_id(),
+        "pipeline": "echo",
+        "pipeline_version": "1",
+        "pipeline_digest": "d",
+        "request": {"messages": []},
+        "modalities": ["text"],
+        "stages": [NewStage(name, inputs, f"echo.{name}", TWICE) for name, inputs in graph.items()],
+        "seed": 2**63 - 1,
+        "request_digest": "r",
+    }
+    return NewJob(**(values | changes))
+
+
+def register(
+    jobs: Jobs, worker_id: str, stage: str = "first", *, slot: str | None = None, slots: int = 4, lease_s: float = 60.0
+) -> list[Hint]:
+    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots)
+    return list(jobs.register_worker(worker, lease_s))
+
+
+def claim(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Claim]:
+    return jobs.claim(worker_id, [(hint.stage_run_id, hint.attempt) for hint in hints])
+
+
+def done(claimed: Claim, worker_id: str, **more: Any) -> Completion:
+    return Completion(claimed.stage_run_id, claimed.attempt, worker_id, **more)
+
+
+def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
+    return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
+
+
+def complete_all(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Hint]:
+    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id, hints)])
+    return [hint for outcome in outcomes for hint in outcome.hints]
+
+
+def stages(jobs: Jobs, job_id: str) -> dict[str, str]:
+    return {stage.name: stage.status.value for stage in jobs.get(job_id).stages}
+
+
+def pass_time(database: Database, seconds: float) -> None:
+    """As if ``seconds`` had gone by: what was to come comes so much earlier."""
+    with database.begin() as tx:
+        tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE stage_runs SET queue_deadline = queue_deadline - :s"), {"s": seconds})
+        tx.execute(text("UPDATE jobs SET deadline = deadline - :s"), {"s": seconds})
+        tx.execute(text("UPDATE jobs SET finished_at = finished_at - :s, prune_at = prune_at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE events SET at = at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
