@@ -80,6 +80,7 @@ def _new_job(job_id: str, admitted: Admitted, media: Sequence[dict[str, Any]]) -
         request_digest=admitted.request_digest,
         media=media,
         metadata=admitted.metadata,
+        expires_at=admitted.expires_at,
     )
 
 

@@ -9,6 +9,7 @@ answer was lost. Hints in the answers are to be published after the call, best e
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from functools import partial
 
@@ -170,7 +171,13 @@ class Jobs:
         be read is not kept any longer; the message then names the stage to retry from.
         """
         return self._db.run(
-            partial(retrying.retry, job_id=job_id, from_stage=from_stage, announce_after_s=self._announce_after_s)
+            partial(
+                retrying.retry,
+                job_id=job_id,
+                from_stage=from_stage,
+                wish=secrets.token_hex(8),
+                announce_after_s=self._announce_after_s,
+            )
         )
 
     def delete(self, job_id: str) -> None:
@@ -251,6 +258,10 @@ class Jobs:
     def get(self, job_id: str) -> JobView:
         """Raises NotFound."""
         return self._db.read(partial(views.job, job_id=job_id))
+
+    def is_known(self, idempotency_key: str) -> bool:
+        """Whether a submit with this key would give a job that is there."""
+        return self._db.read(partial(views.is_known, idempotency_key=idempotency_key))
 
     def list(
         self,

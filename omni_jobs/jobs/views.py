@@ -31,7 +31,7 @@ from omni_jobs.views import (
     merged_result,
 )
 
-__all__ = ["artifact", "backlog", "counts", "events", "job", "jobs", "waiting", "workers"]
+__all__ = ["artifact", "backlog", "counts", "events", "is_known", "job", "jobs", "waiting", "workers"]
 
 LONGEST_PAGE = 100
 
@@ -46,6 +46,10 @@ def job(tx: Connection, job_id: str) -> JobView:
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     return _views(tx, [row])[0]
+
+
+def is_known(tx: Connection, idempotency_key: str) -> bool:
+    return tx.execute(select(JobRow.id).where(JobRow.idempotency_key == idempotency_key)).first() is not None
 
 
 def jobs(
