@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from omni_jobs.errors import InvalidRequest, OmniJobsError
+from omni_jobs.errors import InvalidRequest, OmniJobsError, TooManyJobs
 from omni_jobs.views import ErrorView
 
 __all__ = ["ErrorBody", "errors", "install"]
@@ -58,6 +58,8 @@ def _ours(request: Request, error: Exception) -> Response:
     if not isinstance(error, OmniJobsError):
         return _unforeseen(request, error)
     headers = {}
+    if isinstance(error, TooManyJobs):
+        headers["Retry-After"] = str(error.retry_after_s)
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
     if error.http_status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

@@ -6,7 +6,7 @@ import base64
 import struct
 from typing import Any
 
-__all__ = ["JOB", "SUBMITS"]
+__all__ = ["EVENTS", "JOB", "RETRIED_JOB", "SUBMITS"]
 
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
 _WAV = base64.b64encode(
@@ -83,4 +83,48 @@ JOB: dict[str, Any] = {
     "error": None,
     "metadata": {},
     "seed": 7,
+    "expires_at": "2026-01-05T09:45:00.120000Z",
+    "retries": 0,
+    "tenant": "default",
 }
+
+RETRIED_JOB: dict[str, Any] = {
+    **JOB,
+    "status": "queued",
+    "started_at": None,
+    "stages": [
+        {
+            **JOB["stages"][0],
+            "status": "queued",
+            "queued_at": "2026-01-05T09:52:00.500000Z",
+            "started_at": None,
+            "progress": None,
+            "worker": None,
+            "errors": [
+                {
+                    "code": "model_error",
+                    "message": "the engine refused the prompt",
+                    "retryable": False,
+                    "field": None,
+                    "stage": "thinker",
+                    "key": None,
+                    "attempt": 1,
+                    "worker": "qwen2_5_omni.thinker-1@gpu-a",
+                    "at": "2026-01-05T09:30:02.750000Z",
+                }
+            ],
+        }
+    ],
+    "expires_at": None,
+    "retries": 1,
+}
+
+EVENTS: list[dict[str, Any]] = [
+    {
+        "id": 41,
+        "type": "job.failed",
+        "at": "2026-01-05T09:30:02.750000Z",
+        "data": {"error": {"code": "model_error", "message": "the engine refused the prompt", "stage": "thinker"}},
+    },
+    {"id": 42, "type": "job.retried", "at": "2026-01-05T09:52:00.500000Z", "data": {"stages": ["thinker"]}},
+]

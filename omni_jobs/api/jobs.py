@@ -1,33 +1,31 @@
-"""Routes of jobs: submit, get, list, cancel, and fetching what they made."""
+"""Routes of jobs: submit, get, list, cancel, retry, delete, and the events of one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.body import read_json_body
 from omni_jobs.api.errors import errors
-from omni_jobs.api.examples import JOB, SUBMITS
+from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound
-from omni_jobs.jobs import StoredArtifact
-from omni_jobs.requests import admit
+from omni_jobs.api.tenant import tenant_of
+from omni_jobs.errors import InvalidRequest, NotFound, TooManyJobs
+from omni_jobs.requests import admit, cancel_after, check_deadline
 from omni_jobs.states import JobState
 from omni_jobs.submission import submit
-from omni_jobs.views import JobView, Page
+from omni_jobs.views import EventView, JobView, Page
 
-__all__ = ["router"]
+__all__ = ["JobId", "router"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _JOB_ID = re.compile(r"job-[0-9a-f]{32}")
-_ARTIFACT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": JOB}}}}
 
@@ -48,7 +46,7 @@ JobId = Annotated[str, Depends(_job_id)]
     responses={
         202: {"description": "Accepted: a new job", "content": {"application/json": {"example": JOB}}},
         200: {"description": "The job this Idempotency-Key named before", "model": JobView},
-        **errors(404, 409, 413, 415, 422, 503),
+        **errors(404, 409, 413, 415, 422, 429, 503),
     },
     openapi_extra={
         "requestBody": {
@@ -67,30 +65,61 @@ async def submit_job(
         str | None,
         Header(description="1 to 255 visible ASCII characters; the same key and body give the same job again"),
     ] = None,
+    cancel_after_: Annotated[
+        str | None,
+        Header(
+            alias="Cancel-After",
+            description="the job stops by itself after so many seconds, or 90s, 15m, 2h: 1 s to 30 days",
+            examples=["15m"],
+        ),
+    ] = None,
 ) -> JobView:
     """Submit a job: everything is checked first, then it is stored, then it waits for its first stage.
 
     The body is a chat completion's, with `modalities` and parameters by stage; the whole list
-    of fields is in docs/api.md.
+    of fields is in docs/api.md. 429 when as many jobs wait as may wait; `Retry-After` says
+    when there is probably room again.
     """
     if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,255}", idempotency_key):
         raise InvalidRequest("must be 1 to 255 visible ASCII characters", field="Idempotency-Key")
+    tenant = tenant_of(request, services.settings)
+    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     body = await read_json_body(request, services.settings.max_body_bytes)
-    job, created = await run_sync(_submit, services, body, idempotency_key, limiter=services.admissions)
+    job, created = await run_sync(
+        _submit, services, body, idempotency_key, tenant, expires_in_s, limiter=services.admissions
+    )
     response.status_code = 202 if created else 200
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job
 
 
-def _submit(services: Services, body: bytes, idempotency_key: str | None) -> tuple[JobView, bool]:
+def _submit(
+    services: Services, body: bytes, idempotency_key: str | None, tenant: str, expires_in_s: float | None
+) -> tuple[JobView, bool]:
     admitted = admit(body, services.pipelines, services.settings, services.renderers)
-    submitted = submit(
+    if admitted.expires_at is not None and expires_in_s is not None:
+        raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
+    send_on = partial(
+        submit,
         admitted,
         jobs=services.jobs,
         store=services.store,
         send=services.relay.send,
         idempotency_key=idempotency_key,
+        tenant=tenant,
+        expires_in_s=expires_in_s,
     )
+    try:
+        if admitted.expires_at is not None:
+            check_deadline(admitted.expires_at, time.time())
+        with services.backlog.place(admitted.pipeline.name, tenant) as place:
+            submitted = send_on()
+            place.taken = submitted.created
+    except (InvalidRequest, TooManyJobs):
+        # Sent again, a submit gives its job of the first time, however late it is and however much waits.
+        if idempotency_key is None or not services.jobs.is_known(idempotency_key):
+            raise
+        submitted = send_on()
     return services.jobs.get(submitted.job_id), submitted.created
 
 
@@ -107,9 +136,17 @@ def list_jobs(
     cursor: Annotated[str | None, Query(pattern=_JOB_ID.pattern + "$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
     pipeline: Annotated[str | None, Query(pattern="^[a-z][a-z0-9_]{0,39}$")] = None,
+    error_code: Annotated[
+        str | None,
+        Query(
+            pattern="^[a-z][a-z0-9_]{0,39}$",
+            description="of the job's error: `quarantined`, `model_error`, `deadline_exceeded`, …",
+            examples=["quarantined"],
+        ),
+    ] = None,
 ) -> Page:
     """Jobs, the newest first."""
-    return services.jobs.list(limit=limit, cursor=cursor, state=status, pipeline=pipeline)
+    return services.jobs.list(limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code)
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})
@@ -122,85 +159,47 @@ def cancel_job(job_id: JobId, services: ServicesDep) -> JobView:
     return services.jobs.get(job_id)
 
 
-@router.get(
-    "/{job_id}/artifacts/{name}",
-    response_class=StreamingResponse,
-    responses={
-        200: {"description": "The whole artifact", "content": {"application/octet-stream": {}}},
-        206: {"description": "The part that Range names"},
-        304: {"description": "The client has it: If-None-Match"},
-        **errors(404, 409, 416, 503),
-    },
+@router.post(
+    "/{job_id}/retry",
+    response_model=JobView,
+    responses={200: {"content": {"application/json": {"example": RETRIED_JOB}}}, **errors(404, 409, 422, 429, 503)},
 )
-def get_artifact(
+def retry_job(
     job_id: JobId,
-    name: str,
     services: ServicesDep,
-    range_: Annotated[str | None, Header(alias="Range")] = None,
-    if_range: Annotated[str | None, Header()] = None,
-    if_none_match: Annotated[str | None, Header()] = None,
-) -> Response:
-    """An output of a job. A single range is served; the ETag is the digest of the whole."""
-    artifact = _find(services, job_id, name)
-    ref = artifact.ref
-    headers = {
-        "ETag": f'"{ref.digest}"',
-        "Content-Disposition": f'inline; filename="{artifact.name}"',
-        "Accept-Ranges": "bytes",
-        "Cache-Control": "private, immutable, max-age=86400",
-        "X-Content-Type-Options": "nosniff",
-    }
-    if if_none_match is not None and _names(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    span = _span(range_, ref.size) if if_range is None or if_range == headers["ETag"] else None
-    start, stop = span or (0, ref.size)
-    if span is not None:
-        if start >= stop:
-            headers["Content-Range"] = f"bytes */{ref.size}"
-            return Response(status_code=416, headers=headers)
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
-    headers["Content-Length"] = str(stop - start)
-    pieces = _cut(services.store.open_stream(ref), start, stop, ref.size)
-    return StreamingResponse(pieces, 200 if span is None else 206, headers, media_type=artifact.media_type)
+    from_stage: Annotated[
+        str | None,
+        Query(max_length=100, description="run this stage again, and all that follow it", examples=["talker"]),
+    ] = None,
+) -> JobView:
+    """Send a job that has ended on again: what did not succeed, or all from a stage on.
+
+    What succeeded before that stage is not computed again. The job keeps its id, is `queued`
+    with one more of `retries`, and has no deadline any more. 409 while it has not ended, and
+    when what the stage reads is not kept any longer: the message then names a stage that can.
+    """
+    job = services.jobs.get(job_id)
+    with services.backlog.place(job.pipeline, job.tenant) as place:
+        hints = services.jobs.retry(job_id, from_stage)
+        place.taken = True
+    services.relay.send(hints)
+    return services.jobs.get(job_id)
 
 
-def _find(services: Services, job_id: str, name: str) -> StoredArtifact:
-    """Raises NotFound, or Conflict while the job may still make it."""
-    if not _ARTIFACT.fullmatch(name):
-        raise NotFound(f"job {job_id} has no artifact {name!r:.80}", field="name")
-    try:
-        return services.jobs.artifact(job_id, name)
-    except NotFound:
-        status = services.jobs.get(job_id).status
-        if status.is_final:
-            raise
-        raise Conflict(f"job {job_id} is {status.value}: {name} is not there yet", field="name") from None
+@router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(404, 409, 503))
+def delete_job(job_id: JobId, services: ServicesDep) -> None:
+    """Delete a job that has ended, with all it made: its rows at once, its objects within seconds.
+
+    409 while it has not ended: cancel it first.
+    """
+    services.jobs.delete(job_id)
 
 
-def _names(header: str, etag: str) -> bool:
-    return header.strip() == "*" or etag in (part.strip().removeprefix("W/") for part in header.split(","))
-
-
-def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """From … up to; None, for the whole, where the header is no single byte range."""
-    match = _RANGE.fullmatch(header) if header is not None else None
-    if match is None or match.groups() == ("", ""):
-        return None
-    first, last = match.groups()
-    if not first:
-        return max(0, size - int(last)), size
-    return int(first), min(size, int(last) + 1) if last else size
-
-
-def _cut(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Iterator[bytes]:
-    if (start, stop) == (0, size):
-        yield from pieces  # to its end, where the digest is checked
-        return
-    at = 0
-    for piece in pieces:
-        cut = piece[max(0, start - at) : max(0, stop - at)]
-        at += len(piece)
-        if cut:
-            yield cut
-        if at >= stop:
-            return
+@router.get(
+    "/{job_id}/events",
+    response_model=list[EventView],
+    responses={200: {"content": {"application/json": {"example": EVENTS}}}, **errors(404, 503)},
+)
+def list_events(job_id: JobId, services: ServicesDep) -> list[EventView]:
+    """What became of a job, the oldest first. Events have a time to live of their own."""
+    return list(services.jobs.events(job_id))

@@ -10,6 +10,7 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from omni_jobs.backlog import Backlog
 from omni_jobs.broker import HintPublisher, OmniCelery, Relay, celery_app
 from omni_jobs.db import Database
 from omni_jobs.jobs import Jobs
@@ -35,6 +36,7 @@ class Services:
     store: ObjectStore
     broker: OmniCelery
     relay: Relay
+    backlog: Backlog
     admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
 
     @classmethod
@@ -45,15 +47,21 @@ class Services:
         broker = celery_app(settings, pipelines)
         relay = Relay(HintPublisher(broker))
         relay.start()
+        jobs = Jobs(db, announce_after_s=settings.announce_after_s)
         return cls(
             settings=settings,
             pipelines=pipelines,
             renderers=Renderers(settings),
             db=db,
-            jobs=Jobs(db, announce_after_s=settings.announce_after_s),
+            jobs=jobs,
             store=open_store(settings),
             broker=broker,
             relay=relay,
+            backlog=Backlog(
+                jobs.backlog,
+                per_pipeline=settings.max_queued_jobs,
+                per_tenant=settings.max_queued_jobs_per_tenant,
+            ),
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
         )
 
@@ -61,6 +69,7 @@ class Services:
         """Publish what waits, then let go of everything."""
         self.relay.close()
         self.broker.close()
+        self.backlog.close()
         self.db.close()
 
 

@@ -17,13 +17,13 @@ import pytest
 import redis
 
 from omni_jobs import errors as error_tree
-from omni_jobs.api.examples import JOB, SUBMITS
+from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
 from omni_jobs.broker import queue_depths, read_hints
 from omni_jobs.errors import ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, ProgressReport
 from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
-from omni_jobs.views import JobView
+from omni_jobs.views import EventView, JobView
 from tests import samples
 from tests.integration.api_server import ApiServer, serve
 
@@ -203,7 +203,9 @@ def speech(api: ApiServer) -> str:
         claim = claimed(api, f"echo.{stage}", f"w-{stage}")
         artifacts = []
         if stage == "second":
-            ref = api.services.store.put(artifact_key(job.id, "second", 1, "audio.wav"), [SPEECH], media_type="audio/wav")
+            ref = api.services.store.put(
+                artifact_key(job.id, "second", 1, "audio.wav"), [SPEECH], media_type="audio/wav"
+            )
             artifacts = [NewArtifact("audio.wav", "audio/wav", ref)]
         [outcome] = api.services.jobs.complete(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]
@@ -368,14 +370,17 @@ def test_without_its_checkpoint_a_pipeline_takes_no_jobs(settings: Settings) -> 
 def test_the_document_and_its_examples(api: ApiServer) -> None:
     document = api.http.get("/openapi.json").json()
     post = document["paths"]["/v1/jobs"]["post"]
-    assert set(post["responses"]) == {"200", "202", "404", "409", "413", "415", "422", "503"}
+    assert set(post["responses"]) == {"200", "202", "404", "409", "413", "415", "422", "429", "503"}
     examples = post["requestBody"]["content"]["application/json"]["examples"]
     assert examples == SUBMITS
     for example in examples.values():
         assert api.http.post("/v1/jobs", json=example["value"]).status_code == 202
-    JobView.model_validate(JOB)
     fields = set(api.http.get("/v1/jobs").json()["jobs"][0])
-    assert set(JOB) == fields
+    for job in (JOB, RETRIED_JOB):
+        JobView.model_validate(job)
+        assert set(job) == fields
+    for event in EVENTS:
+        EventView.model_validate(event)
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert references <= set(document["components"]["schemas"])
     assert "HTTPValidationError" not in references
@@ -401,12 +406,13 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
         ({"cursor": "job-\0"}, "cursor"),
         ({"status": "asleep"}, "status"),
         ({"pipeline": "a\0b"}, "pipeline"),
+        ({"error_code": "a\0b"}, "error_code"),
     ):
         answer = api.http.get("/v1/jobs", params=query)
         assert (answer.status_code, error_of(answer)["field"]) == (422, field)
 
 
-ERRORS = [getattr(error_tree, name) for name in error_tree.__all__]
+ERRORS = [kind for name in error_tree.__all__ if isinstance(kind := getattr(error_tree, name), type)]
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
@@ -429,7 +435,7 @@ async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
         "retryable": kind.retryable,
         "field": "a.b",
     }
-    assert ("retry-after" in answer.headers) == (kind.http_status == 503)
+    assert ("retry-after" in answer.headers) == (kind.http_status in (429, 503))
 
 
 async def test_a_bug_shows_nothing_of_the_inside() -> None:
