@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_jobs.errors import StorageUnavailable
+from omni_jobs.errors import StorageFull, StorageUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,6 +19,7 @@ __all__ = [
     "byte_views",
     "map_file",
     "map_path",
+    "require_room",
     "sync_directory",
     "translated_os_errors",
     "write_all",
@@ -129,15 +130,34 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def require_room(directory: Path, size: int, min_free_bytes: int, *, key: str) -> None:
+    """Raise StorageFull when ``size`` more bytes would leave fewer than ``min_free_bytes`` free in the filesystem.
+
+    The reserve is for what must go on when no object can be stored: SQL, logs, the broker's
+    file. 0: whatever fits. Several writers at once may each find the last room; who finds
+    none while it writes gets StorageFull as well. Raises OSError where there is no directory.
+    """
+    if min_free_bytes == 0:
+        return
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free - size < min_free_bytes:
+        raise StorageFull(
+            f"no room: {_mib(free)} free, {_mib(size)} to store, {_mib(min_free_bytes)} to stay free", key=key
+        )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
 @contextmanager
 def translated_os_errors(doing: str, key: str) -> Iterator[None]:
-    """Raise StorageUnavailable for an operating system's error: a full disk may have room again."""
+    """Raise StorageFull where the operating system finds no room, StorageUnavailable for its other errors."""
     try:
         yield
     except OSError as error:
-        reason = (
-            "no space left on the device"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else (error.strerror or str(error)).lower()
-        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"{doing} failed: no space left on the device", key=key) from error
+        reason = (error.strerror or str(error)).lower()
         raise StorageUnavailable(f"{doing} failed: {reason}", key=key) from error

@@ -30,7 +30,7 @@ __all__ = [
 def open_store(settings: Settings) -> ObjectStore:
     """The object store of ``storage_url``: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    Raises ConfigError for another URL, StorageUnavailable when the directory cannot be made.
+    Raises ConfigError for another URL. The store may be away: it is asked for nothing yet.
     """
     url = urlsplit(settings.resolved_storage_url)
     if url.query or url.fragment or "@" in url.netloc:
@@ -38,7 +38,9 @@ def open_store(settings: Settings) -> ObjectStore:
     if url.scheme == "file":
         if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
             raise ConfigError("needs an absolute path: file:///directory", field="storage_url")
-        return LocalObjectStore(Path(unquote(url.path)), sync=settings.storage_sync)
+        return LocalObjectStore(
+            Path(unquote(url.path)), sync=settings.storage_sync, min_free_bytes=settings.min_free_bytes
+        )
     if url.scheme == "s3":
         # boto3 takes a third of a second to import: only for those who use it.
         from omni_jobs.storage.s3 import S3ObjectStore

@@ -70,9 +70,11 @@ class Digest:
 class ObjectStore(ABC):
     """Objects by key. Synchronous; every method may be called from many threads at once.
 
-    A put is atomic: readers see the whole object, old or new, or none. Errors name the
-    key: ObjectMissing, ObjectCorrupt, StorageUnavailable (retryable), and StorageError
-    for a key that no store takes.
+    A put is atomic: readers see the whole object, old or new, or none. One that failed may
+    still have stored the whole object, when only the answer was lost. Errors name the key:
+    ObjectMissing, ObjectCorrupt, StorageUnavailable and its kind StorageFull (retryable),
+    and StorageError for a key that no store takes. Making a store raises nothing but
+    ConfigError: one that is away answers with errors until it is back.
     """
 
     @abstractmethod
@@ -108,11 +110,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Create the directory or the bucket where it is missing."""
+        """Create the directory or the bucket where it is missing. Raises StorageUnavailable."""
 
     @abstractmethod
     def check(self) -> None:
-        """Whether objects can be stored now. Raises StorageUnavailable, within seconds."""
+        """Whether objects can be stored now. Raises StorageUnavailable or StorageFull, within seconds."""
+
+    def remove_abandoned(self) -> None:  # noqa: B027 - most stores have nothing of the kind
+        """Remove what killed writers left half written, and is no object. Raises StorageUnavailable."""
 
     # What the implementations share
 

@@ -5,10 +5,16 @@ the same filesystem) and renamed to its place. With ``sync`` (the setting
 ``storage_sync``, on by default) file and directory are synced before a put returns, so
 that a row in SQL never refers to bytes that a power loss took; a killed process loses
 nothing either way.
+
+``min_free_bytes`` of the filesystem stay free: a put that would take them is refused. A
+directory that cannot be made at the start (a mount that is late, a full disk) is tried
+again by every put and check until it once is there; one that vanishes later is not made
+anew, because it may be a mount that comes back with all its objects.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import time
@@ -20,7 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omni_jobs.errors import ObjectMissing, StorageError, StorageUnavailable
-from omni_jobs.files import map_file, map_path, sync_directory, translated_os_errors, write_all
+from omni_jobs.files import (
+    byte_views,
+    map_file,
+    map_path,
+    require_room,
+    sync_directory,
+    translated_os_errors,
+    write_all,
+)
 from omni_jobs.storage.base import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.keys import check_key, check_prefix
 
@@ -29,28 +43,37 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalObjectStore"]
 
+logger = logging.getLogger(__name__)
+
 _PARTIAL: Final = ".partial"
-_ABANDONED_S: Final = 86_400.0
+_ABANDONED_S: Final = 3600.0  # since its last byte: nobody writes it any more
 _RENAME_TRIES: Final = 20
 
 
 class LocalObjectStore(ObjectStore):
-    """Objects under one directory; several processes may share it."""
+    """Objects under one directory; several processes may share it.
 
-    def __init__(self, directory: Path, *, sync: bool = True) -> None:
+    Raises nothing when it is made: what is wrong with the directory is logged, and told by every call.
+    """
+
+    def __init__(self, directory: Path, *, sync: bool = True, min_free_bytes: int = 0) -> None:
         self._directory = directory.absolute()
         self._partial = self._directory / _PARTIAL
         self._sync = sync
-        with translated_os_errors("creating the object directory", str(directory)):
+        self._min_free_bytes = min_free_bytes
+        self._was_there = False
+        try:
             self.prepare()
-            self._remove_abandoned()
+            self.remove_abandoned()
+        except StorageUnavailable as error:
+            logger.error("the object store is not usable yet: %s", error)
 
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
         check_key(key)
         digest = Digest()
 
         def write(partial: Path) -> int:
-            return self._write(partial, buffers, digest)
+            return self._write(key, partial, buffers, digest)
 
         size = self._place(key, write)
         return ObjectRef(key=key, size=size, digest=str(digest))
@@ -61,17 +84,17 @@ class LocalObjectStore(ObjectStore):
         with translated_os_errors(f"reading {path.name} to store it", key):
             source = map_path(path)
 
-            def link_or_write(partial: Path) -> int:
-                try:
-                    os.link(path, partial)
-                except OSError:  # another filesystem, or one without links
-                    return self._write(partial, [source], digest)
-                os.utime(partial)  # ``modified`` is when it was stored
-                self._sync_file(partial)
-                digest.update(source)
-                return source.nbytes
+        def link_or_write(partial: Path) -> int:
+            try:
+                os.link(path, partial)
+            except OSError:  # another filesystem, or one without links
+                return self._write(key, partial, [source], digest)
+            os.utime(partial)  # ``modified`` is when it was stored
+            self._sync_file(partial)
+            digest.update(source)
+            return source.nbytes
 
-            size = self._place(key, link_or_write)
+        size = self._place(key, link_or_write)
         return ObjectRef(key=key, size=size, digest=str(digest))
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
@@ -112,22 +135,39 @@ class LocalObjectStore(ObjectStore):
             yield from self._walk(self._directory / folder, f"{folder}/" if folder else "", prefix)
 
     def prepare(self) -> None:
-        self._partial.mkdir(parents=True, exist_ok=True)
+        with translated_os_errors("creating the object directory", str(self._directory)):
+            self._partial.mkdir(parents=True, exist_ok=True)
+        self._was_there = True
 
     def check(self) -> None:
+        self._prepare_once()
         probe = self._partial / f"check-{uuid.uuid4().hex}"
         with translated_os_errors("writing to the object directory", str(self._directory)):
+            require_room(self._partial, 0, self._min_free_bytes, key=str(self._directory))
             try:
                 probe.write_bytes(b"omni-jobs")
             finally:
                 probe.unlink(missing_ok=True)
 
+    def remove_abandoned(self) -> None:
+        with translated_os_errors("removing what was half written", str(self._partial)):
+            for partial in self._partial.iterdir():
+                with suppress(FileNotFoundError):
+                    if time.time() - partial.stat().st_mtime > _ABANDONED_S:
+                        partial.unlink()
+
+    def _prepare_once(self) -> None:
+        if not self._was_there:
+            self.prepare()
+
     # Writing
 
-    def _write(self, partial: Path, buffers: Sequence[Buffer], digest: Digest) -> int:
+    def _write(self, key: str, partial: Path, buffers: Sequence[Buffer], digest: Digest) -> int:
+        views = byte_views(buffers)
+        require_room(self._partial, sum(view.nbytes for view in views), self._min_free_bytes, key=key)
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            size = write_all(fd, buffers, on_bytes=digest.update)
+            size = write_all(fd, views, on_bytes=digest.update)
             if self._sync:
                 os.fdatasync(fd)
         finally:
@@ -146,6 +186,7 @@ class LocalObjectStore(ObjectStore):
     def _place(self, key: str, write: Callable[[Path], int]) -> int:
         """Write a partial file, then rename it to its key."""
         target = self._path(key)
+        self._prepare_once()
         partial = self._partial / uuid.uuid4().hex
         with translated_os_errors("storing the object", key):
             try:
@@ -242,10 +283,3 @@ class LocalObjectStore(ObjectStore):
             except OSError:  # not empty
                 return
             folder = folder.parent
-
-    def _remove_abandoned(self) -> None:
-        """Remove what a killed process left half written."""
-        for partial in self._partial.iterdir():
-            with suppress(FileNotFoundError):
-                if time.time() - partial.stat().st_mtime > _ABANDONED_S:
-                    partial.unlink()

@@ -4,6 +4,10 @@ Credentials come from boto3's own chain (environment, files, instance roles). A 
 one PutObject request: atomic, at most 5 GiB, and retried from its beginning. Bodies are
 neither signed nor checksummed by boto3, which makes a put four times as fast: the
 digest in the object ref covers the way and the storage.
+
+Every call ends within 15 s and a second for each MB, with all its attempts, whatever the
+server does (:mod:`omni_jobs.storage.call_limit`). No connection is made before the first
+call: a server that is away at the start is one that is away for a while.
 """
 
 from __future__ import annotations
@@ -29,10 +33,19 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
+from urllib3.exceptions import HTTPError
 
-from omni_jobs.errors import ConfigError, ObjectMissing, StorageError, StorageUnavailable
+from omni_jobs.errors import (
+    ConfigError,
+    ObjectCorrupt,
+    ObjectMissing,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
 from omni_jobs.files import byte_views, map_path, translated_os_errors
 from omni_jobs.storage.base import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
+from omni_jobs.storage.call_limit import CallLimit, LimitReached, limit_calls
 from omni_jobs.storage.keys import check_key, check_prefix
 
 if TYPE_CHECKING:
@@ -46,6 +59,9 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _MAX_OBJECT_BYTES: Final = 5 << 30  # of one PutObject
 _DELETE_BATCH: Final = 1000  # keys in one DeleteObjects
 _READ_TRIES: Final = 3
+_CALL_S: Final = 15.0
+_SLOWEST_BYTES_PER_S: Final = 1_000_000
+_CHECK_S: Final = 4.0
 _BROKEN_BODY: Final = (
     ConnectionClosedError,
     HTTPClientError,
@@ -54,12 +70,21 @@ _BROKEN_BODY: Final = (
     ResponseStreamingError,
 )
 _REFUSED: Final = frozenset({"EntityTooLarge", "InvalidArgument", "KeyTooLongError"})
+_FULL: Final = frozenset(
+    {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
+)
 
 
 class S3ObjectStore(ObjectStore):
-    """Objects in one bucket, below a prefix."""
+    """Objects in one bucket, below a prefix.
 
-    def __init__(self, bucket: str, *, prefix: str = "", endpoint_url: str | None = None, region: str) -> None:
+    ``call_s``: how long a call may take with all its attempts; one that moves an object
+    gets a second more for each MB.
+    """
+
+    def __init__(
+        self, bucket: str, *, prefix: str = "", endpoint_url: str | None = None, region: str, call_s: float = _CALL_S
+    ) -> None:
         if not _BUCKET.match(bucket):
             raise ConfigError(f"{bucket[:80]!a} is not a bucket's name: s3://bucket/prefix", field="storage_url")
         if endpoint_url is not None and "@" in endpoint_url:
@@ -71,14 +96,15 @@ class S3ObjectStore(ObjectStore):
         self._bucket = bucket
         self._region = region
         self._endpoint_url = endpoint_url
+        self._call_s = call_s
         self._session = boto3.session.Session()
         self._config = Config(
             signature_version="s3v4",
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             retries={"mode": "standard", "total_max_attempts": 4},
-            connect_timeout=3,
-            read_timeout=60,
+            connect_timeout=call_s / 5,
+            read_timeout=call_s / 2,  # without a byte: a connection that died silently leaves time for another attempt
             max_pool_connections=64,
             tcp_keepalive=True,
             s3={"payload_signing_enabled": False, "addressing_style": "path" if endpoint_url else "auto"},
@@ -96,7 +122,7 @@ class S3ObjectStore(ObjectStore):
         digest = Digest()
         for view in views:
             digest.update(view)
-        with self._translated("storing the object", key):
+        with self._translated("storing the object", key, self._limit_for(size)):
             body = cast("IO[bytes]", _Body(views, size))
             self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=body, ContentType=media_type)
         return ObjectRef(key=key, size=size, digest=str(digest))
@@ -108,7 +134,14 @@ class S3ObjectStore(ObjectStore):
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)
-        with self._translated("reading the object", ref.key):
+        limit = self._limit_for(ref.size)
+        try:
+            return self._read(ref, limit)
+        except ObjectCorrupt:  # damaged on the way here, or where it is kept: another look tells
+            return self._read(ref, limit)
+
+    def _read(self, ref: ObjectRef, limit: CallLimit) -> memoryview:
+        with self._translated("reading the object", ref.key, limit):
             for tries_left in reversed(range(_READ_TRIES)):
                 body = self._get(ref)
                 try:
@@ -125,13 +158,18 @@ class S3ObjectStore(ObjectStore):
         return data
 
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
-        with self._translated("reading the object", ref.key):
+        limit = self._limit_for(ref.size)
+        with self._translated("reading the object", ref.key, limit):
             body = self._get(ref)
 
         def pieces() -> Iterator[bytes]:
             try:
-                with self._translated("reading the object", ref.key):
-                    yield from body.iter_chunks(STREAM_BYTES)
+                while True:
+                    with self._translated("reading the object", ref.key, limit):
+                        piece = body.read(STREAM_BYTES)
+                    if not piece:
+                        return
+                    yield piece
             finally:
                 body.close()
 
@@ -140,22 +178,26 @@ class S3ObjectStore(ObjectStore):
     def delete(self, keys: Iterable[str]) -> None:
         wanted = iter(keys)
         while batch := [self._key(key) for key in islice(wanted, _DELETE_BATCH)]:
-            with self._translated("deleting objects", batch[0]):
+            with self._translated("deleting objects", self._named(batch[0])):
                 answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
                 )
             for error in answer.get("Errors", ()):
                 if error.get("Code") != "NoSuchKey":
-                    key = error.get("Key", "").removeprefix(self._prefix)
+                    key = self._named(error.get("Key", ""))
                     raise StorageUnavailable(f"deleting the object failed: {error.get('Code')}", key=key)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         below = self._prefix + check_prefix(prefix)
-        with self._translated("listing the objects", prefix):
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
-                for found in page.get("Contents", ()):
-                    key = found["Key"].removeprefix(self._prefix)
-                    yield StoredObject(key, found["Size"], found["LastModified"].astimezone(UTC))
+        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below))
+        while True:
+            with self._translated("listing the objects", prefix):
+                page = next(pages, None)
+            if page is None:
+                return
+            for found in page.get("Contents", ()):
+                key = self._named(found["Key"])
+                yield StoredObject(key, found["Size"], found["LastModified"].astimezone(UTC))
 
     def prepare(self) -> None:
         try:
@@ -179,23 +221,31 @@ class S3ObjectStore(ObjectStore):
                     raise
 
     def check(self) -> None:
-        with self._translated("asking for the bucket", self._bucket):
+        with self._translated("asking for the bucket", self._bucket, CallLimit(_CHECK_S)):
             try:
                 self._impatient.head_bucket(Bucket=self._bucket)
             except ClientError as error:
-                raise StorageUnavailable(f"the bucket refuses: {_code(error)}", key=self._bucket) from error
+                code = _code(error)
+                refused = StorageFull if code in _FULL else StorageUnavailable
+                raise refused(f"the bucket refuses: {code}", key=self._bucket) from error
 
     def _open(self, config: Config) -> S3Client:
-        return self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
+        client = self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
+        limit_calls(client)
+        return client
 
     @cached_property
     def _impatient(self) -> S3Client:
         """For readiness: answers within seconds, by one try."""
-        quick = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5)
+        quick = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=_CHECK_S)
         return self._open(self._config.merge(quick))
 
     def _key(self, key: str) -> str:
         return self._prefix + check_key(key)
+
+    def _named(self, key: str) -> str:
+        """A key of the bucket as the store's callers know it."""
+        return key.removeprefix(self._prefix)
 
     def _get(self, ref: ObjectRef) -> StreamingBody:
         """The open body of an object, once its size is right."""
@@ -208,20 +258,31 @@ class S3ObjectStore(ObjectStore):
             raise
         return body
 
+    def _limit_for(self, size: int) -> CallLimit:
+        return CallLimit(self._call_s + size / _SLOWEST_BYTES_PER_S)
+
     @contextmanager
-    def _translated(self, doing: str, key: str) -> Iterator[None]:
-        """Raise our errors for boto3's. Their texts hold the endpoint, never a credential; ours hold the code."""
+    def _translated(self, doing: str, key: str, limit: CallLimit | None = None) -> Iterator[None]:
+        """Within a limit, raise our errors for boto3's.
+
+        Their texts hold the endpoint, never a credential; ours hold the code.
+        """
+        limit = limit or CallLimit(self._call_s)
         try:
-            yield
+            with limit:
+                yield
         except ClientError as error:
             code = _code(error)
             if code == "NoSuchKey":
                 raise ObjectMissing(key=key) from error
+            if code in _FULL or error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 507:
+                raise StorageFull(f"{doing} failed: S3 answered {code}", key=key) from error
             refused = StorageError if code in _REFUSED else StorageUnavailable
             raise refused(f"{doing} failed: S3 answered {code}", key=key) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, HTTPError, LimitReached) as error:
             where = self._endpoint_url or "AWS"
-            raise StorageUnavailable(f"{doing} failed: {type(error).__name__} at {where}", key=key) from error
+            what = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
+            raise StorageUnavailable(f"{doing} failed: {what} at {where}", key=key) from error
 
 
 def _code(error: ClientError) -> str:

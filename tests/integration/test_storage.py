@@ -8,9 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -240,7 +238,7 @@ class TestContract:
 
     def test_media_types_and_artifact_names(self, object_store: ObjectStore) -> None:
         ref = object_store.put(artifact_key("job-1", "code2wav", 2, "audio.wav"), [b"RIFF"], media_type="audio/wav")
-        assert ref.key == "jobs/job-1/artifacts/2/audio.wav"
+        assert ref.key == "jobs/job-1/artifacts/code2wav/2/audio.wav"
         assert object_store.read(ref, max_bytes=4) == b"RIFF"
 
     def test_two_stores_on_the_same_settings_see_the_same(self, storage_settings: Settings) -> None:
@@ -364,10 +362,25 @@ class TestLocal:
         assert not old.exists()
         assert young.exists()
 
-    def test_a_directory_that_cannot_be(self, tmp_path: Path) -> None:
+    def test_a_directory_that_cannot_be_made_yet(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "file").write_bytes(b"")
+        store = LocalObjectStore(tmp_path / "file" / "objects")
+        assert "not usable yet: creating the object directory failed" in caplog.text
+        with pytest.raises(StorageUnavailable, match="creating the object directory") as raised:
+            store.check()
+        assert raised.value.retryable
         with pytest.raises(StorageUnavailable, match="creating the object directory"):
-            LocalObjectStore(tmp_path / "file" / "objects")
+            store.put(KEY, [b"x"])
+        (tmp_path / "file").unlink()
+        assert store.read(store.put(KEY, [b"x"]), max_bytes=1) == b"x"
+
+    def test_a_directory_that_went_is_not_made_by_a_put(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        (tmp_path / "objects").rename(tmp_path / "unmounted")
+        with pytest.raises(StorageUnavailable):
+            store.put(KEY, [b"x"])
+        assert not (tmp_path / "objects").exists()
+        (tmp_path / "unmounted").rename(tmp_path / "objects")
+        store.put(KEY, [b"x"])
 
     def test_check_of_a_directory_that_went(self, store: LocalObjectStore, tmp_path: Path) -> None:
         (tmp_path / "objects/.partial").rmdir()
@@ -432,87 +445,3 @@ class TestS3:
         found = client.head_object(Bucket=seaweedfs.bucket, Key=f"deep/prefix/{KEY}")
         assert found["ContentType"] == "audio/wav"
         assert [each.key for each in store.list()] == [KEY]
-
-    @pytest.mark.usefixtures("credentials")
-    def test_connections_that_break_are_tried_again(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
-        data = os.urandom(3 * MIB)
-        with FlakyProxy(seaweedfs.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patched:
-            for name, value in seaweedfs.environment.items():
-                patched.setenv(name, value)
-            settings = seaweedfs.settings(tmp_path, "flaky").model_copy(update={"s3_endpoint_url": proxy.url})
-            store = open_store(settings)
-            proxy.break_next(after_sent=MIB)  # in the middle of the request's body
-            ref = store.put(KEY, [data[: 2 * MIB], data[2 * MIB :]])
-            assert ref == ref_of(KEY, data)
-            proxy.break_next(after_received=MIB)  # in the middle of the response's body
-            assert store.read(ref, max_bytes=len(data)) == data
-            assert proxy.broken == 2
-
-
-class FlakyProxy:
-    """Passes TCP on to the service, and breaks a connection where the test says so."""
-
-    def __init__(self, endpoint_url: str) -> None:
-        host, _, port = endpoint_url.removeprefix("http://").partition(":")
-        self._service = (host, int(port))
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._lock = threading.Lock()
-        self._limits: dict[str, int] = {}
-        self._sockets: list[socket.socket] = []
-        self.broken = 0
-        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-
-    def __enter__(self) -> FlakyProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (self._server, *self._sockets):
-            _close(each)
-
-    def break_next(self, *, after_sent: int | None = None, after_received: int | None = None) -> None:
-        """Break the first connection that has passed so many bytes from now on."""
-        with self._lock:
-            self._limits = {
-                name: limit for name, limit in (("sent", after_sent), ("received", after_received)) if limit is not None
-            }
-
-    def _accept(self) -> None:
-        for client in _accepted(self._server):
-            upstream = socket.create_connection(self._service)
-            self._sockets += [client, upstream]
-            for source, target, name in ((client, upstream, "sent"), (upstream, client, "received")):
-                threading.Thread(target=self._pass_on, args=(source, target, name), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket, name: str) -> None:
-        try:
-            while data := source.recv(65_536):
-                target.sendall(data)
-                with self._lock:
-                    if name not in self._limits:
-                        continue
-                    self._limits[name] -= len(data)
-                    if self._limits[name] > 0:
-                        continue
-                    del self._limits[name]
-                    self.broken += 1
-                break
-        except OSError:
-            pass
-        finally:
-            _close(source)
-            _close(target)
-
-
-def _accepted(server: socket.socket) -> Iterator[socket.socket]:
-    while True:
-        try:
-            yield server.accept()[0]
-        except OSError:
-            return
-
-
-def _close(each: socket.socket) -> None:
-    with suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
-    each.close()

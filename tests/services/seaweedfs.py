@@ -54,15 +54,15 @@ class SeaweedFS:
 @pytest.fixture(scope="session")
 def seaweedfs() -> Iterator[SeaweedFS]:
     """An S3 service with a bucket; this process has its credentials in its environment meanwhile."""
-    weed = _program()
+    weed = weed_program()
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omni-jobs-weed-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        ports = _free_ports(5)
+        ports = weed_ports(5)
         service = SeaweedFS(f"http://127.0.0.1:{ports[0]}", "omni-jobs", uuid4().hex[:20], uuid4().hex)
         log = stack.enter_context((directory / "weed.log").open("wb"))
         process = subprocess.Popen(
-            [weed, "mini", *_options(directory, service.bucket, ports)],
+            [weed, *weed_options(directory, service.bucket, ports)],
             cwd=directory,
             env=os.environ | service.environment | {"GOMEMLIMIT": "400MiB"},
             stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def seaweedfs() -> Iterator[SeaweedFS]:
             changed.setenv(name, value)
         changed.delenv("AWS_SESSION_TOKEN", raising=False)
         changed.delenv("AWS_PROFILE", raising=False)
-        _wait(service, process, directory)
+        wait_for_bucket(service, process, directory)
         yield service
 
 
@@ -83,7 +83,9 @@ def seaweedfs() -> Iterator[SeaweedFS]:
 def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """Settings of an empty object store, on both kinds in turn."""
     if request.param == "local":
-        return Settings(data_dir=tmp_path, storage_url=(tmp_path / "objects").as_uri(), storage_sync=False)
+        return Settings(
+            data_dir=tmp_path, storage_url=(tmp_path / "objects").as_uri(), storage_sync=False, min_free_bytes=0
+        )
     service: SeaweedFS = request.getfixturevalue("seaweedfs")
     return service.settings(tmp_path, f"test-{uuid4().hex}")
 
@@ -94,7 +96,8 @@ def object_store(storage_settings: Settings) -> ObjectStore:
     return open_store(storage_settings)
 
 
-def _program() -> str:
+def weed_program() -> str:
+    """Where the server's program is."""
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     if found is None:
@@ -102,9 +105,11 @@ def _program() -> str:
     return found
 
 
-def _options(directory: Path, bucket: str, ports: list[int]) -> list[str]:
+def weed_options(directory: Path, bucket: str, ports: list[int]) -> list[str]:
+    """The arguments of a server with one bucket, on five ports from ``weed_ports``."""
     s3, master, volume, filer, admin = ports
     return [
+        "mini",
         f"-dir={directory / 'data'}",
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
@@ -125,7 +130,7 @@ def _options(directory: Path, bucket: str, ports: list[int]) -> list[str]:
     ]
 
 
-def _free_ports(count: int) -> list[int]:
+def weed_ports(count: int) -> list[int]:
     """Ports whose second one is free too, below those that the kernel hands out itself."""
     tried = random.sample(range(12_000, 22_000), 200)
     free = [port for port in tried if _is_free(port) and _is_free(port + GRPC_OFFSET)]
@@ -143,7 +148,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _wait(service: SeaweedFS, process: subprocess.Popen[bytes], directory: Path) -> None:
+def wait_for_bucket(service: SeaweedFS, process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until the bucket takes an object: the first one waits for a volume."""
     deadline = time.monotonic() + START_S
     while True:
