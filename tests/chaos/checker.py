@@ -1,0 +1,377 @@
+"""The checker: SQL and the object store, read in its own words, against each other and the clients.
+
+Nothing of :mod:`omni_jobs.jobs` or :mod:`omni_jobs.storage` is used: their mistakes must not hide
+themselves. ``Sampler`` looks while the faults go on, ``check`` once everything has settled.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import xxhash
+from sqlalchemy import Connection, Engine, exc, inspect, text
+
+from tests.chaos.clients import FINAL, Record
+from tests.services.seaweedfs import SeaweedFS
+
+__all__ = ["Checked", "Sampler", "StoredBytes", "check"]
+
+LOOK_EVERY_S = 2.0
+_MOST_SAID = 50  # sentences of one kind
+FINAL_EVENTS = tuple(f"job.{state}" for state in FINAL)
+
+_SUCCEEDED = text(
+    "SELECT id, job_id, attempt, owner, finished_at FROM stage_runs WHERE state = 'succeeded' AND finished_at > :since"
+)
+# Each of these, at any moment, has no row.
+_NEVER = {
+    "a job has ended and a stage of it waits": (
+        "SELECT j.id, j.state, s.id AS run, s.state AS run_state FROM jobs j JOIN stage_runs s ON s.job_id = j.id"
+        " WHERE s.state IN ('queued', 'pending') AND j.state IN ('completed', 'failed', 'cancelled', 'expired')"
+    ),
+    "a job has ended and a stage of it runs": (
+        "SELECT j.id, j.state, s.id AS run, s.state AS run_state FROM jobs j JOIN stage_runs s ON s.job_id = j.id"
+        " WHERE s.state = 'running' AND j.state IN ('completed', 'cancelled', 'expired')"
+    ),
+    "a stage run is running for nobody": "SELECT id, job_id FROM stage_runs WHERE state = 'running' AND owner IS NULL",
+    "a stage run has succeeded without an attempt": (
+        "SELECT id, job_id FROM stage_runs WHERE state = 'succeeded' AND attempt < 1"
+    ),
+}
+
+
+@dataclass
+class Checked:
+    """``lost``: accepted, and not in SQL. ``doubled``: two jobs or outcomes. ``stuck``: never ended."""
+
+    lost: int = 0
+    doubled: int = 0
+    stuck: int = 0
+    wasted_runs: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)  # codes of failed jobs
+    attempt_errors: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    objects: int = 0
+    orphans: int = 0
+    _said: Counter[str] = field(default_factory=Counter)
+
+    def say(self, kind: str, sentence: str) -> None:
+        self._said[kind] += 1
+        if self._said[kind] <= _MOST_SAID:
+            self.violations.append(f"{kind}: {sentence}")
+        elif self._said[kind] == _MOST_SAID + 1:
+            self.violations.append(f"{kind}: … and more")
+
+
+class Sampler(threading.Thread):
+    """Looks every few seconds at what must hold at every moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(name="sampler", daemon=True)
+        self.violations: list[str] = []
+        self.succeeded: dict[int, tuple[str, int, str | None, float]] = {}  # run → job, attempt, owner, finished
+        self.looks = 0
+        self._engine = engine
+        self._since = 0.0
+        self._stopping = threading.Event()
+        self._said: set[str] = set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stopping.wait(LOOK_EVERY_S):
+            try:
+                with self._engine.connect() as connection:
+                    self._look(connection)
+            except exc.DBAPIError:
+                continue  # it is down, as faults will have it
+            self.looks += 1
+
+    def _look(self, connection: Connection) -> None:
+        for row in connection.execute(_SUCCEEDED, {"since": self._since - 15}):
+            found = (row.job_id, row.attempt, row.owner, row.finished_at)
+            self.succeeded.setdefault(row.id, found)
+            self._since = max(self._since, row.finished_at)
+        for what, query in _NEVER.items():
+            for row in connection.execute(text(query)):
+                self._say(f"{what}: {dict(row._mapping)}")
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(sentence)
+            self.violations.append(sentence)
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The object store as its bytes: a directory, or a bucket's prefix."""
+
+    directory: Path | None
+    s3: SeaweedFS | None
+
+    def list(self) -> Iterator[tuple[str, int, float]]:
+        """Key, size, and when it was stored."""
+        if self.s3 is None:
+            root = self.directory
+            if root is None:
+                raise ValueError("neither a directory nor S3")
+            for path in root.rglob("*"):
+                key = path.relative_to(root).as_posix()
+                if path.is_file() and not key.startswith("."):
+                    about = path.stat()
+                    yield key, about.st_size, about.st_mtime
+            return
+        pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=self.s3.bucket, Prefix="chaos/")
+        for page in pages:
+            for found in page.get("Contents", ()):
+                yield found["Key"].removeprefix("chaos/"), found["Size"], found["LastModified"].timestamp()
+
+    def read(self, key: str) -> bytes | None:
+        """None when it is not there."""
+        if self.s3 is None:
+            path = Path(self.directory or ".") / key
+            return path.read_bytes() if path.is_file() else None
+        client = self._client()
+        try:
+            body: bytes = client.get_object(Bucket=self.s3.bucket, Key=f"chaos/{key}")["Body"].read()
+        except client.exceptions.NoSuchKey:
+            return None
+        return body
+
+    def _client(self) -> Any:
+        if self.s3 is None:
+            raise ValueError("no S3")
+        return boto3.client("s3", endpoint_url=self.s3.endpoint_url, region_name="us-east-1")
+
+
+def unfinished(engine: Engine) -> int:
+    """Jobs that have not ended."""
+    finals = ", ".join(f"'{state}'" for state in FINAL)
+    with engine.connect() as connection:
+        count: int = connection.execute(text(f"SELECT count(*) FROM jobs WHERE state NOT IN ({finals})")).scalar_one()
+    return count
+
+
+def check(
+    engine: Engine, objects: StoredBytes, records: Sequence[Record], sampler: Sampler, orphan_after_s: float
+) -> Checked:
+    """Everything, once it has settled. ``orphan_after_s``: an unreferenced object may be so old."""
+    checked = Checked()
+    with engine.connect() as connection:
+        jobs = {row.id: row._mapping for row in connection.execute(text("SELECT * FROM jobs"))}
+        runs: dict[str, list[Mapping[Any, Any]]] = {}
+        by_id: dict[int, Mapping[Any, Any]] = {}
+        for row in connection.execute(text("SELECT * FROM stage_runs ORDER BY job_id, position")):
+            runs.setdefault(row.job_id, []).append(row._mapping)
+            by_id[row.id] = row._mapping
+        artifacts = [row._mapping for row in connection.execute(text("SELECT * FROM artifacts"))]
+        failures = [row._mapping for row in connection.execute(text("SELECT * FROM attempt_errors"))]
+        has_events = "events" in inspect(connection).get_table_names()
+        events = [row._mapping for row in connection.execute(text("SELECT * FROM events"))] if has_events else []
+    _check_clients(checked, records, jobs)
+    for job_id, job in jobs.items():
+        _check_job(checked, job, runs.get(job_id, []))
+    _check_attempts(checked, by_id, failures)
+    _check_sampled(checked, sampler, jobs, by_id)
+    if has_events:
+        _check_events(checked, jobs, events)
+    _check_objects(checked, objects, by_id, artifacts, jobs, orphan_after_s)
+    checked.violations += sampler.violations
+    return checked
+
+
+def _check_clients(checked: Checked, records: Sequence[Record], jobs: Mapping[str, Mapping[Any, Any]]) -> None:
+    """What the clients were told, against SQL."""
+    by_key: dict[str, list[str]] = {}
+    for job_id, job in jobs.items():
+        by_key.setdefault(job["idempotency_key"], []).append(job_id)
+    for record in records:
+        about = f"{record.job_id} ({record.key})"
+        there = by_key.pop(record.key, [])
+        if len(there) > 1:
+            checked.doubled += 1
+            checked.say("doubled", f"{record.key} made {there}")
+        if record.job_id is None:
+            checked.say("in doubt", f"{record.key} was never answered; SQL has {there}")
+            continue
+        if record.deleted or (record.delete_doubt and not there):
+            if there and record.deleted:
+                checked.say("deleted", f"{about} is still in SQL")
+            continue
+        if record.job_id not in jobs:
+            checked.lost += 1
+            checked.say("lost", f"{about} was accepted and is not in SQL, which has {there} for the key")
+            continue
+        job = jobs[record.job_id]
+        if record.job_id not in there:
+            checked.doubled += 1
+            checked.say("doubled", f"{about} has the key {job['idempotency_key']} in SQL")
+        if record.final is None:
+            if job["state"] in FINAL:
+                checked.say("view", f"{about} is {job['state']} in SQL, the client never saw it end: {record.status}")
+            continue
+        if record.final["status"] != job["state"]:
+            checked.doubled += 1
+            checked.say("doubled", f"{about} ended as {record.final['status']} for the client, is {job['state']}")
+    for key, there in by_key.items():
+        checked.say("from nowhere", f"{there} has the key {key}, which no client used")
+
+
+def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[Any, Any]]) -> None:
+    """One job's rows against each other."""
+    state, states = job["state"], [run["state"] for run in runs]
+    of_stages = {run["stage"]: run["state"] for run in runs}
+    about = f"{job['id']} is {state}, its stages {of_stages}"
+    checked.outcomes[state] += 1
+    checked.wasted_runs += sum(max(0, run["attempt"] - 1) for run in runs)
+    if state not in FINAL:
+        checked.stuck += 1
+        details = [
+            (run["id"], run["state"], run["attempt"], run["owner"], run["due"], run["announce_at"]) for run in runs
+        ]
+        checked.say("stuck", f"{about}: {details}")
+        return
+    if job["finished_at"] is None:
+        checked.say("job", f"{about}, and has no end")
+    if len(runs) != 2:
+        checked.say("job", f"{about}: not two stage runs")
+        return
+    if any(each not in ("succeeded", "failed", "cancelled") for each in states):
+        checked.say("job", about)
+    if state == "completed":
+        _check_completed(checked, about, job, runs)
+    elif all(each == "succeeded" for each in states):
+        checked.say("job", f"{about}: nothing is left to do")
+    if state == "failed":
+        error = json.loads(job["error"] or "{}")
+        checked.errors[error.get("code", "none")] += 1
+        if "failed" not in states:
+            checked.say("job", f"{about}, failed without a failed stage")
+
+
+def _check_completed(checked: Checked, about: str, job: Mapping[Any, Any], runs: Sequence[Mapping[Any, Any]]) -> None:
+    first, second = runs
+    if (first["state"], second["state"]) != ("succeeded", "succeeded"):
+        checked.say("job", about)
+        return
+    if second["started_at"] < first["finished_at"]:
+        checked.say("order", f"{about}: second began at {second['started_at']}, first ended at {first['finished_at']}")
+    if job["finished_at"] < second["finished_at"]:
+        checked.say("order", f"{about}: it ended before its last stage")
+    request = json.loads(job["request"])
+    text_in = request["messages"][-1]["content"]
+    if isinstance(text_in, list):
+        text_in = "\n".join(part["text"] for part in text_in)
+    if json.loads(second["result"] or "{}").get("text") != text_in:
+        checked.say("result", f"{about}: {str(second['result'])[:200]} for {text_in[:100]!r}")
+
+
+def _check_attempts(
+    checked: Checked, runs: Mapping[int, Mapping[Any, Any]], failures: Sequence[Mapping[Any, Any]]
+) -> None:
+    """An attempt has one end: an error, or the success that the row tells of."""
+    for failure in failures:
+        checked.attempt_errors[json.loads(failure["error"]).get("code", "none")] += 1
+        run = runs.get(failure["stage_run_id"])
+        if run is None:
+            checked.say("attempt", f"an error of stage run {failure['stage_run_id']}, which is not there")
+        elif failure["attempt"] > run["attempt"]:
+            checked.say(
+                "attempt", f"stage run {run['id']} of {run['job_id']}: an error of attempt {failure['attempt']}"
+            )
+        elif run["state"] == "succeeded" and failure["attempt"] == run["attempt"]:
+            checked.doubled += 1
+            checked.say(
+                "doubled", f"stage run {run['id']} of {run['job_id']}: attempt {run['attempt']} failed and succeeded"
+            )
+    for run in runs.values():
+        if run["state"] == "succeeded" and run["owner"] is None:
+            checked.say("attempt", f"stage run {run['id']} of {run['job_id']} succeeded for nobody")
+
+
+def _check_sampled(
+    checked: Checked, sampler: Sampler, jobs: Mapping[str, Mapping[Any, Any]], runs: Mapping[int, Mapping[Any, Any]]
+) -> None:
+    """What had succeeded while the faults went on is as it was."""
+    for run_id, (job_id, attempt, owner, finished_at) in sampler.succeeded.items():
+        run = runs.get(run_id)
+        if run is None or jobs[job_id].get("retries"):
+            continue
+        if (run["state"], run["attempt"], run["owner"], run["finished_at"]) != (
+            "succeeded",
+            attempt,
+            owner,
+            finished_at,
+        ):
+            checked.doubled += 1
+            now = {name: run[name] for name in ("state", "attempt", "owner", "finished_at")}
+            checked.say(
+                "doubled", f"stage run {run_id} of {job_id} had succeeded: {attempt}, {owner}, {finished_at}; is {now}"
+            )
+
+
+def _check_events(checked: Checked, jobs: Mapping[str, Mapping[Any, Any]], events: Sequence[Mapping[Any, Any]]) -> None:
+    """One final event a job and generation."""
+    finals: dict[str, list[str]] = {}
+    retried: Counter[str] = Counter()
+    for event in events:
+        if event["type"] in FINAL_EVENTS:
+            finals.setdefault(event["job_id"], []).append(event["type"])
+        elif event["type"] == "job.retried":
+            retried[event["job_id"]] += 1
+    for job_id, job in jobs.items():
+        if job["state"] not in FINAL:
+            continue
+        found = finals.get(job_id, [])
+        if len(found) != job["retries"] + 1 or retried[job_id] != job["retries"]:
+            checked.doubled += len(found) > job["retries"] + 1
+            checked.say(
+                "events", f"{job_id} is {job['state']} after {job['retries']} retries: {found}, {retried[job_id]}"
+            )
+        elif found[-1] != f"job.{job['state']}":
+            checked.say("events", f"{job_id} is {job['state']}: {found}")
+
+
+def _check_objects(
+    checked: Checked,
+    objects: StoredBytes,
+    runs: Mapping[int, Mapping[Any, Any]],
+    artifacts: Sequence[Mapping[Any, Any]],
+    jobs: Mapping[str, Mapping[Any, Any]],
+    orphan_after_s: float,
+) -> None:
+    """Every artifact is there once, with its digest; every object that is there is somebody's, or young."""
+    stored = {key: (size, at) for key, size, at in objects.list()}
+    checked.objects = len(stored)
+    referenced = set()
+    for run in runs.values():
+        if run["payload_ref"] is not None:
+            ref = json.loads(run["payload_ref"])
+            referenced.add(ref["key"])
+            if not ref["key"].endswith(f"/{run['attempt']}") and not jobs[run["job_id"]].get("retries"):
+                checked.say("winner", f"stage run {run['id']}: attempt {run['attempt']} has the payload {ref['key']}")
+    for artifact in artifacts:
+        ref = json.loads(artifact["ref"])
+        referenced.add(ref["key"])
+        data = objects.read(ref["key"])
+        if data is None:
+            checked.say("artifact", f"{artifact['job_id']} {artifact['name']}: {ref['key']} is not there")
+        elif f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != ref["digest"] or len(data) != ref["size"]:
+            checked.say("artifact", f"{artifact['job_id']} {artifact['name']}: other bytes than {ref}")
+    now = time.time()
+    for key, (size, at) in stored.items():
+        if key not in referenced:
+            checked.orphans += 1
+            if now - at > orphan_after_s:
+                checked.say("orphan", f"{key} ({size} bytes) is nobody's, {now - at:.0f} s old")

@@ -1,0 +1,522 @@
+"""The faults: one function a kind, dealt from a seeded deck.
+
+A fault owns its target while it lasts: no other strikes the same worker, server or service until
+it has been undone. Faults of different targets overlap.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import redis
+
+from tests.chaos.processes import Supervised
+from tests.chaos.recovery import Held, Recoveries
+from tests.chaos.stack import LEASE_S, ChaosStack, Worker
+
+__all__ = ["KINDS", "Fault", "Faults", "Struck"]
+
+AT_ONCE = 3
+Target = Literal["worker", "clocked worker", "api", "rescuer", "valkey", "postgres", "s3", "disk", "sqlite", "cable"]
+
+
+@dataclass(frozen=True)
+class Struck:
+    """One fault that was carried out; times by time.time()."""
+
+    kind: str
+    target: str
+    began: float
+    ended: float
+
+
+class Chaos:
+    """What a fault works with: the stack, a target, random numbers of its own, time."""
+
+    def __init__(
+        self, stack: ChaosStack, recoveries: Recoveries, pick: random.Random, stopping: threading.Event
+    ) -> None:
+        self.stack = stack
+        self.recoveries = recoveries
+        self.random = pick
+        self._stopping = stopping
+        self.worker: Worker | None = None
+        self.process: Supervised | None = None
+
+    def wait(self, least_s: float, most_s: float | None = None) -> None:
+        """Some time between the two; shorter when the run is being stopped."""
+        self._stopping.wait(self.random.uniform(least_s, most_s or least_s))
+
+    @property
+    def victim(self) -> Supervised:
+        if self.process is None:
+            raise RuntimeError("this fault has no process")
+        return self.process
+
+    def at_work(self) -> list[Held]:
+        """What the victim holds, once it holds something; nothing when it stays idle for 3 s."""
+        deadline = time.monotonic() + 3
+        while not (held := self.recoveries.held_by(self.victim.pid)) and time.monotonic() < deadline:
+            self.wait(0.05)
+        return held
+
+    @contextmanager
+    def held(self, process: Supervised) -> Iterator[None]:
+        """Not restarted meanwhile."""
+        self.stack.processes.hold(process)
+        try:
+            yield
+        finally:
+            self.stack.processes.release(process)
+
+    @contextmanager
+    def stopped(self, process: Supervised) -> Iterator[None]:
+        """SIGSTOP … SIGCONT, of this one process: what has been started in its place meanwhile is another."""
+        pid = process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind. ``weight``: how often it is in the deck."""
+
+    kind: str
+    target: Target
+    act: Callable[[Chaos], None]
+    weight: int = 1
+    about: str = ""
+
+
+KINDS: dict[str, Fault] = {}
+
+
+def _fault(target: Target, weight: int = 1) -> Callable[[Callable[[Chaos], None]], Callable[[Chaos], None]]:
+    def known(act: Callable[[Chaos], None]) -> Callable[[Chaos], None]:
+        KINDS[act.__name__] = Fault(act.__name__, target, act, weight, (act.__doc__ or "").splitlines()[0])
+        return act
+
+    return known
+
+
+# -- workers ---------------------------------------------------------------------------------
+
+
+@_fault("worker", weight=4)
+def kill_worker(chaos: Chaos) -> None:
+    """kill -9 of a worker; it starts again in its slot at once."""
+    held = chaos.at_work()
+    at = time.time()
+    chaos.victim.signal(signal.SIGKILL)
+    chaos.recoveries.follow("kill_worker", held, at, successor=chaos.victim)
+    chaos.wait(1)
+
+
+@_fault("worker", weight=3)
+def kill_worker_for_good(chaos: Chaos) -> None:
+    """kill -9 of a worker; nothing starts in its slot before its lease has run out."""
+    with chaos.held(chaos.victim):
+        held = chaos.at_work()
+        at = time.time()
+        chaos.victim.signal(signal.SIGKILL)
+        chaos.recoveries.follow("kill_worker_for_good", held, at)
+        chaos.wait(LEASE_S + 2, LEASE_S + 5)
+
+
+@_fault("worker", weight=2)
+def stop_worker_past_its_lease(chaos: Chaos) -> None:
+    """SIGSTOP of a worker until its lease is gone, then SIGCONT: a zombie that wants to write."""
+    held = chaos.at_work()
+    at = time.time()
+    with chaos.stopped(chaos.victim):
+        chaos.recoveries.follow("stop_worker_past_its_lease", held, at)
+        chaos.wait(LEASE_S + 1, LEASE_S + 4)
+
+
+@_fault("worker")
+def stop_worker_briefly(chaos: Chaos) -> None:
+    """SIGSTOP of a worker for less than its lease, then SIGCONT."""
+    with chaos.stopped(chaos.victim):
+        chaos.wait(0.5, LEASE_S * 0.7)
+
+
+@_fault("worker", weight=2)
+def drain_worker(chaos: Chaos) -> None:
+    """SIGTERM of a worker: it finishes or hands back."""
+    pid = chaos.victim.signal(signal.SIGTERM)
+    _wait_gone(chaos, pid)
+
+
+@_fault("worker")
+def drain_worker_in_a_hurry(chaos: Chaos) -> None:
+    """SIGTERM of a worker, and again."""
+    pid = chaos.victim.signal(signal.SIGTERM)
+    chaos.wait(0.1, 0.5)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    _wait_gone(chaos, pid)
+
+
+def _wait_gone(chaos: Chaos, pid: int) -> None:
+    """A worker that was told to stop has 15 s, which is three times its grace."""
+    deadline = time.monotonic() + 15
+    while chaos.victim.pid == pid and chaos.victim.runs and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if chaos.victim.pid == pid and chaos.victim.runs:
+        raise NotUndone(f"{chaos.victim.name} (pid {pid}) was told to stop and still runs after 15 s")
+
+
+@_fault("clocked worker")
+def set_clock_ahead(chaos: Chaos) -> None:
+    """The wall clock of a worker's host jumps ahead by minutes, and back again."""
+    _set_clock(chaos, chaos.random.randrange(60, 7200))
+
+
+@_fault("clocked worker")
+def set_clock_back(chaos: Chaos) -> None:
+    """The wall clock of a worker's host jumps back by minutes, and ahead again."""
+    _set_clock(chaos, -chaos.random.randrange(60, 7200))
+
+
+def _set_clock(chaos: Chaos, by_s: int) -> None:
+    if chaos.worker is None or chaos.worker.clock is None:
+        raise RuntimeError("this worker has no clock of its own")
+    chaos.worker.clock.write_text(f"{by_s:+d}")
+    try:
+        chaos.wait(3, 8)
+    finally:
+        chaos.worker.clock.write_text("+0")
+
+
+# -- API servers and rescuers ------------------------------------------------------------------
+
+
+@_fault("api", weight=2)
+def kill_api(chaos: Chaos) -> None:
+    """kill -9 of an API server."""
+    chaos.victim.signal(signal.SIGKILL)
+    chaos.wait(1, 3)
+
+
+@_fault("api")
+def stop_api(chaos: Chaos) -> None:
+    """SIGSTOP, then SIGCONT, of an API server."""
+    with chaos.stopped(chaos.victim):
+        chaos.wait(2, 7)
+
+
+@_fault("api")
+def terminate_api(chaos: Chaos) -> None:
+    """SIGTERM of an API server."""
+    chaos.victim.signal(signal.SIGTERM)
+    chaos.wait(1, 3)
+
+
+@_fault("rescuer")
+def kill_rescuer(chaos: Chaos) -> None:
+    """kill -9 of a rescuer."""
+    chaos.victim.signal(signal.SIGKILL)
+    chaos.wait(1)
+
+
+@_fault("rescuer")
+def stop_rescuer(chaos: Chaos) -> None:
+    """SIGSTOP, then SIGCONT, of a rescuer."""
+    with chaos.stopped(chaos.victim):
+        chaos.wait(2, 7)
+
+
+# -- Valkey ------------------------------------------------------------------------------------
+
+
+@_fault("valkey")
+def kill_valkey(chaos: Chaos) -> None:
+    """kill -9 of Valkey; its append-only file is there."""
+    chaos.victim.signal(signal.SIGKILL)
+    chaos.wait(1)
+
+
+@_fault("valkey")
+def wipe_valkey(chaos: Chaos) -> None:
+    """kill -9 of Valkey, as if it had no append-only file: it comes back empty."""
+    with chaos.held(chaos.victim):
+        chaos.victim.signal(signal.SIGKILL)
+        chaos.victim.wait_gone(5)
+        for path in chaos.stack.valkey_directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        chaos.wait(0.1, 2)
+
+
+@_fault("valkey")
+def flush_valkey(chaos: Chaos) -> None:
+    """FLUSHALL: every hint that waits is gone."""
+    with suppress(redis.RedisError), chaos.stack.broker() as broker:
+        broker.flushall()
+
+
+@_fault("valkey")
+def hang_valkey(chaos: Chaos) -> None:
+    """SIGSTOP, then SIGCONT, of Valkey: connections stay and nothing answers."""
+    with chaos.stopped(chaos.victim):
+        chaos.wait(2, 8)
+
+
+@_fault("valkey")
+def fill_valkey(chaos: Chaos) -> None:
+    """Valkey is full: under ``noeviction`` it refuses every write."""
+    with suppress(redis.RedisError), chaos.stack.broker() as broker:
+        broker.config_set("maxmemory", "1")
+        try:
+            chaos.wait(2, 6)
+        finally:
+            broker.config_set("maxmemory", "0")
+
+
+# -- databases ---------------------------------------------------------------------------------
+
+
+@_fault("postgres", weight=2)
+def restart_postgres(chaos: Chaos) -> None:
+    """PostgreSQL stops at once (``-m immediate``) and starts with crash recovery."""
+    chaos.victim.signal(signal.SIGQUIT)
+    chaos.wait(2, 3)
+
+
+@_fault("postgres", weight=2)
+def cut_before_commit(chaos: Chaos) -> None:
+    """Connections are dropped before their COMMIT arrives."""
+    _proxy(chaos, "postgres", "cut_before_commit", chaos.random.randrange(1, 6), 1, 3)
+
+
+@_fault("postgres", weight=2)
+def cut_after_commit(chaos: Chaos) -> None:
+    """Connections are dropped after their COMMIT was done and before its reply."""
+    _proxy(chaos, "postgres", "cut_after_commit", chaos.random.randrange(1, 6), 1, 3)
+
+
+@_fault("postgres")
+def drop_connections(chaos: Chaos) -> None:
+    """Every connection to PostgreSQL is dropped, and new ones are for a moment."""
+    _proxy(chaos, "postgres", "refuse", None, 0.2, 2)
+
+
+@_fault("postgres")
+def hang_postgres(chaos: Chaos) -> None:
+    """Nothing passes between PostgreSQL and anybody; connections stay."""
+    _proxy(chaos, "postgres", "stall", None, 1, 4)
+
+
+@_fault("sqlite")
+def lock_sqlite(chaos: Chaos) -> None:
+    """Another process holds SQLite's write lock."""
+    import sqlite3
+
+    connection = sqlite3.connect(chaos.stack.directory / "omni-jobs.sqlite", isolation_level=None, timeout=20)
+    try:
+        with suppress(sqlite3.OperationalError):
+            connection.execute("BEGIN IMMEDIATE")
+            chaos.wait(1, 4)
+            connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+# -- object store ------------------------------------------------------------------------------
+
+
+@_fault("s3")
+def kill_s3(chaos: Chaos) -> None:
+    """kill -9 of the S3 server."""
+    chaos.victim.signal(signal.SIGKILL)
+    chaos.wait(2, 3)
+
+
+@_fault("s3")
+def slow_s3(chaos: Chaos) -> None:
+    """S3 answers late."""
+    _proxy(chaos, "s3", "delay", chaos.random.uniform(0.2, 1.0), 3, 6)
+
+
+@_fault("s3")
+def s3_errors(chaos: Chaos) -> None:
+    """S3 answers many requests with 500."""
+    _proxy(chaos, "s3", "errors", chaos.random.uniform(0.3, 1.0), 2, 5)
+
+
+@_fault("s3")
+def s3_wrong_bytes(chaos: Chaos) -> None:
+    """Payloads read from S3 have a wrong byte, now and then."""
+    _proxy(chaos, "s3", "corrupt", chaos.random.uniform(0.2, 0.7), 3, 6)
+
+
+@_fault("disk", weight=3)
+def fill_disk(chaos: Chaos) -> None:
+    """The disk with the objects is full."""
+    filler = chaos.stack.objects / ".filler"
+    fd = os.open(filler, os.O_CREAT | os.O_WRONLY)
+    try:
+        with suppress(OSError):
+            while True:
+                free = shutil.disk_usage(chaos.stack.objects).free
+                os.posix_fallocate(fd, os.fstat(fd).st_size, max(4096, free))
+        chaos.wait(2, 5)
+    finally:
+        os.close(fd)
+        filler.unlink()
+
+
+def _proxy(chaos: Chaos, name: str, mode: str, argument: float | None, least_s: float, most_s: float) -> None:
+    chaos.stack.order_proxy(name, mode, argument)
+    try:
+        chaos.wait(least_s, most_s)
+    finally:
+        chaos.stack.order_proxy(name, "pass")
+
+
+# -- the network -------------------------------------------------------------------------------
+
+
+@_fault("cable", weight=3)
+def pull_cable(chaos: Chaos) -> None:
+    """A host with two workers is cut off from everything for longer than a lease."""
+    workers = [worker.process for worker in chaos.stack.workers if worker.far]
+    held = [run for process in workers if process.runs for run in chaos.recoveries.held_by(process.pid)]
+    at = time.time()
+    chaos.stack.cable(plugged=False)
+    try:
+        chaos.recoveries.follow("pull_cable", held, at)
+        chaos.wait(LEASE_S + 1, LEASE_S + 5)
+    finally:
+        chaos.stack.cable(plugged=True)
+
+
+class NotUndone(Exception):
+    """What a fault expects of the system did not come about."""
+
+
+class Faults(threading.Thread):
+    """Strikes about every ``every_s`` seconds until ``stop``, which waits until everything is undone."""
+
+    def __init__(
+        self, stack: ChaosStack, recoveries: Recoveries, seed: int, every_s: float, only: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(name="faults", daemon=True)
+        self.struck: list[Struck] = []
+        self.running: dict[str, str] = {}  # target → kind
+        self.violations: list[str] = []
+        self._stack = stack
+        self._recoveries = recoveries
+        self._seed = seed
+        self._every_s = every_s
+        self._only = only
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(each.kind for each in list(self.struck))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self.ident is not None:
+            self.join()
+        for thread in self._threads:
+            thread.join()
+
+    def run(self) -> None:
+        deal = self._deal()
+        pick = random.Random(f"{self._seed}/faults")
+        number = 0
+        while not self._stopping.wait(self._every_s * pick.uniform(0.6, 1.4)):
+            if len(self.running) >= AT_ONCE:
+                continue
+            for _ in range(8):  # the next one whose target is free
+                fault = next(deal)
+                if self._strike(fault, random.Random(f"{self._seed}/{number}")):
+                    number += 1
+                    break
+
+    def _deal(self) -> Iterator[Fault]:
+        """A deck of every kind this stack has targets for, shuffled anew whenever it has run out."""
+        pick = random.Random(f"{self._seed}/deck")
+        kinds = [fault for fault in KINDS.values() if not self._only or fault.kind in self._only]
+        deck = [fault for fault in kinds if self._targets(fault.target) for _ in range(fault.weight)]
+        if not deck:
+            raise ValueError("this stack has no target for any of the faults asked for")
+        while True:
+            yield from pick.sample(deck, len(deck))
+
+    def _targets(self, target: Target) -> dict[str, Worker | Supervised | None]:
+        stack = self._stack
+        found: dict[str, Worker | Supervised | None] = {}
+        if target == "worker":
+            found = {worker.process.name: worker for worker in stack.workers}
+        elif target == "clocked worker":
+            found = {worker.process.name: worker for worker in stack.workers if worker.clock is not None}
+        elif target == "api":
+            found = {process.name: process for process in stack.apis}
+        elif target == "rescuer":
+            found = {process.name: process for process in stack.rescuers}
+        elif target == "valkey":
+            found = {"valkey": stack.valkey}
+        elif target == "postgres" and stack.kind == "postgresql":
+            found = {"postgres": stack.postgres}
+        elif target == "s3" and stack.s3 is not None:
+            found = {"s3": stack.weed}
+        elif target == "sqlite" and stack.kind == "sqlite":
+            found = {"sqlite": None}
+        elif target == "disk" and stack.tmpfs:
+            found = {"disk": None}
+        elif target == "cable" and stack.far_host:
+            found = {"cable": None}
+        return found
+
+    def _strike(self, fault: Fault, pick: random.Random) -> bool:
+        """Whether there was a target; the fault then runs in a thread of its own."""
+        with self._lock:
+            free = {
+                name: target
+                for name, target in self._targets(fault.target).items()
+                if name not in self.running
+                and not (isinstance(target, Worker) and not target.process.runs)
+                and not (isinstance(target, Supervised) and not target.runs)
+            }
+            if not free:
+                return False
+            name = pick.choice(sorted(free))
+            self.running[name] = fault.kind
+        chaos = Chaos(self._stack, self._recoveries, pick, self._stopping)
+        target = free[name]
+        chaos.worker = target if isinstance(target, Worker) else None
+        chaos.process = target.process if isinstance(target, Worker) else target
+        thread = threading.Thread(target=self._carry_out, args=(fault, name, chaos), name=fault.kind, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return True
+
+    def _carry_out(self, fault: Fault, target: str, chaos: Chaos) -> None:
+        began = time.time()
+        try:
+            fault.act(chaos)
+        except NotUndone as trouble:
+            self.violations.append(str(trouble))
+        except Exception as error:  # noqa: BLE001 — a driver's own trouble must not pass for a quiet run
+            self.violations.append(f"the driver: {fault.kind} of {target}: {type(error).__name__}: {error}")
+        finally:
+            self.struck.append(Struck(fault.kind, target, began, time.time()))
+            with self._lock:
+                del self.running[target]

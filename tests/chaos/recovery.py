@@ -1,0 +1,126 @@
+"""Recovery: how long the work of a lost worker waits until it runs again, or has ended, by SQL alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, bindparam, exc, text
+
+from tests.chaos.processes import Supervised
+
+__all__ = ["Held", "Recoveries", "Recovery", "percentile"]
+
+LOOK_EVERY_S = 0.2
+
+_HELD = text(
+    "SELECT s.id, s.attempt FROM stage_runs s JOIN workers w ON w.id = s.owner"
+    " WHERE s.state = 'running' AND w.pid = :pid"
+)
+_LOOK = text("SELECT id, attempt, state, started_at, finished_at FROM stage_runs WHERE id IN :ids").bindparams(
+    bindparam("ids", expanding=True)
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A stage run that a worker held when the fault struck."""
+
+    stage_run_id: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One stage run: lost at, and again running (or ended) so many seconds later."""
+
+    kind: str
+    stage_run_id: int
+    lost_at: float
+    seconds: float
+    since_start_s: float | None  # counted from the start of the process that replaced the lost one
+
+
+@dataclass
+class _Followed:
+    kind: str
+    held: Held
+    lost_at: float
+    successor: Supervised | None
+
+
+class Recoveries(threading.Thread):
+    """Follows what was lost until it is recovered."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(name="recoveries", daemon=True)
+        self.found: list[Recovery] = []
+        self._engine = engine
+        self._followed: list[_Followed] = []
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def held_by(self, pid: int) -> list[Held]:
+        """What the worker with this process holds; nothing when the database does not answer."""
+        try:
+            with self._engine.connect() as connection:
+                return [Held(row.id, row.attempt) for row in connection.execute(_HELD, {"pid": pid})]
+        except exc.DBAPIError:
+            return []
+
+    def follow(self, kind: str, held: Sequence[Held], lost_at: float, successor: Supervised | None = None) -> None:
+        with self._lock:
+            self._followed += [_Followed(kind, each, lost_at, successor) for each in held]
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stopping.wait(LOOK_EVERY_S):
+            with self._lock:
+                followed = list(self._followed)
+            if followed:
+                self._look(followed)
+
+    def _look(self, followed: Sequence[_Followed]) -> None:
+        try:
+            with self._engine.connect() as connection:
+                ids = sorted({each.held.stage_run_id for each in followed})
+                rows = {row.id: row for row in connection.execute(_LOOK, {"ids": ids})}
+        except exc.DBAPIError:
+            return
+        for each in followed:
+            row = rows.get(each.held.stage_run_id)
+            if row is None:  # deleted
+                self._forget(each)
+            elif row.attempt > each.held.attempt and row.started_at is not None:
+                self._recovered(each, row.started_at)
+            elif row.finished_at is not None:
+                if row.finished_at > each.lost_at and row.state != "succeeded":
+                    self._recovered(each, row.finished_at)
+                else:  # it was done just before, or by the worker that was only stopped
+                    self._forget(each)
+
+    def _recovered(self, each: _Followed, at: float) -> None:
+        self._forget(each)
+        if time.time() - at > 60 and at < each.lost_at:
+            return
+        successor = each.successor
+        started = successor.started_at if successor is not None and successor.started_at > each.lost_at else None
+        since = at - started if started is not None and at > started else None
+        self.found.append(Recovery(each.kind, each.held.stage_run_id, each.lost_at, max(0.0, at - each.lost_at), since))
+
+    def _forget(self, each: _Followed) -> None:
+        with self._lock:
+            self._followed.remove(each)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The nearest-rank percentile, rounded to milliseconds; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)

