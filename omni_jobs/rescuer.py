@@ -1,7 +1,9 @@
 """The rescuer: gives what a lost worker held to others, and hints again what waits unannounced.
 
 A process of its own (``omni-jobs rescuer``); any number of them, on any host: what a
-round does is one owner's transaction, and a doubled hint is harmless.
+round does is one owner's transaction, and a doubled hint is harmless. In a thread of its
+own it has the pruner (:mod:`omni_jobs.pruner`), which a full store or a long list must
+not let hold up a rescue.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from omni_jobs.broker import HintPublisher, celery_app
 from omni_jobs.db import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 from omni_jobs.jobs import Jobs
+from omni_jobs.pruner import Pruner
 from omni_jobs.stage_config import load_pipelines
+from omni_jobs.storage import open_store
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Rescuer", "run"]
 
 logger = logging.getLogger(__name__)
+
+_PRUNER_ENDS_S = 5.0
 
 
 class Rescuer:
@@ -58,6 +64,8 @@ class Rescuer:
             freed = rescued.freed
             if freed:
                 logger.warning("took %d stage runs back from workers that are gone", freed)
+            if rescued.expired:
+                logger.info("%d jobs expired", rescued.expired)
             if rescued.hints:
                 logger.info("%d hints again", len(rescued.hints))
                 self._publisher.publish(rescued.hints)
@@ -84,19 +92,26 @@ class Rescuer:
 
 
 def run(settings: Settings) -> None:
-    """Rescue until SIGTERM or SIGINT. Raises ConfigError."""
+    """Rescue and prune until SIGTERM or SIGINT. Raises ConfigError."""
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database, announce_after_s=settings.announce_after_s)
     rescuer = Rescuer(jobs, HintPublisher(celery_app(settings, pipelines)), settings.rescue_every_s)
+    pruner = Pruner(jobs, open_store(settings), settings)
+    # A daemon: a hung object store must not keep the process from ending, and a pruner may end anywhere.
+    pruning = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)
 
     def stop(number: int, frame: FrameType | None) -> None:
         rescuer.stop()
+        pruner.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    logger.info("rescuer: a round every %g s", settings.rescue_every_s)
+    logger.info("rescuer: a round every %g s, pruner: every %g s", settings.rescue_every_s, settings.prune_every_s)
+    pruning.start()
     try:
         rescuer.run(database)
     finally:
+        pruner.stop()
+        pruning.join(_PRUNER_ENDS_S)
         database.close()

@@ -42,6 +42,7 @@ _COMMANDS: Sequence[Callable[..., None]] = (
     servers.worker,
     servers.rescuer,
     servers.migrate,
+    servers.prune,
     jobs.submit,
     jobs.status,
     jobs.cancel,

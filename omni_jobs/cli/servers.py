@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from omni_jobs.cli.options import DataDirOption, PipelineOption
+from omni_jobs.cli.options import DataDirOption, JsonOption, PipelineOption
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["api", "migrate", "rescuer", "up", "worker"]
+__all__ = ["api", "migrate", "prune", "rescuer", "up", "worker"]
 
 
 def up(
@@ -186,7 +186,10 @@ def worker(
 
 
 def rescuer() -> None:
-    """Run a rescuer: takes back what lost workers held. One is enough; several do no harm."""
+    """Run a rescuer: takes back what lost workers held, ends what is late, deletes what was kept long enough.
+
+    One is enough; several do no harm.
+    """
     from omni_jobs.rescuer import run
     from omni_jobs.settings import settings
 
@@ -204,3 +207,29 @@ def migrate() -> None:
     finally:
         database.close()
     typer.echo("the database is up to date")
+
+
+def prune(as_json: JsonOption = False) -> None:
+    """Delete once what has been kept long enough, as a rescuer does all the time, and objects nothing refers to.
+
+    \b
+    Examples:
+      omni-jobs prune --json
+      OMNI_JOBS_KEEP_ARTIFACTS_S=3600 omni-jobs prune     # artifacts of jobs that ended an hour ago
+    """
+    import json
+    from dataclasses import asdict
+
+    from omni_jobs.db import Database
+    from omni_jobs.jobs import Jobs
+    from omni_jobs.pruner import Pruner
+    from omni_jobs.settings import settings
+    from omni_jobs.storage import open_store
+
+    database = Database(settings().resolved_database_url)
+    try:
+        database.check()
+        gone = asdict(Pruner(Jobs(database), open_store(settings()), settings()).once())
+    finally:
+        database.close()
+    typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

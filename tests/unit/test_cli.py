@@ -35,6 +35,7 @@ COMMANDS = [
     ["worker"],
     ["rescuer"],
     ["migrate"],
+    ["prune"],
     ["submit"],
     ["status"],
     ["cancel"],
