@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, or_, select, update
 
 from omni_jobs.db import now
 from omni_jobs.errors import Conflict, NotFound
@@ -148,12 +148,22 @@ def delete_job(tx: Connection, job_id: str) -> None:
     state = None
     if job_id.isprintable():
         state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
+    if state is None and _is_garbage(tx, job_id):
+        return  # deleted a moment ago, perhaps by an earlier try of this transaction
     if state is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
     _throw_away(tx, [(job_id, job_prefix(job_id))])
     tx.execute(delete(JobRow).where(JobRow.id == job_id))
+
+
+def _is_garbage(tx: Connection, job_id: str) -> bool:
+    return job_id.isprintable() and bool(
+        tx.execute(
+            select(exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id)))
+        ).scalar_one()
+    )
 
 
 def garbage(tx: Connection, at_most: int) -> list[Garbage]:

@@ -15,6 +15,8 @@ from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["retry"]
 
+_RETRIED = "job.retried"
+
 _START_OVER = (
     update(StageRunRow)
     .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
@@ -50,12 +52,14 @@ _PEND = (
 )
 
 
-def retry(tx: Connection, job_id: str, from_stage: str | None, *, announce_after_s: float) -> list[Hint]:
-    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`."""
+def retry(tx: Connection, job_id: str, from_stage: str | None, wish: str, *, announce_after_s: float) -> list[Hint]:
+    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`. ``wish`` is new for every call of that."""
     locked = LockedJobs(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
     if job_id not in locked.states:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     state = locked.states[job_id]
+    if _granted_before(tx, job_id, wish):
+        return locked.hints(locked.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
     if tx.execute(select(exists().where(GarbageRow.job_id == job_id))).scalar_one():
@@ -64,7 +68,7 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, *, announce_after
     runs = {run.stage: run for run in locked.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
     _check_inputs(tx, job_id, runs, again)
-    _start_over(tx, job_id, [runs[stage] for stage in again], locked.now)
+    _start_over(tx, job_id, [runs[stage] for stage in again], wish, locked.now)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
     waiting = [runs[stage].id for stage in again if runs[stage] not in ready]
     tx.execute(_START_OVER, {"ids": [runs[stage].id for stage in again]})
@@ -114,7 +118,7 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
         )
 
 
-def _start_over(tx: Connection, job_id: str, runs: list[Run], at: float) -> None:
+def _start_over(tx: Connection, job_id: str, runs: list[Run], wish: str, at: float) -> None:
     """What these stage runs had made is forgotten, and the job waits as a new one does."""
     made = [run.payload_key for run in runs if run.payload_key is not None]
     ids = [run.id for run in runs]
@@ -143,5 +147,23 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], at: float) -> None
     )
     tx.execute(
         insert(EventRow),
-        [{"job_id": job_id, "type": "job.retried", "data": {"stages": [run.stage for run in runs]}, "at": at}],
+        [
+            {
+                "job_id": job_id,
+                "type": _RETRIED,
+                "data": {"stages": [run.stage for run in runs], "wish": wish},
+                "at": at,
+            }
+        ],
     )
+
+
+def _granted_before(tx: Connection, job_id: str, wish: str) -> bool:
+    """Whether an earlier try of this transaction was committed and its answer lost."""
+    last = tx.execute(
+        select(EventRow.data)
+        .where(EventRow.job_id == job_id, EventRow.type == _RETRIED)
+        .order_by(EventRow.id.desc())
+        .limit(1)
+    ).scalar_one_or_none()
+    return last is not None and last["wish"] == wish
