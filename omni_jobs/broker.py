@@ -4,7 +4,7 @@
     HintPublisher.publish(hints)      several hints per message, grouped by queue
     Relay.send(hints)                 the same from a thread of its own; for whoever must not wait
     read_hints(message)               the only way bytes from a queue become hints
-    queue_depths(app)                 messages waiting, by queue
+    queue_depths(app)                 messages waiting, by queue; queue_depth(app, name) of one
 
 A message carries ``(stage run id, attempt)`` pairs and nothing else. It may be lost,
 late or doubled: the row in SQL is the truth, so nothing here is acknowledged,
@@ -43,6 +43,7 @@ __all__ = [
     "Relay",
     "celery_app",
     "hints_in",
+    "queue_depth",
     "queue_depths",
     "read_hints",
 ]
@@ -253,9 +254,14 @@ def _expect(field: str, value: Any, wanted: str | None) -> None:
 
 def queue_depths(app: OmniCelery) -> dict[str, int]:
     """Messages (each of several hints) waiting, by queue. Raises BrokerUnavailable."""
+    return {name: queue_depth(app, name) for name in app.amqp.queues}
+
+
+def queue_depth(app: OmniCelery, name: str) -> int:
+    """Messages waiting in one queue. Raises BrokerUnavailable."""
     try:
         with app.pool.acquire(block=True, timeout=_CONNECT_TIMEOUT_S) as connection:
-            client = connection.default_channel.client  # redis-py's, with the key prefix
-            return {name: client.llen(name) for name in app.amqp.queues}
+            depth: int = connection.default_channel.client.llen(name)  # redis-py's client, with the key prefix
+            return depth
     except _UNAVAILABLE as error:
         raise BrokerUnavailable(f"the broker does not answer: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from omni_jobs.errors import (
     EngineDead,
     Fenced,
     ModelError,
+    ObjectCorrupt,
     OmniJobsError,
     OutOfMemory,
     PayloadCorrupt,
@@ -30,6 +30,7 @@ from omni_jobs.errors import (
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, ProgressReport
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
+from workers.isolation import WaitingHints
 from workers.stage_io import OmniModelRunnerOutput, Progress, StageSource
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _IO_THREADS = 8
+_MOST_STUCK = _IO_THREADS // 2  # threads whose storage call goes on although nobody waits for it any more
 _LAST_WORDS_S = 5.0  # for the database to take what a stopping worker reports; then the lease's end settles it
 
 
@@ -61,6 +63,7 @@ class _InFlight:
     started: bool = False  # a task cancelled before its first step never runs its ``finally``
     ending: _Ending | None = None
     reporting: bool = False  # its end is on its way to the database: too late to stop it
+    overdue: asyncio.TimerHandle | None = None  # when it should have stopped by
 
 
 class Executor:
@@ -92,10 +95,12 @@ class Executor:
         # with one writer each, so that the offering thread may ask for ``room`` without a lock.
         self._offered = 0
         self._settled = 0
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting = WaitingHints()
         self._claiming: set[tuple[int, int]] = set()
         self._claims: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, _InFlight] = {}
+        self._suspect_runs = False  # nothing is claimed beside it
+        self._stuck_threads = 0
         self._taking = True
 
     @property
@@ -110,7 +115,9 @@ class Executor:
     @property
     def room(self) -> int:
         """How many more hints are of use; asked by the thread that offers."""
-        return self.slots - len(self._in_flight) - self.hints_in_hand if self._taking else 0
+        if not self._taking or self._suspect_runs or self._waiting.has_suspects:
+            return 0
+        return self.slots - len(self._in_flight) - self.hints_in_hand
 
     # Hints.
 
@@ -125,14 +132,15 @@ class Executor:
             if not self._taking or stage_run_id in self._in_flight or hint in self._claiming:
                 self._settled += 1
             else:
-                self._waiting.append(hint)
+                self._waiting.add(hint)
         self._claim_waiting()
 
     def _claim_waiting(self) -> None:
-        free = self.slots - len(self._in_flight) - len(self._claiming)
+        if self._suspect_runs:
+            return
+        busy = len(self._in_flight) + len(self._claiming)
         batch: list[tuple[int, int]] = []
-        while self._waiting and len(batch) < free:
-            hint = self._waiting.popleft()
+        for hint in self._waiting.take(self.slots - busy, idle=not busy):
             if hint in self._claiming or hint[0] in self._in_flight:
                 self._settled += 1
             else:
@@ -159,13 +167,30 @@ class Executor:
         finally:
             self._claiming.difference_update(hints)
             self._settled += len(hints)
+        lonely = len(claims) == 1 and not self._in_flight and not self._claiming
+        suspects = []
         for claim in claims:
-            if claim.stage_run_id not in self._in_flight:
+            if claim.stage_run_id in self._in_flight:
+                continue
+            if claim.alone and not lonely:
+                suspects.append(claim)
+            else:
                 self._start(claim)
+        for claim in suspects:
+            await self._set_apart(claim)
         self._make_room()
+
+    async def _set_apart(self, claim: Claim) -> None:
+        """A suspect in company: hand it back, and claim it again when nothing else is here."""
+        logger.warning("stage run %d of %s is to run alone: it waits for its turn", claim.stage_run_id, claim.job_id)
+        await self._hand_back(claim.stage_run_id, claim.attempt)
+        if self._taking:
+            self._waiting.set_apart((claim.stage_run_id, claim.attempt))
+            self._settled -= 1
 
     def _start(self, claim: Claim) -> None:
         run = _InFlight(claim)
+        self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
         run.task = self._loop.create_task(self._carry(run), name=f"stage run {claim.stage_run_id}")
 
@@ -179,12 +204,17 @@ class Executor:
             if run.ending is not None or not self._taking or not self._is_ours(claim):
                 await self._hand_back(claim.stage_run_id, claim.attempt)
                 return
+            self._must_end_in(run, self._stage.config.time_limit_s + self._settings.stop_limit_s)
             completion = await self._execute(claim)
             run.reporting = True
             await self._complete(claim, completion)
         except asyncio.CancelledError:
             if run.ending is not _Ending.ABANDON:
-                await self._hand_back(claim.stage_run_id, claim.attempt)
+                if self._llm.healthy:
+                    await self._hand_back(claim.stage_run_id, claim.attempt)
+                else:
+                    # It may be what killed the engine: that counts, or it would go on for ever.
+                    await self._fail(claim, EngineDead(stage=self._stage.name))
             raise
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
@@ -193,6 +223,9 @@ class Executor:
             await self._fail(claim, self._as_error(claim, error))
         finally:
             del self._in_flight[claim.stage_run_id]
+            self._suspect_runs = False  # if one ran, this was it
+            if run.overdue is not None:
+                run.overdue.cancel()
             self._ledger.forget_progress(claim.stage_run_id)
             self._make_room()
 
@@ -212,7 +245,7 @@ class Executor:
 
     def _read(self, claim: Claim) -> StageSource:
         refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
-        media = [self._store.read(ref, max_bytes=ref.size) for ref in refs]
+        media = [self._read_object(ref, max_bytes=ref.size) for ref in refs]
         return self._stage.source(
             job_id=claim.job_id,
             request=claim.request,
@@ -228,8 +261,16 @@ class Executor:
             raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
         if isinstance(payload, bytes):
             return Payload.decode(payload, limits, stage=self._stage.name)
-        data = self._store.read(payload, max_bytes=limits.max_bytes)
+        data = self._read_object(payload, max_bytes=limits.max_bytes)
         return Payload.decode(data, limits, key=payload.key, stage=self._stage.name)
+
+    def _read_object(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
+        """Damage may have happened on the way: a second look decides."""
+        try:
+            return self._store.read(ref, max_bytes=max_bytes)
+        except ObjectCorrupt as error:
+            logger.warning("read once more: %s", error)
+            return self._store.read(ref, max_bytes=max_bytes)
 
     # Run.
 
@@ -373,8 +414,7 @@ class Executor:
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
         """Take nothing more; finish what is done within the time, or until ``hurry``; hand back the rest."""
         self._taking = False
-        self._settled += len(self._waiting)
-        self._waiting.clear()
+        self._settled += self._waiting.clear()
         if self._claims:
             await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)
         hurried = self._loop.create_task(hurry.wait())
@@ -400,10 +440,36 @@ class Executor:
         run.ending = ending
         if run.started:
             run.task.cancel()
+        if ending is _Ending.HAND_BACK:
+            self._must_end_in(run, self._settings.stop_limit_s)
+
+    def _must_end_in(self, run: _InFlight, seconds: float) -> None:
+        """What does not stop when it is told to holds its job and this worker's slot: only a new worker helps."""
+        if run.overdue is not None:
+            run.overdue.cancel()
+        run.overdue = self._loop.call_later(seconds, self._give_up_on, run)
+
+    def _give_up_on(self, run: _InFlight) -> None:
+        # A report waits for the database, which may be away for longer than this.
+        if not run.reporting and self._in_flight.get(run.claim.stage_run_id) is run:
+            self._on_broken(f"stage run {run.claim.stage_run_id} does not stop")
 
     def _make_room(self) -> None:
         self._claim_waiting()
         self._on_room()
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._threads, function)
+        """Storage calls block. One that hangs keeps its thread when nobody waits for it any more."""
+        call = self._threads.submit(function)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if not call.cancel() and not call.done():
+                self._stuck_threads += 1
+                call.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._unstick))
+                if self._stuck_threads >= _MOST_STUCK:
+                    self._on_broken(f"{self._stuck_threads} storage calls hang")
+            raise
+
+    def _unstick(self) -> None:
+        self._stuck_threads -= 1

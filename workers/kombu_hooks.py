@@ -33,14 +33,17 @@ logger = logging.getLogger(__name__)
 _MAX_POISON = 10_000  # the list keeps the newest
 
 
-def screen_pops(channel: Channel) -> None:
+def screen_pops(channel: Channel, answered: Callable[[], None]) -> None:
     """Move whatever is not a hint to ``<queue>.poison``; the worker then sees an empty BRPOP.
+
+    ``answered`` is called for every BRPOP that got its answer, the empty ones included.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
     """
 
     def screen(reply: Any, **options: Any) -> tuple[bytes, bytes] | None:
+        answered()
         if not reply:
             return None
         key, raw = reply

@@ -4,7 +4,7 @@ Whatever the executor wants of :class:`omni_jobs.jobs.Jobs` waits here until the
 is free, and then goes into one transaction per kind with everything else of its kind:
 under load hundreds of claims or completions share a transaction, an idle worker's single
 claim goes at once. The thread also renews the worker's lease, so a busy event loop
-cannot lose it.
+cannot lose it, and while the worker holds stage runs it asks which of them are to stop.
 
 While the database does not answer everything waits, and is tried again: a transaction
 whose COMMIT got no reply may have happened, so none is ever given up on but by fencing.
@@ -91,6 +91,8 @@ class Ledger:
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0
         self._beat_at = 0.0
+        self._look_at = 0.0  # for cancels, while anything is held
+        self._held: set[int] = set()  # stage runs claimed and not reported yet; the thread's own
         self._busy = False  # the last turn had company: wait a moment for more
         self._closing = False
         self._close_by = 0.0
@@ -187,6 +189,7 @@ class Ledger:
             try:
                 self._renew_if_due()
                 self._write(turn)
+                self._look_for_cancels_if_due()
                 pause = 0.0
             except DatabaseUnavailable as error:
                 pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -222,14 +225,27 @@ class Ledger:
         return turn
 
     def _next_timer(self) -> float:
-        return min(self._beat_at, self._progress_at) if self._progress else self._beat_at
+        timers = [self._beat_at]
+        if self._progress:
+            timers.append(self._progress_at)
+        if self._held:
+            timers.append(self._look_at)
+        return min(timers)
 
     def _renew_if_due(self) -> None:
         if time.monotonic() < self._beat_at:
             return
         # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
-        unwanted = self._jobs.renew(self.worker.worker_id, self._settings.lease_s)
+        self._stop(self._jobs.renew(self.worker.worker_id, self._settings.lease_s))
+
+    def _look_for_cancels_if_due(self) -> None:
+        if not self._held or time.monotonic() < self._look_at:
+            return
+        self._stop(self._jobs.unwanted(self.worker.worker_id))
+
+    def _stop(self, unwanted: list[int]) -> None:
+        self._look_at = time.monotonic() + self._settings.cancel_check_s
         if unwanted:
             self._on_loop(self._on_cancel, unwanted)
 
@@ -241,6 +257,7 @@ class Ledger:
             if entries:
                 self._relay.send(self._commit(kind, entries))
                 turn.entries = [entry for entry in turn.entries if entry.kind is not kind]
+                self._count_held(kind, entries)
                 self._on_loop(_deliver, entries)
         if turn.progress:
             self._jobs.report_progress(turn.progress)
@@ -281,6 +298,16 @@ class Ledger:
                 for claim in self._jobs.claim(worker_id, list(owner)):
                     owner[claim.stage_run_id, claim.attempt - 1].result.append(claim)
                 return []
+
+    def _count_held(self, kind: _Kind, entries: list[_Entry]) -> None:
+        for entry in entries:
+            match kind:
+                case _Kind.CLAIM:
+                    self._held.update(claim.stage_run_id for claim in entry.result or ())
+                case _Kind.RELEASE:
+                    self._held.discard(entry.item[0])
+                case _:
+                    self._held.discard(entry.item.stage_run_id)
 
     def _put_back(self, turn: _Turn) -> None:
         with self._changed:

@@ -29,7 +29,7 @@ from celery.exceptions import WorkerShutdown
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.tasks import Tasks
 
-from omni_jobs.broker import HintPublisher, OmniCelery, Relay, hints_in
+from omni_jobs.broker import HintPublisher, OmniCelery, Relay, hints_in, queue_depth
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker
@@ -38,6 +38,8 @@ from omni_jobs.storage import open_store
 from workers import kombu_hooks
 from workers.executor import Executor
 from workers.ledger import Ledger
+from workers.leftovers import end_leftovers, mark_slot, slot_mark
+from workers.liveness import Liveness
 from workers.stage import StageLLM
 
 __all__ = ["HintIntake", "StagePool", "hint_strategy", "stage_of_queues"]
@@ -50,6 +52,8 @@ EX_FAILURE = 1
 _DATABASE_PAUSE_S = 1.0
 _DATABASE_RETRY_S = 3.0  # well below the lease: the ledger's thread tries again, and renews in between
 _POLL_S = 0.2  # how often a starting worker looks whether it is asked to stop
+_ENGINE_LOOK_S = 0.5  # how often an engine is asked whether it lives
+_CLOSE_S = 45.0  # for a stop, its drain not counted: then the process ends whatever still hangs in it
 
 
 def stage_of_queues(queues: Iterable[str], pipelines: Pipelines) -> tuple[Pipeline, str]:
@@ -85,6 +89,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._relay: Relay | None = None
         self._database: Database | None = None
         self._executor: Executor | None = None
+        self._liveness: Liveness | None = None
+        self._engine_watch: asyncio.Task[None] | None = None
         self._may_drain = False
         self._ended = False
 
@@ -132,6 +138,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         await _schema_is_there(self._database)
         # Before anything slow is imported or loaded: a predecessor's stage runs wait for it.
         await asyncio.to_thread(self._ledger.clear_slot, _may_go_on)
+        mark = slot_mark(settings.resolved_database_url, self._node)
+        await asyncio.to_thread(end_leftovers, mark)
+        mark_slot(mark)
         logger.info("%s: the slot is clear", self._node)
         self._llm = StageLLM.create(pipeline, stage, settings)
         store = open_store(settings)
@@ -147,6 +156,16 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_room=self._wake_celery,
             on_broken=self._on_broken,
         )
+        self._engine_watch = self._loop.create_task(self._watch_engine(self._llm))
+        executor = self._executor
+        self._liveness = Liveness(
+            settings.stall_after_s,
+            self._loop,
+            has_room=lambda: executor.room > 0,
+            queue_depth=lambda: queue_depth(self.app, pipeline.queue(stage)),
+            on_stall=self._on_broken,
+        )
+        self._liveness.start()
         logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -175,6 +194,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         # Between the two lines above a slot may have become free, with nobody told: ask again.
         return room or (executor is not None and executor.room > 0)
 
+    def popped(self) -> None:
+        """A pop got its answer: this worker consumes."""
+        if self._liveness is not None:
+            self._liveness.mark()
+
     def offer(self, hints: Sequence[tuple[int, int]]) -> None:
         """Hand hints to the executor; called on Celery's main thread."""
         if self._executor is not None:
@@ -189,7 +213,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._popping_stopped = False
             self._hub.call_soon(_nothing)
 
-    # What can go wrong meanwhile; all of these are called on the loop.
+    # What can go wrong meanwhile; called on the loop, ``_on_broken`` on any thread.
 
     def _on_cancel(self, stage_run_ids: list[int]) -> None:
         if self._executor is not None:
@@ -205,8 +229,26 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._broken = reason
             logger.critical("this worker stops, to be started anew: %s", reason)
             kombu_hooks.ask_to_stop(EX_FAILURE)
+            self._exit_within(_CLOSE_S)
             if self._hub is not None:
                 self._hub.call_soon(_nothing)
+
+    async def _watch_engine(self, llm: StageLLM) -> None:
+        """An engine may die while nothing runs in it: nobody else would notice."""
+        while llm.healthy:
+            await asyncio.sleep(_ENGINE_LOOK_S)
+        self._on_broken("the engine is gone")
+
+    def _exit_within(self, seconds: float) -> None:
+        """A thread that hangs in a call must not keep the process, and its slot, for ever."""
+
+        def end() -> None:
+            logger.critical("something hangs: the process ends without it")
+            os._exit(EX_FAILURE if self._broken else 0)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
     # Stop.
 
@@ -229,6 +271,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def _end(self, within_s: float) -> None:
         self._ended = True
+        self._exit_within(within_s + _CLOSE_S)
+        if self._liveness is not None:
+            self._liveness.close()
         try:
             asyncio.run_coroutine_threadsafe(self._close(within_s), self._loop).result()
         finally:
@@ -237,6 +282,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     async def _close(self, within_s: float) -> None:
         """Every part that was opened, the last one first; each gets its turn whatever the others do."""
+        if self._engine_watch is not None:
+            self._engine_watch.cancel()
         steps: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         if (executor := self._executor) is not None:
             steps.append(("drain", lambda: executor.drain(within_s, self._hurry)))
@@ -310,7 +357,7 @@ class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, c: Any) -> None:
         channel = c.task_consumer.channel
-        kombu_hooks.screen_pops(channel)
+        kombu_hooks.screen_pops(channel, c.pool.popped)
         kombu_hooks.gate_pops(channel, c.pool.has_room)
         kombu_hooks.guard_control(c.connection)
 

@@ -102,20 +102,23 @@ class EchoStack:
         self.app = celery_app(self.settings, self.pipelines)
         self.publisher = HintPublisher(self.app)
 
-    def command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    def command(self, *arguments: str, fault: str | None = None) -> tuple[list[str], dict[str, str]]:
+        """``fault``: one of ``tests.integration.faulty_worker``."""
         environment = {
             **os.environ,
             **self.variables,
             "CELERY_CUSTOM_WORKER_POOL": "workers.pool:StagePool",
             "OMP_NUM_THREADS": "1",
+            **({"TEST_FAULT": fault} if fault else {}),
         }
-        return [sys.executable, "-m", "celery", "-A", "workers.app", "worker", "-P", "custom", *arguments], environment
+        app = "tests.integration.faulty_worker" if fault else "workers.app"
+        return [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "custom", *arguments], environment
 
-    def launch(self, stage: str, slot: str | None = None) -> EchoWorker:
+    def launch(self, stage: str, slot: str | None = None, *, fault: str | None = None) -> EchoWorker:
         """Start a worker process."""
         slot = slot or f"{stage}-{len(self.workers)}@test"
         command, environment = self.command(
-            "-Q", f"echo.{stage}", "-n", slot, "--without-gossip", "--without-mingle", "-l", "INFO"
+            "-Q", f"echo.{stage}", "-n", slot, "--without-gossip", "--without-mingle", "-l", "INFO", fault=fault
         )
         log = self.directory / f"worker-{len(self.workers)}.log"
         with open(log, "wb") as out:

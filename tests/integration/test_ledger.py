@@ -60,7 +60,7 @@ class Hints:
 class Bench:
     """A ledger, and jobs of one stage to claim through it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Settings | None = None) -> None:
         self.database = database
         self.jobs = FlakyJobs(database)
         self.hints = Hints()
@@ -71,7 +71,7 @@ class Bench:
             self.jobs,
             self.worker,
             self.hints,  # type: ignore[arg-type]
-            Settings(heartbeat_s=0.1, lease_s=5),
+            settings or Settings(heartbeat_s=0.1, lease_s=5),
             on_cancel=self.unwanted.extend,
             on_fenced=self.fenced.append,
         )
@@ -151,6 +151,18 @@ async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> Non
     assert set(bench.unwanted) == {claim.stage_run_id}
     await bench.ledger.release(claim.stage_run_id, claim.attempt)
     assert bench.jobs.get(claim.job_id).status is JobState.CANCELLED
+
+
+async def test_a_cancel_does_not_wait_for_the_heartbeat(database: Database) -> None:
+    bench = Bench(database, Settings(heartbeat_s=60, lease_s=120, cancel_check_s=0.1))
+    await asyncio.to_thread(bench.ledger.start, asyncio.get_running_loop(), lambda: False)
+    try:
+        (claim,) = await bench.ledger.claim(bench.submit())
+        bench.jobs.cancel(claim.job_id)
+        await until(lambda: bench.unwanted)
+        assert set(bench.unwanted) == {claim.stage_run_id}
+    finally:
+        await asyncio.to_thread(bench.ledger.close)
 
 
 async def test_a_busy_event_loop_does_not_lose_the_lease(bench: Bench) -> None:
