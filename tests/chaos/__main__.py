@@ -355,6 +355,7 @@ class Run:
             "recovery_alone_p50_s": percentile([each.seconds for each in alone], 0.5),
             "recovery_alone_p99_s": percentile([each.seconds for each in alone], 0.99),
             "recovery": of_kinds,
+            "held": dict(sorted(recoveries.lost.items())),
             "cancels": len(cancels),
             "cancel_p50_s": percentile(cancels, 0.5),
             "cancel_p99_s": percentile(cancels, 0.99),

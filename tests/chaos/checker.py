@@ -25,7 +25,7 @@ from tests.services.seaweedfs import SeaweedFS
 __all__ = ["Checked", "Sampler", "StoredBytes", "check"]
 
 LOOK_EVERY_S = 2.0
-_MOST_SAID = 50  # sentences of one kind
+_MOST_SAID = 20  # sentences of one kind
 FINAL_EVENTS = tuple(f"job.{state}" for state in FINAL)
 
 _SUCCEEDED = text(

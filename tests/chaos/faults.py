@@ -64,8 +64,8 @@ class Chaos:
         return self.process
 
     def at_work(self) -> list[Held]:
-        """What the victim holds, once it holds something; nothing when it stays idle for 3 s."""
-        deadline = time.monotonic() + 3
+        """What the victim holds, once it holds something; nothing when it stays idle for 5 s."""
+        deadline = time.monotonic() + 5
         while not (held := self.recoveries.held_by(self.victim.pid)) and time.monotonic() < deadline:
             self.wait(0.05)
         return held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class Recoveries(threading.Thread):
     def __init__(self, engine: Engine) -> None:
         super().__init__(name="recoveries", daemon=True)
         self.found: list[Recovery] = []
+        self.lost: Counter[str] = Counter()  # stage runs held when a fault struck, by its kind
         self._engine = engine
         self._followed: list[_Followed] = []
         self._lock = threading.Lock()
@@ -72,6 +74,7 @@ class Recoveries(threading.Thread):
 
     def follow(self, kind: str, held: Sequence[Held], lost_at: float, successor: Supervised | None = None) -> None:
         with self._lock:
+            self.lost[kind] += len(held)
             self._followed += [_Followed(kind, each, lost_at, successor) for each in held]
 
     def stop(self) -> None:
