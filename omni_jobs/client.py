@@ -6,9 +6,9 @@
     print(job.result["text"])
     client.save(job, Path("out"))   # result.json, text.txt, audio.wav
 
-Every call is tried again while the server does not answer: a submit carries an
-idempotency key, so that none of its tries makes a second job. Errors are the
-server's own, raised as the class of their code (:mod:`omni_jobs.errors`).
+Every call is tried again while the server does not answer, or says that too many jobs
+wait: a submit carries an idempotency key, so that none of its tries makes a second job.
+Errors are the server's own, raised as the class of their code (:mod:`omni_jobs.errors`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -27,19 +27,30 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 import xxhash
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from omni_jobs.errors import ConfigError, InvalidRequest, NotFound, ObjectCorrupt, OmniJobsError, ServerUnavailable
-from omni_jobs.views import ArtifactView, JobView, Page
+from omni_jobs.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    ObjectCorrupt,
+    OmniJobsError,
+    ServerUnavailable,
+    TooManyJobs,
+)
+from omni_jobs.views import ArtifactView, EventView, JobView, Page
 
 __all__ = ["Client", "error_of", "user_message"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between the tries of one call
+LONGEST_WAIT_S = 10  # for room in the queue, at a time; longer is for the caller to decide
 POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.1, 1.0, 1.5
 
 View = TypeVar("View", bound=BaseModel)
 
+_EVENTS = TypeAdapter(list[EventView])
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -59,30 +70,74 @@ class Client:
             headers={"Accept": "application/json"},
         )
 
-    def submit(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
+    def submit(
+        self,
+        body: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        cancel_after: float | str | None = None,
+    ) -> JobView:
         """Submit a job: a chat completion's body, with ``modalities``. Returns it, queued.
 
         The same ``idempotency_key`` with the same body gives the same job again; without
         one, each call makes a job of its own, however often it has to be tried.
+        ``cancel_after``: seconds, or like "15m", until it stops by itself.
+        Raises TooManyJobs when there is no room for it soon; its ``retry_after_s`` says when.
         """
-        key = idempotency_key or f"client-{uuid.uuid4().hex}"
-        response = self._call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": key})
-        return _parsed(JobView, response)
+        headers = {"Idempotency-Key": idempotency_key or f"client-{uuid.uuid4().hex}"}
+        if cancel_after is not None:
+            headers["Cancel-After"] = cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
+        return _parsed(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
 
     def get(self, job_id: str) -> JobView:
-        return _parsed(JobView, self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
+        return _parsed(JobView, self._call("GET", _path(job_id)))
 
     def list(
-        self, *, limit: int = 20, cursor: str | None = None, status: str | None = None, pipeline: str | None = None
+        self,
+        *,
+        limit: int = 20,
+        cursor: str | None = None,
+        status: str | None = None,
+        pipeline: str | None = None,
+        error_code: str | None = None,
     ) -> Page:
         """The newest jobs first; ``next_cursor`` of one page is the ``cursor`` of the next."""
-        given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline}
+        given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline, "error_code": error_code}
         params = {name: value for name, value in given.items() if value is not None}
         return _parsed(Page, self._call("GET", "/v1/jobs", params=params))
 
+    def events(self, job_id: str) -> Sequence[EventView]:
+        """What became of a job, the oldest first."""
+        response = self._call("GET", _path(job_id, "/events"))
+        try:
+            return _EVENTS.validate_json(response.content)
+        except ValidationError as error:
+            raise OmniJobsError(f"the server's answer is no list of events: {error.errors()[0]['msg']}") from error
+
     def cancel(self, job_id: str) -> JobView:
         """Ask the job to stop; it may be ``cancelling`` for a moment."""
-        return _parsed(JobView, self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
+        return _parsed(JobView, self._call("POST", _path(job_id, "/cancel")))
+
+    def retry(self, job_id: str, *, from_stage: str | None = None) -> JobView:
+        """Send a job that has ended on again: what did not succeed, or all from a stage on.
+
+        Raises Conflict while it has not ended, or when what is needed is not kept any longer.
+        """
+        retries = self.get(job_id).retries
+        params = {} if from_stage is None else {"from_stage": from_stage}
+        try:
+            return _parsed(JobView, self._call("POST", _path(job_id, "/retry"), params=params))
+        except Conflict:
+            job = self.get(job_id)
+            if job.retries == retries:
+                raise
+            return job  # an earlier try of this call did it, and its answer was lost
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, with all it made. Raises Conflict and NotFound."""
+        self.get(job_id)
+        with suppress(NotFound):  # an earlier try of this call did it
+            self._call("DELETE", _path(job_id))
 
     def wait(
         self,
@@ -161,7 +216,7 @@ class Client:
             raise ObjectCorrupt(f"digest {found}, expected {artifact.digest}", key=f"{job.id}/{name}")
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """One call, tried again while there is no answer. Every call of this API may be repeated."""
+        """One call, tried again while there is no answer; its caller knows what a second time does."""
         for pause in (*PAUSES_S, None):
             try:
                 with self._answered(path):
@@ -169,6 +224,10 @@ class Client:
                 if response.is_success:
                     return response
                 raise error_of(response)
+            except TooManyJobs as error:
+                if pause is None or error.retry_after_s > LONGEST_WAIT_S:
+                    raise
+                pause = error.retry_after_s
             except OmniJobsError as error:
                 if pause is None or not error.retryable:
                     raise
@@ -231,6 +290,9 @@ def error_of(response: httpx.Response) -> OmniJobsError:
         return OmniJobsError(f"{code}: {message}", **about)
     if issubclass(kind, ConfigError):
         about.pop("key", None)
+    if issubclass(kind, TooManyJobs):
+        seconds = response.headers.get("Retry-After", "")
+        return kind(message, retry_after_s=int(seconds) if seconds.isdecimal() else 1, field=about.get("field"))
     return kind(message, **about)
 
 
@@ -246,6 +308,10 @@ def _parsed(view: type[View], response: httpx.Response) -> View:
         return view.model_validate_json(response.content)
     except ValidationError as error:
         raise OmniJobsError(f"the server's answer is not a {view.__name__}: {error.errors()[0]['msg']}") from error
+
+
+def _path(job_id: str, below: str = "") -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}{below}"
 
 
 def _artifact_named(job: JobView, name: str) -> ArtifactView:

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from omni_jobs.child import ChildView
     from omni_jobs.client import Client
     from omni_jobs.stack import EmbeddedStack
-    from omni_jobs.views import JobView, StageRunView
+    from omni_jobs.views import EventView, JobView, StageRunView
 
 __all__ = [
     "children_table",
+    "events_table",
+    "failed_attempts",
     "in_bytes",
     "in_seconds",
     "job_progress",
@@ -155,8 +157,7 @@ def timeline(job: JobView, width: int = _BAR) -> Table:
     start = job.created_at
     end = job.finished_at or datetime.now(UTC)
     scale = width / max((end - start).total_seconds(), 1e-9)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("stage")
+    table = _table("stage")
     for title in ("queued", "running", "payload"):
         table.add_column(title, justify="right")
     table.add_column(f"0 … {in_seconds((end - start).total_seconds())}")
@@ -181,9 +182,7 @@ def timeline(job: JobView, width: int = _BAR) -> Table:
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
     """The newest first, a line each."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("job", "pipeline", "status", "stages", "submitted"):
-        table.add_column(title)
+    table = _table("job", "pipeline", "status", "stages", "submitted")
     table.add_column("took", justify="right")
     for job in jobs:
         stages = Text("  ").join(
@@ -191,18 +190,61 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
             for stage in job.stages
         )
         took = (job.finished_at - job.created_at).total_seconds() if job.finished_at else None
-        submitted = job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(job.id, job.pipeline, _state(job.status.value), stages, submitted, in_seconds(took))
+        status = _state(job.status.value)
+        if job.error is not None:
+            status.append(f" ({job.error.code})")
+        table.add_row(job.id, job.pipeline, status, stages, _moment(job.created_at), in_seconds(took))
     return table
 
 
 def job_summary(job: JobView) -> RenderableType:
-    """A job's state, its error if it failed, and its timeline."""
+    """A job's state, its error if it has one, its timeline, and every attempt that failed."""
     head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status.value))
+    if job.retries:
+        head.append(f"  sent on again {job.retries}×", style="dim")
+    if job.expires_at is not None and not job.status.is_final:
+        head.append(f"  stops by itself at {_moment(job.expires_at)}", style="dim")
     parts: list[RenderableType] = [head]
-    if job.status == JobState.FAILED and job.error is not None:
-        parts.append(Text(f"{job.error.code}: {job.error.message}", style="red"))
-    return Group(*parts, timeline(job))
+    if job.status in (JobState.FAILED, JobState.EXPIRED) and job.error is not None:
+        parts.append(Text(f"{job.error.code}: {printable(job.error.message)}", style="red"))
+    if job.status == JobState.EXPIRED:
+        parts.append(Text("it never started" if job.started_at is None else "it had started", style="dim"))
+    parts.append(timeline(job))
+    if any(stage.errors for stage in job.stages):
+        parts += [Text(""), failed_attempts(job)]
+    return Group(*parts)
+
+
+def failed_attempts(job: JobView) -> Table:
+    """A line per attempt that failed, in the order of stages and attempts."""
+    table = _table("stage", "attempt", "at", "worker", "error")
+    for stage in job.stages:
+        for error in stage.errors:
+            what = Text(f"{error.code}: {printable(error.message)}", style="yellow" if error.retryable else "red")
+            table.add_row(stage.name, str(error.attempt), _moment(error.at), error.worker, what)
+    return table
+
+
+def events_table(events: Sequence[EventView]) -> Table:
+    """The oldest first, a line each."""
+    table = _table("at", "event", "about")
+    for event in events:
+        about = event.data.get("error") or {name: value for name, value in event.data.items() if name == "stages"}
+        code, message = about.get("code"), about.get("message")
+        what = f"{code}: {message}" if code else ", ".join(about.get("stages", ()))
+        table.add_row(_moment(event.at), event.type, Text(printable(what)))
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _queued_s(stage: StageRunView) -> float | None:

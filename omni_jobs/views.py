@@ -105,9 +105,9 @@ class JobView(_View):
     error: ErrorView | None  # set when failed or expired
     metadata: dict[str, Any]
     seed: int
-    expires_at: datetime | None  # its deadline
-    retries: int  # how often it was sent on again after its end
-    tenant: str
+    expires_at: datetime | None = None  # its deadline
+    retries: int = 0  # how often it was sent on again after its end
+    tenant: str = "default"
 
 
 class EventView(_View):

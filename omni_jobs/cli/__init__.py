@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import typer
 
@@ -36,20 +36,24 @@ Exit codes:
 """,
 )
 
-_COMMANDS: Sequence[Callable[..., None]] = (
-    servers.up,
-    servers.api,
-    servers.worker,
-    servers.rescuer,
-    servers.migrate,
-    servers.prune,
-    jobs.submit,
-    jobs.status,
-    jobs.cancel,
-    jobs.result,
-)
-for command in _COMMANDS:
-    app.command()(command)
+_COMMANDS: Mapping[str, Callable[..., None]] = {
+    "up": servers.up,
+    "api": servers.api,
+    "worker": servers.worker,
+    "rescuer": servers.rescuer,
+    "migrate": servers.migrate,
+    "prune": servers.prune,
+    "submit": jobs.submit,
+    "status": jobs.status,
+    "list": jobs.list_,
+    "result": jobs.result,
+    "cancel": jobs.cancel,
+    "retry": jobs.retry,
+    "delete": jobs.delete,
+    "events": jobs.events,
+}
+for name, command in _COMMANDS.items():
+    app.command(name)(command)
 
 pipelines_app = typer.Typer(no_args_is_help=True, help="Look at stage configs.", context_settings=CONTEXT)
 pipelines_app.command("check")(pipelines.check)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omni_jobs.client import Client
     from omni_jobs.views import JobView
 
-__all__ = ["cancel", "result", "status", "submit"]
+__all__ = ["cancel", "delete", "events", "list_", "result", "retry", "status", "submit"]
 
 DEFAULT_PIPELINE = "qwen2_5_omni"
 
@@ -76,6 +76,12 @@ def submit(
         Optional[str],  # noqa: UP045
         typer.Option("--idempotency-key", help="Submitting again with it makes no second job.", show_default=False),
     ] = None,
+    cancel_after: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--cancel-after", metavar="TIME", help="Stop it by itself after 90s, 15m, 2h.", show_default=False
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show the job's progress until it ends.")] = False,
     timeout: Annotated[
         Optional[float],  # noqa: UP045
@@ -122,7 +128,7 @@ def submit(
     from omni_jobs.console import show_progress
 
     with _client(url) as client:
-        job = client.submit(request, idempotency_key=idempotency_key)
+        job = client.submit(request, idempotency_key=idempotency_key, cancel_after=cancel_after)
         if not wait:
             typer.echo(job.model_dump_json(indent=2) if as_json else job.id)
             return
@@ -142,7 +148,7 @@ def status(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest jobs, or one with its stages.
+    """Show the newest jobs, or one with its stages and every attempt that failed.
 
     \b
     Examples:
@@ -165,6 +171,57 @@ def status(
             show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
 
 
+def list_(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="How many jobs.")] = 20,
+    cursor: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--cursor", metavar="JOB", help="The jobs before this one.", show_default=False),
+    ] = None,
+    state: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--status", help="Only those queued, in_progress, failed, …", show_default=False),
+    ] = None,
+    pipeline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--pipeline", "-p", help="Only those of this pipeline.", show_default=False),
+    ] = None,
+    error_code: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--error-code", metavar="CODE", help="Only those with this error.", show_default=False),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs, the newest first.
+
+    \b
+    Examples:
+      omni-jobs list --status failed
+      omni-jobs list --error-code quarantined --json
+    """
+    from omni_jobs.console import jobs_table
+
+    with _client(url) as client:
+        page = client.list(limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code)
+    show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
+
+
+def events(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what became of a job, the oldest first."""
+    from omni_jobs.console import events_table
+
+    with _client(url) as client:
+        found = client.events(job_id)
+    if as_json:
+        typer.echo(json.dumps([event.model_dump(mode="json") for event in found], indent=2))
+    else:
+        show(events_table(found))
+
+
 def cancel(
     job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
     url: UrlOption = None,
@@ -174,6 +231,43 @@ def cancel(
     with _client(url) as client:
         job = client.cancel(job_id)
     typer.echo(job.model_dump_json(indent=2) if as_json else job.status.value)
+
+
+def retry(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    from_stage: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--from-stage", metavar="STAGE", help="Run this one again, and what follows.", show_default=False),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show the job's progress until it ends.")] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a job that has ended on again: what did not succeed, or all from a stage on.
+
+    \b
+    Examples:
+      omni-jobs retry job-0193…
+      omni-jobs retry job-0193… --from-stage talker --wait
+    """
+    from omni_jobs.console import show_progress
+
+    with _client(url) as client:
+        job = client.retry(job_id, from_stage=from_stage)
+        if wait:
+            _show_outcome(show_progress(client, job_id), as_json, None)
+            return
+    typer.echo(job.model_dump_json(indent=2) if as_json else job.status.value)
+
+
+def delete(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", show_default=False)],
+    url: UrlOption = None,
+) -> None:
+    """Delete jobs that have ended, with all they made. There is no way back."""
+    with _client(url) as client:
+        for job_id in jobs:
+            client.delete(job_id)
 
 
 def result(

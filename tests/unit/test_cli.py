@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from omni_jobs import client as client_module
 from omni_jobs import worker_command as worker_command_module
 from omni_jobs.cli import Exit, app
+from omni_jobs.settings import settings
 
 CONFIGS = Path(__file__).parents[2] / "stage_configs"
 NOWHERE = "http://127.0.0.1:9"
@@ -38,8 +39,12 @@ COMMANDS = [
     ["prune"],
     ["submit"],
     ["status"],
-    ["cancel"],
+    ["list"],
     ["result"],
+    ["cancel"],
+    ["retry"],
+    ["delete"],
+    ["events"],
     ["pipelines"],
     ["pipelines", "check"],
     ["pipelines", "list"],
@@ -122,7 +127,17 @@ def test_a_worker_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["status", "job-1"], ["cancel", "job-1"], ["result", "job-1"], ["submit", "Hello"]],
+    [
+        ["status"],
+        ["status", "job-1"],
+        ["list", "--error-code", "quarantined"],
+        ["cancel", "job-1"],
+        ["retry", "job-1", "--from-stage", "second"],
+        ["delete", "job-1", "job-2"],
+        ["events", "job-1", "--json"],
+        ["result", "job-1"],
+        ["submit", "Hello", "--cancel-after", "15m"],
+    ],
     ids=" ".join,
 )
 def test_no_server(command: Sequence[str]) -> None:
@@ -185,6 +200,40 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
     result = run("up")
     assert result.exit_code == Exit.FAILED
     assert about in result.stderr
+
+
+def test_prune_without_a_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        result = run("prune")
+    finally:
+        settings.cache_clear()
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "run omni-jobs migrate" in result.stderr
+
+
+def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run("migrate").exit_code == 0
+        result = run("prune", "--json")
+        assert run("prune").output.strip().endswith("0 objects, 0 orphans gone")
+    finally:
+        settings.cache_clear()
+    assert set(json.loads(result.output)) == {
+        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans",
+    }  # fmt: skip
+
+
+def test_the_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_jobs.cli", "status", "--url", NOWHERE], capture_output=True, text=True
+    )
+    assert done.returncode == Exit.UNREACHABLE
+    assert "Traceback" not in done.stderr
 
 
 def test_the_installed_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,6 +54,7 @@ class Server:
     """Answers each request with the next of ``answers``: (status, JSON or bytes); the last again and again."""
 
     url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)  # of every answer
     answers: list[tuple[int, Any]] = field(default_factory=list)
     seen: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
@@ -70,10 +72,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            for name, value in script.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = answer
+        do_GET = do_POST = do_DELETE = answer
 
         def log_message(self, *args: object) -> None:
             pass
@@ -114,6 +118,71 @@ def test_submit_tried_again_is_one_job(server: Server, client: Client) -> None:
     assert server.seen[-1][2]["Idempotency-Key"] not in keys
     client.submit(body, idempotency_key="mine")
     assert server.seen[-1][2]["Idempotency-Key"] == "mine"
+
+
+@pytest.mark.parametrize(("given", "sent"), [(90, "90.000"), (1.5, "1.500"), ("15m", "15m")])
+def test_cancel_after_is_a_header(server: Server, client: Client, given: float | str, sent: str) -> None:
+    server.answers = [(202, JOB)]
+    client.submit({}, cancel_after=given)
+    assert server.seen[0][2]["Cancel-After"] == sent
+
+
+def test_too_many_jobs_are_waited_for(server: Server, client: Client) -> None:
+    server.headers = {"Retry-After": "1"}
+    server.answers = [(429, failure("too_many_jobs")), (202, JOB)]
+    began = time.monotonic()
+    assert client.submit({}).id == "job-1"
+    assert time.monotonic() - began >= 1
+    assert len({request[2]["Idempotency-Key"] for request in server.seen}) == 1
+
+
+def test_a_long_wait_is_for_the_caller_to_decide(server: Server, client: Client) -> None:
+    server.headers = {"Retry-After": "45"}
+    server.answers = [(429, failure("too_many_jobs", "full"))]
+    with pytest.raises(errors.TooManyJobs, match="full") as raised:
+        client.submit({})
+    assert raised.value.retry_after_s == 45
+    assert len(server.seen) == 1
+
+
+def test_retry(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB), (200, {**JOB, "retries": 1})]
+    assert client.retry("job-1", from_stage="second").retries == 1
+    assert [request[:2] for request in server.seen] == [
+        ("GET", "/v1/jobs/job-1"),
+        ("POST", "/v1/jobs/job-1/retry?from_stage=second"),
+    ]
+
+
+def test_a_retry_whose_answer_was_lost_is_one_retry(server: Server, client: Client) -> None:
+    again = {**JOB, "retries": 1}
+    server.answers = [(200, JOB), (502, b""), (409, failure("conflict", "is queued")), (200, again)]
+    assert client.retry("job-1").retries == 1
+    server.answers = [(200, again), (409, failure("conflict", "is queued")), (200, again)]
+    with pytest.raises(errors.Conflict):
+        client.retry("job-1")
+
+
+def test_delete(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB), (502, b""), (404, failure("not_found"))]
+    client.delete("job-1")
+    assert [request[0] for request in server.seen] == ["GET", "DELETE", "DELETE"]
+    server.answers = [(404, failure("not_found"))]
+    with pytest.raises(errors.NotFound):
+        client.delete("job-1")
+
+
+def test_events_and_filters(server: Server, client: Client) -> None:
+    event = {"id": 1, "type": "job.failed", "at": "2026-01-01T00:00:00Z", "data": {"error": {"code": "quarantined"}}}
+    server.answers = [(200, [event])]
+    [found] = client.events("job-1")
+    assert (found.type, found.data["error"]["code"]) == ("job.failed", "quarantined")
+    server.answers = [(200, {"jobs": [JOB], "next_cursor": None})]
+    client.list(error_code="quarantined", limit=5)
+    assert server.seen[-1][1] == "/v1/jobs?limit=5&error_code=quarantined"
+    server.answers = [(200, {"hello": 1})]
+    with pytest.raises(errors.OmniJobsError, match="no list of events"):
+        client.events("job-1")
 
 
 def test_a_refusal_is_not_tried_again(server: Server, client: Client) -> None:

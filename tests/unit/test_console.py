@@ -8,8 +8,17 @@ import pytest
 from rich.console import Console, RenderableType
 
 from omni_jobs.child import ChildState, ChildView
-from omni_jobs.console import children_table, in_bytes, in_seconds, job_progress, job_summary, jobs_table, timeline
-from omni_jobs.views import JobView
+from omni_jobs.console import (
+    children_table,
+    events_table,
+    in_bytes,
+    in_seconds,
+    job_progress,
+    job_summary,
+    jobs_table,
+    timeline,
+)
+from omni_jobs.views import EventView, JobView
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -92,6 +101,47 @@ def test_progress_tells_why_a_stage_runs_again() -> None:
 def test_a_failed_job_shows_its_error() -> None:
     failed = job("failed", [stage("thinker", "failed", 0, 1, 2)], error={"code": "model_error", "message": "[bold]no"})
     assert "model_error: [bold]no" in shown(job_summary(failed))
+
+
+def test_every_attempt_that_failed_is_shown() -> None:
+    errors = [
+        {
+            "code": "worker_lost",
+            "message": "it went away",
+            "retryable": True,
+            "attempt": 1,
+            "worker": "w-1",
+            "at": at(3),
+        },
+        {"code": "model_error", "message": "坏\x1b[2J", "attempt": 2, "worker": "w-2", "at": at(4)},
+    ]
+    view = shown(job_summary(job("failed", [stage("thinker", "failed", 0, 1, 2, errors=errors)], retries=2)))
+    assert "sent on again 2×" in view
+    lines = [line.split() for line in view.splitlines() if "w-" in line]
+    assert [(line[0], line[1], line[4]) for line in lines] == [("thinker", "1", "w-1"), ("thinker", "2", "w-2")]
+    assert "worker_lost: it went away" in view
+    assert "model_error: 坏�[2J" in view
+
+
+def test_a_job_that_expired_says_whether_it_ever_started() -> None:
+    error = {"code": "deadline_exceeded", "message": "late"}
+    never = job("expired", [stage("thinker", "cancelled", 0)], error=error, started_at=None)
+    assert "deadline_exceeded: late" in shown(job_summary(never))
+    assert "it never started" in shown(job_summary(never))
+    assert "it had started" in shown(job_summary(never.model_copy(update={"started_at": at(1)})))
+    assert "deadline_exceeded" in shown(jobs_table([never]))
+
+
+def test_a_deadline_that_is_ahead_is_shown() -> None:
+    assert "stops by itself at" in shown(job_summary(job("queued", [stage("thinker", "queued", 0)], expires_at=at(99))))
+
+
+def test_events() -> None:
+    event = {"id": 1, "type": "job.failed", "at": at(1), "data": {"error": {"code": "quarantined", "message": "no"}}}
+    retried = {"id": 2, "type": "job.retried", "at": at(2), "data": {"stages": ["talker", "code2wav"], "wish": "x"}}
+    view = shown(events_table([EventView.model_validate(event), EventView.model_validate(retried)]))
+    assert "job.failed   quarantined: no" in view
+    assert "job.retried  talker, code2wav" in view
 
 
 def test_lists() -> None:
