@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,8 +24,9 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from omni_jobs.db import Database
-from omni_jobs.errors import Fenced, ModelError, OmniJobsError, OutOfMemory, WorkerLost
-from omni_jobs.jobs import Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, new_job_id
+from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, WorkerLost
+from omni_jobs.jobs import Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, Retention, new_job_id
+from omni_jobs.retry import RetryLimits
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
     "one": {"a": []},
@@ -33,10 +35,12 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
     "two ends": {"a": [], "b": [], "c": ["a", "b"]},
 }
 SLOTS = ("s0", "s1", "s2")
-MAX_ATTEMPTS = 2
+LIMITS = RetryLimits(worker_lost=1, out_of_memory=1)
 LEASE_S = 1000.0
 LONG_S = 1000.0  # longer than any history takes
+KEEP_NOTHING = Retention(payloads_s=0, inputs_s=0, artifacts_s=0, events_s=LONG_S, jobs_s=0)
 ACTIVE = ("queued", "in_progress")
+FINAL = ("completed", "failed", "cancelled", "expired")
 
 
 @dataclass
@@ -45,7 +49,8 @@ class Stage:
     inputs: list[str]
     state: str = "pending"
     attempt: int = 0
-    failures: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # since the last retry, by class
+    errors: int = 0
     owner: str | None = None
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
@@ -55,6 +60,9 @@ class Stage:
 class Job:
     stages: dict[str, Stage]
     state: str = "queued"
+    ending: str = "cancelled"
+    retries: int = 0
+    finals: list[str] = field(default_factory=list)  # every end it came to
 
     def settle(self) -> None:
         """What follows from the stages' states."""
@@ -63,13 +71,33 @@ class Job:
             self.state = "failed"
             self.stop_waiting()
         if self.state == "cancelling" and all(stage.state != "running" for stage in stages):
-            self.state = "cancelled"
+            self.state = self.ending
         if self.state in ACTIVE:
             for stage in stages:
                 if stage.state == "pending" and all(self.stages[name].state == "succeeded" for name in stage.inputs):
                     stage.state, stage.due = "queued", True
             if all(stage.state == "succeeded" for stage in stages):
                 self.state = "completed"
+        if self.state in FINAL and len(self.finals) <= self.retries:
+            self.finals.append(self.state)
+
+    def stop(self, ending: str) -> None:
+        self.state, self.ending = "cancelling", ending
+        self.stop_waiting()
+        self.settle()
+
+    def run_again(self, names: set[str]) -> None:
+        self.retries += 1
+        self.state, self.ending = "queued", "cancelled"
+        for name in names:
+            stage = self.stages[name]
+            stage.state, stage.failures, stage.owner, stage.won_by = "pending", {}, None, None
+        self.settle()
+
+    def followers(self, names: set[str]) -> set[str]:
+        """These stages, and all that follow from them."""
+        more = {name for name, stage in self.stages.items() if names.intersection(stage.inputs)} - names
+        return self.followers(names | more) if more else names
 
     def stop_waiting(self) -> None:
         for stage in self.stages.values():
@@ -82,6 +110,7 @@ class Model:
     jobs: dict[str, Job] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)  # live ones: id → slot
     expired: set[str] = field(default_factory=set)  # their lease ran out, nobody has noticed
+    late: set[str] = field(default_factory=set)  # jobs past their deadline, nobody has noticed
 
     def all_stages(self) -> list[tuple[Job, Stage]]:
         return [(job, stage) for job in self.jobs.values() for stage in job.stages.values()]
@@ -90,10 +119,12 @@ class Model:
         return next((job, stage) for job, stage in self.all_stages() if stage.id == stage_run_id)
 
     def fail(self, job: Job, stage: Stage, error: OmniJobsError) -> None:
-        stage.failures += 1
+        kind = error.retry_class or "other"
+        stage.failures[kind] = stage.failures.get(kind, 0) + 1
+        stage.errors += 1
         if job.state not in ACTIVE:
             stage.state = "cancelled"
-        elif error.retryable and stage.failures < MAX_ATTEMPTS:
+        elif error.retry_class and stage.failures[kind] <= LIMITS.of(error.retry_class):
             stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost)
         else:
             stage.state = "failed"
@@ -120,7 +151,7 @@ class JobsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         with self.database.begin() as tx:
-            for table in ("artifacts", "attempt_errors", "stage_runs", "jobs", "workers"):
+            for table in ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", "jobs", "workers"):
                 tx.execute(text(f"DELETE FROM {table}"))
         self.jobs = Jobs(self.database)
         self.model = Model()
@@ -142,28 +173,35 @@ class JobsMachine(RuleBasedStateMachine):
         if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 3:
             return
         job_id = new_job_id()
-        stages = [NewStage(name, inputs, f"echo.{name}", MAX_ATTEMPTS) for name, inputs in GRAPHS[graph].items()]
-        submitted = self.jobs.submit(NewJob(job_id, "echo", "1", "d", {}, ["text"], stages, seed=0, request_digest="r"))
+        stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
+        job = NewJob(job_id, "echo", "1", "d", {}, ["text"], stages, seed=0, request_digest="r", expires_in_s=LONG_S)
+        submitted = self.jobs.submit(job)
         with self.database.begin() as tx:
             query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
             ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
-        job = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()})
-        job.settle()
-        self.model.jobs[job_id] = job
-        assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(job)
+        new = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()})
+        new.settle()
+        self.model.jobs[job_id] = new
+        assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(new)
 
     # Four rules alone, chosen as often as each other: with one for every method most histories end early.
     @rule(
         data=st.data(),
-        what=st.sampled_from(["start", "expire", "retire", "renew", "rescue", "wait", "wait", "cancel"]),
+        what=st.sampled_from(
+            [*("start", "lose lease", "retire", "renew", "rescue", "wait", "wait"), *("cancel", "expire", "prune")]
+        ),
     )
     def meanwhile(self, data: st.DataObject, what: str) -> None:
         match what:
-            case "cancel":
+            case "cancel" if self.model.jobs:
                 self.cancel(data)
             case "start":
                 self.start_worker(data.draw(st.sampled_from(SLOTS)))
-            case "expire":
+            case "expire" if self.model.jobs:
+                self.expire(data)
+            case "prune":
+                self.prune()
+            case "lose lease":
                 self.let_a_lease_run_out(data)
             case "retire":
                 self.retire(data)
@@ -229,6 +267,10 @@ class JobsMachine(RuleBasedStateMachine):
         }
         running = sum(stage.state == "running" and stage.owner in lost for _, stage in self.model.all_stages())
         self.model.lose(lost)
+        for job_id in self.model.late:
+            if job_id in self.model.jobs and self.model.jobs[job_id].state in ACTIVE:
+                self.model.jobs[job_id].stop("expired")
+        self.model.late.clear()
         rescued = self.jobs.rescue()
         assert rescued.freed == running
         assert self.claimable() - before <= self.ids(rescued.hints) <= self.claimable()
@@ -347,10 +389,52 @@ class JobsMachine(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
         job = self.model.jobs[job_id]
         if job.state in ACTIVE:
-            job.state = "cancelling"
-            job.stop_waiting()
-            job.settle()
+            job.stop("cancelled")
         assert self.jobs.cancel(job_id) == job.state
+
+    def expire(self, data: st.DataObject) -> None:
+        """A job's deadline passes, whatever it is doing."""
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE jobs SET deadline = 0 WHERE id = :id AND deadline IS NOT NULL"), {"id": job_id})
+            has_one = tx.execute(text("SELECT deadline FROM jobs WHERE id = :id"), {"id": job_id}).scalar() is not None
+        self.model.late |= {job_id} if has_one else set()
+        self.rescue()
+
+    # After its end.
+
+    @precondition(lambda self: any(job.state in FINAL for job in self.model.jobs.values()))
+    @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "retry from", "delete"]))
+    def after(self, data: st.DataObject, what: str) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        job = self.model.jobs[job_id]
+        from_stage = data.draw(st.sampled_from(sorted(job.stages))) if what == "retry from" else None
+        again = {name for name, stage in job.stages.items() if stage.state != "succeeded" or name == from_stage}
+        if job.state not in FINAL or (what != "delete" and not again):
+            refused = partial(self.jobs.delete if what == "delete" else self.jobs.retry, job_id)
+            with pytest.raises(Conflict):
+                refused() if from_stage is None else refused(from_stage)
+        elif what == "delete":
+            self.jobs.delete(job_id)
+            self.forget([job_id])
+        else:
+            self.model.late.discard(job_id)
+            job.run_again(job.followers(again))
+            assert self.ids(self.jobs.retry(job_id, from_stage)) == self.queued_ids(job)
+
+    def prune(self) -> None:
+        """Everything that may go goes: jobs that have ended, and no other."""
+        ended = [job_id for job_id, job in self.model.jobs.items() if job.state in FINAL]
+        assert self.jobs.prune(KEEP_NOTHING).jobs == len(ended)
+        self.forget(ended)
+
+    def forget(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            gone = {stage.id for stage in self.model.jobs.pop(job_id).stages.values()}
+            self.claimed = [claim for claim in self.claimed if claim[0] not in gone]
+            with pytest.raises(NotFound):
+                self.jobs.get(job_id)
+        assert {f"jobs/{job_id}/" for job_id in job_ids} <= {found.what for found in self.jobs.garbage(10_000)}
 
     # What must hold.
 
@@ -365,12 +449,15 @@ class JobsMachine(RuleBasedStateMachine):
                 for stage in view.stages
             }
             expected = {
-                name: (stage.state, stage.attempt, stage.failures, stage.owner) for name, stage in job.stages.items()
+                name: (stage.state, stage.attempt, stage.errors, stage.owner) for name, stage in job.stages.items()
             }
             assert found == expected
             assert view.status == job.state
             assert (view.finished_at is not None) == view.status.is_final
-            assert (view.error is not None) == (view.status == "failed")
+            assert (view.error is not None) == (job.state in ("failed", "expired") or job.ending == "expired")
+            assert view.retries == job.retries
+            ends = [each.type for each in self.jobs.events(view.id) if each.type.removeprefix("job.") in FINAL]
+            assert ends == [f"job.{state}" for state in job.finals]
             if view.status == "completed":
                 last = list(job.stages.values())[-1]
                 assert last.won_by is not None
@@ -417,7 +504,7 @@ def test_histories_follow_the_model(database: Database) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=50,
             deadline=None,
             database=None,
