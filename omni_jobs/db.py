@@ -51,6 +51,9 @@ _TRANSIENT_CODES = frozenset(
         "57P03",  # starting up
     }
 )
+# After these it may when somebody has made room or mended the disk: not worth trying again at once.
+_NO_ROOM_CODES = frozenset({"53100", "53200", "58030"})  # disk full, out of memory, input/output error
+_NO_ROOM_NAMES = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM")
 
 
 class now(FunctionElement[float]):
@@ -86,6 +89,14 @@ def is_transient(error: exc.DBAPIError) -> bool:
             return isinstance(original, psycopg.OperationalError | psycopg.InterfaceError)
         return original.sqlstate.startswith(_TRANSIENT_CLASSES) or original.sqlstate in _TRANSIENT_CODES
     return False
+
+
+def _has_no_room(error: exc.DBAPIError) -> bool:
+    """Whether the server or its disk is at its end, rather than the statement wrong."""
+    original = error.orig
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorname", "").startswith(_NO_ROOM_NAMES)
+    return isinstance(original, psycopg.Error) and original.sqlstate in _NO_ROOM_CODES
 
 
 class Database:
@@ -148,6 +159,8 @@ class Database:
             except exc.TimeoutError as error:  # every connection of the pool is in use
                 raise DatabaseUnavailable("no database connection became free") from error
             except exc.DBAPIError as error:
+                if _has_no_room(error):
+                    raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
                 if not is_transient(error):
                     raise
                 wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 — spreads the rivals
