@@ -25,9 +25,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import exc, inspect, text
+from sqlalchemy import exc, text
 
-from tests.chaos.checker import Checked, Sampler, StoredBytes, check, unfinished
+from tests.chaos.checker import Checked, Sampler, StoredBytes, check, unfinished, unreferenced
 from tests.chaos.clients import Abilities, Clients, Log, Record
 from tests.chaos.faults import KINDS, Faults, Struck
 from tests.chaos.recovery import Recoveries, Recovery, percentile
@@ -35,7 +35,7 @@ from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
 
 IN_NAMESPACES = "OMNI_CHAOS_IN_NAMESPACES"
 LIMIT_S = 120.0  # after the last fault everything must have ended within so long
-ORPHAN_S = 60.0  # with the stack's short times to live: an object of nobody's is gone by then
+ORPHAN_S = 60.0  # and an object of nobody's be gone, with the stack's short times to live
 VIOLATION, UNUSABLE = 1, 3
 
 _HELP = """
@@ -238,11 +238,10 @@ class Run:
             clients.stop()
             for thread in threads:
                 thread.stop()
-        self._phase = "checking"
-        orphan_s = self._orphans_go(stack)
         objects = StoredBytes(stack.objects if stack.s3 is None else None, stack.s3)
+        self._collect(stack, objects)
         records = clients.records
-        checked = check(stack.engine, objects, records, sampler, orphan_s)
+        checked = check(stack.engine, objects, records, sampler)
         violations = [*faults.violations, *clients.violations, *checked.violations]
         violations += _unexplained(checked, faults.counts)
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
@@ -259,15 +258,11 @@ class Run:
             time.sleep(0.2)
         return None
 
-    def _orphans_go(self, stack: ChaosStack) -> float:
-        """How old an unreferenced object may be; a build without a collector has no limit."""
-        with stack.engine.connect() as connection:
-            collects = "garbage" in inspect(connection).get_table_names()
-        if not collects:
-            return float("inf")
+    def _collect(self, stack: ChaosStack, objects: StoredBytes) -> None:
+        """Wait until what nobody refers to is gone, as long as that may take."""
         self._phase, self._until = "collecting", time.monotonic() + ORPHAN_S
-        time.sleep(ORPHAN_S)
-        return ORPHAN_S - 5
+        while time.monotonic() < self._until and unreferenced(stack.engine, objects):
+            time.sleep(0.5)
 
     # -- what a person sees -------------------------------------------------------------------
 

@@ -163,11 +163,20 @@ def unfinished(engine: Engine) -> int:
     return count
 
 
-def check(
-    engine: Engine, objects: StoredBytes, records: Sequence[Record], sampler: Sampler, orphan_after_s: float
-) -> Checked:
-    """Everything, once it has settled. ``orphan_after_s``: an unreferenced object may be so old."""
+def unreferenced(engine: Engine, objects: StoredBytes) -> list[tuple[str, int, float]]:
+    """Objects that no row of SQL names: key, size, when it was stored."""
+    with engine.connect() as connection:
+        queries = ("SELECT payload_ref FROM stage_runs WHERE payload_ref IS NOT NULL", "SELECT ref FROM artifacts")
+        named = {json.loads(ref)["key"] for query in queries for ref in connection.execute(text(query)).scalars()}
+        for media in connection.execute(text("SELECT media FROM jobs")).scalars():
+            named |= {each["key"] for each in json.loads(media)}
+    return [each for each in objects.list() if each[0] not in named]
+
+
+def check(engine: Engine, objects: StoredBytes, records: Sequence[Record], sampler: Sampler) -> Checked:
+    """Everything, once it has settled and the collector has had its time."""
     checked = Checked()
+    orphans = unreferenced(engine, objects)
     with engine.connect() as connection:
         jobs = {row.id: row._mapping for row in connection.execute(text("SELECT * FROM jobs"))}
         runs: dict[str, list[Mapping[Any, Any]]] = {}
@@ -178,7 +187,9 @@ def check(
         artifacts = [row._mapping for row in connection.execute(text("SELECT * FROM artifacts"))]
         failures = [row._mapping for row in connection.execute(text("SELECT * FROM attempt_errors"))]
         has_events = "events" in inspect(connection).get_table_names()
-        events = [row._mapping for row in connection.execute(text("SELECT * FROM events"))] if has_events else []
+        events = (
+            [row._mapping for row in connection.execute(text("SELECT * FROM events ORDER BY id"))] if has_events else []
+        )
     _check_clients(checked, records, jobs)
     for job_id, job in jobs.items():
         _check_job(checked, job, runs.get(job_id, []))
@@ -186,7 +197,7 @@ def check(
     _check_sampled(checked, sampler, jobs, by_id)
     if has_events:
         _check_events(checked, jobs, events)
-    _check_objects(checked, objects, by_id, artifacts, jobs, orphan_after_s)
+    _check_objects(checked, objects, by_id, artifacts, jobs, orphans, has_events)
     checked.violations += sampler.violations
     return checked
 
@@ -349,29 +360,24 @@ def _check_objects(
     runs: Mapping[int, Mapping[Any, Any]],
     artifacts: Sequence[Mapping[Any, Any]],
     jobs: Mapping[str, Mapping[Any, Any]],
-    orphan_after_s: float,
+    orphans: Sequence[tuple[str, int, float]],
+    collects: bool,
 ) -> None:
-    """Every artifact is there once, with its digest; every object that is there is somebody's, or young."""
-    stored = {key: (size, at) for key, size, at in objects.list()}
-    checked.objects = len(stored)
-    referenced = set()
+    """Every artifact is there once, with its digest; every object that is there is somebody's."""
     for run in runs.values():
         if run["payload_ref"] is not None:
             ref = json.loads(run["payload_ref"])
-            referenced.add(ref["key"])
             if not ref["key"].endswith(f"/{run['attempt']}") and not jobs[run["job_id"]].get("retries"):
                 checked.say("winner", f"stage run {run['id']}: attempt {run['attempt']} has the payload {ref['key']}")
     for artifact in artifacts:
         ref = json.loads(artifact["ref"])
-        referenced.add(ref["key"])
         data = objects.read(ref["key"])
         if data is None:
             checked.say("artifact", f"{artifact['job_id']} {artifact['name']}: {ref['key']} is not there")
         elif f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != ref["digest"] or len(data) != ref["size"]:
             checked.say("artifact", f"{artifact['job_id']} {artifact['name']}: other bytes than {ref}")
-    now = time.time()
-    for key, (size, at) in stored.items():
-        if key not in referenced:
-            checked.orphans += 1
-            if now - at > orphan_after_s:
-                checked.say("orphan", f"{key} ({size} bytes) is nobody's, {now - at:.0f} s old")
+    checked.objects = sum(1 for _ in objects.list())
+    checked.orphans = len(orphans)
+    for key, size, at in orphans:
+        if collects:
+            checked.say("orphan", f"{key} ({size} bytes, {time.time() - at:.0f} s old) is nobody's")

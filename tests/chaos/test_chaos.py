@@ -1,0 +1,37 @@
+"""A short seeded run of the driver on each database; ``python -m tests.chaos --help`` tells of long ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services import missing
+
+ROOT = Path(__file__).parents[2]
+UNUSABLE = 3
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = f"-m tests.chaos --database {database} --seed 11 --minutes 0.2 --every 1 --rate 5 --json {report}"
+    done = subprocess.run([sys.executable, *words.split()], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == UNUSABLE:
+        missing(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
+    assert found["jobs"] >= 10
+    assert sum(found["faults"].values()) >= 5
+
+
+def test_help_teaches() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.chaos", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "python -m tests.chaos --database postgresql" in done.stdout
+    assert "exit codes" in done.stdout
