@@ -1,0 +1,231 @@
+"""The same question asked of a real model: the tiny Qwen2.5-Omni on the embedded stack, few jobs, slow.
+
+Its engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one
+of a few whose results were taken undisturbed at the start: whatever dies, the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from sqlalchemy import create_engine
+
+from omni_jobs.client import Client
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.sentinel import processes_of
+from omni_jobs.settings import Settings
+from omni_jobs.stack import EmbeddedStack
+from tests.chaos.checker import Sampler, StoredBytes, check, unfinished
+from tests.chaos.clients import Record
+from tests.chaos.recovery import Recoveries, percentile
+
+__all__ = ["run_qwen"]
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("thinker", "talker", "code2wav")
+LEASE_S = 5.0
+EVERY_S = 20.0
+OPEN_JOBS = 4
+LIMIT_S = 300.0
+KINDS = ("kill_worker", "kill_engine", "stop_worker_past_its_lease", "stop_worker_briefly", "kill_api", "kill_rescuer")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request and what it gave when nothing was disturbed."""
+
+    body: dict[str, Any]
+    result: dict[str, Any]
+    artifacts: dict[str, str]  # name → digest
+
+
+def run_qwen(options: argparse.Namespace) -> int:
+    """One run; the exit code."""
+    from workers.tiny_checkpoint import build_tiny_checkpoint
+
+    console = Console()
+    directory = Path(tempfile.mkdtemp(prefix="omni-jobs-chaos-"))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # an EngineCore process under each worker
+    settings = Settings(
+        data_dir=directory / "data",
+        stage_configs=ROOT / "stage_configs",
+        models={"qwen2_5_omni": build_tiny_checkpoint(directory / "checkpoint", seed=0)},
+        spool_dir=directory / "spool",
+        lease_s=LEASE_S,
+        heartbeat_s=0.5,
+        orphan_after_s=5.0,
+        sweep_every_s=3.0,
+        keep_payloads_s=30.0,
+    )
+    with EmbeddedStack(settings, pipelines=["qwen2_5_omni"]) as stack, Client(stack.url) as client:
+        console.print(f"qwen2_5_omni is up at {stack.url}; the undisturbed results first")
+        report = _Run(stack, client, options, console).carry_out()
+    for sentence in report["violations"]:
+        console.print(f"violation: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        {name: report[name] for name in ("jobs", "faults", "lost", "doubled", "stuck", "wasted_runs", "recovery")}
+    )
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    console.print(f"the data directory is kept: {directory}", soft_wrap=True)
+    return 1 if report["violations"] else 0
+
+
+class _Run:
+    def __init__(self, stack: EmbeddedStack, client: Client, options: argparse.Namespace, console: Console) -> None:
+        self._stack = stack
+        self._client = client
+        self._options = options
+        self._console = console
+        self._random = random.Random(options.seed)
+        self._engine = create_engine(stack.settings.resolved_database_url, connect_args={"timeout": 30})
+        self._recoveries, self._sampler = Recoveries(self._engine), Sampler(self._engine)
+        self._records: list[Record] = []
+        self._asked: dict[str, _Asked] = {}
+        self._faults: Counter[str] = Counter()
+        self._violations: list[str] = []
+
+    def carry_out(self) -> dict[str, Any]:
+        undisturbed = [self._undisturbed(body) for body in _bodies()]
+        self._recoveries.start()
+        self._sampler.start()
+        fault: threading.Thread | None = None
+        until, due = time.monotonic() + self._options.minutes * 60, time.monotonic() + EVERY_S / 2
+        while time.monotonic() < until:
+            self._look()
+            if len(self._open()) < OPEN_JOBS and not self._enough():
+                self._submit(self._random.choice(undisturbed))
+            if time.monotonic() >= due and (fault is None or not fault.is_alive()):
+                due = time.monotonic() + EVERY_S
+                fault = threading.Thread(target=self._strike, args=(self._random.choice(KINDS),), daemon=True)
+                fault.start()
+            time.sleep(0.2)
+        if fault is not None:
+            fault.join()
+        deadline = time.monotonic() + LIMIT_S
+        while (self._open() or unfinished(self._engine)) and time.monotonic() < deadline:
+            self._look()
+            time.sleep(0.5)
+        self._recoveries.stop()
+        self._sampler.stop()
+        objects = StoredBytes(self._stack.settings.data_dir / "objects", None)
+        checked = check(self._engine, objects, self._records, self._sampler, echoes=False)
+        for code, count in checked.errors.items():
+            self._violations.append(f"failed: {count} jobs ended with {code}")
+        self._engine.dispose()
+        found = self._recoveries.found
+        killed = [each.seconds for each in found if each.kind.startswith("kill")]
+        return {
+            "database": "sqlite",
+            "pipeline": "qwen2_5_omni",
+            "seed": self._options.seed,
+            "minutes": self._options.minutes,
+            "lease_s": LEASE_S,
+            "jobs": len(self._records),
+            "faults": dict(sorted(self._faults.items())),
+            "lost": checked.lost,
+            "doubled": checked.doubled,
+            "stuck": checked.stuck,
+            "wasted_runs": checked.wasted_runs,
+            "recovery_p50_s": percentile(killed, 0.5),
+            "recovery_p99_s": percentile(killed, 0.99),
+            "recovery": {kind: sorted(round(e.seconds, 2) for e in found if e.kind == kind) for kind in KINDS},
+            "cancel_p99_s": None,
+            "outcomes": dict(checked.outcomes),
+            "attempt_errors": dict(checked.attempt_errors),
+            "violations": [*self._violations, *checked.violations],
+        }
+
+    def _undisturbed(self, body: dict[str, Any]) -> _Asked:
+        key = f"undisturbed-{len(self._records)}"
+        job = self._client.wait(self._client.submit(body, idempotency_key=key).id, timeout=LIMIT_S)
+        record = Record(key, body, "", False, job_id=job.id)
+        record.final = {"status": job.status.value}
+        self._records.append(record)
+        if job.result is None:
+            raise RuntimeError(f"the undisturbed job is {job.status}: {job.error}")
+        return _Asked(body, job.result, {each.name: each.digest for each in job.artifacts})
+
+    def _enough(self) -> bool:
+        return self._options.jobs is not None and len(self._records) >= self._options.jobs
+
+    def _open(self) -> list[Record]:
+        return [record for record in self._records if record.final is None]
+
+    def _submit(self, asked: _Asked) -> None:
+        record = Record(f"{self._options.seed}-{len(self._records)}", asked.body, "", False)
+        self._records.append(record)
+        self._asked[record.key] = asked
+
+    def _look(self) -> None:
+        """Submit what has no answer yet, with its first key; look at what is open."""
+        for record in self._open():
+            with suppress(OmniJobsError):
+                if record.job_id is None:
+                    record.job_id = self._client.submit(record.body, idempotency_key=record.key).id
+                    continue
+                job = self._client.get(record.job_id)
+                if not job.status.is_final:
+                    continue
+                record.final = {"status": job.status.value}
+                asked, artifacts = self._asked[record.key], {each.name: each.digest for each in job.artifacts}
+                if job.status.value == "completed" and (job.result, artifacts) != (asked.result, asked.artifacts):
+                    self._violations.append(
+                        f"{job.id}: another result than the undisturbed one: {job.result}, {artifacts}"
+                    )
+
+    def _strike(self, kind: str) -> None:
+        stage = self._random.choice(STAGES)
+        name = {"kill_api": "api", "kill_rescuer": "rescuer"}.get(kind, f"worker qwen2_5_omni.{stage}")
+        pid = next(child.pid for child in self._stack.children() if child.name == name)
+        if pid is None:
+            return
+        held, at = self._recoveries.held_by(pid), time.time()
+        self._console.print(f"{kind} of {name}, which holds {len(held)}; {len(self._records)} jobs so far")
+        with suppress(ProcessLookupError):
+            if kind.startswith("stop_worker"):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(LEASE_S + 3 if "past" in kind else 2)
+                os.kill(pid, signal.SIGCONT)
+            elif kind == "kill_engine":
+                engines = [each for each in processes_of([pid]) if each != pid]
+                if not engines:
+                    return
+                os.kill(self._random.choice(engines), signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
+        self._faults[kind] += 1
+        self._recoveries.follow(kind, held, at)
+
+
+def _bodies() -> list[dict[str, Any]]:
+    """Greedy and seeded: the same every time."""
+    found = []
+    for number, (text, modalities) in enumerate(
+        (("Tell me about the sea.", ["text"]), ("讲个故事 📖", ["text", "audio"]), ("Hello!", ["text", "audio"]))
+    ):
+        stages: dict[str, Any] = {"thinker": {"temperature": 0, "max_tokens": 60 + 40 * number, "ignore_eos": True}}
+        if "audio" in modalities:
+            stages["talker"] = {"temperature": 0, "top_k": 0, "max_tokens": 60, "ignore_eos": True}
+        body = {
+            "model": "qwen2_5_omni",
+            "messages": [{"role": "user", "content": text}],
+            "modalities": modalities,
+            "seed": number,
+            "stages": stages,
+        }
+        found.append(body)
+    return found
