@@ -4,7 +4,7 @@ boto3's ``read_timeout`` is about the pause between two bytes: a server that sen
 byte a second holds a call for ever. A ``CallLimit`` counts the time of everything done
 within it. When it is used up, the connections of the call are shut down, which wakes
 whoever waits on them, and boto3 sends no further attempt. One thread per process
-watches all calls.
+watches all calls. The connections made here also refuse answers that are cut off.
 
 What is not botocore's documented API is used in ``limit_calls`` and ``_Watched`` only.
 """
@@ -23,6 +23,8 @@ from botocore.awsrequest import (
     AWSHTTPSConnection,
     AWSHTTPSConnectionPool,
 )
+from urllib3 import HTTPResponse
+from urllib3.exceptions import ProtocolError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -130,7 +132,7 @@ def _refuse_when_reached(**_: Any) -> None:
 
 
 class _Watched:
-    """A connection that tells the limit it is used within of its socket."""
+    """A connection that tells the limit it is used within of its socket, and that knows a whole answer from a part."""
 
     sock: socket.socket | None
     _wire: socket.socket | None = None
@@ -144,6 +146,18 @@ class _Watched:
         if self.sock is not None:  # else ``connect`` is still to come
             self._tell()
         return super().request(*args, **options)  # type: ignore[misc]
+
+    def getresponse(self) -> HTTPResponse:
+        """As urllib3's, but an answer whose head or body was cut off is an error.
+
+        boto3 takes a head that ends anywhere, and a listing without its body for an empty one.
+        """
+        response: HTTPResponse = super().getresponse()  # type: ignore[misc]
+        response.enforce_content_length = True
+        if response.length_remaining is None and not response.chunked:
+            response.close()
+            raise ProtocolError("the answer does not say how long it is")
+        return response
 
     def _consume_headers(self, fp: IO[bytes]) -> None:
         """The rest of a ``100 Continue``. botocore's own never returns when the connection ends within it."""

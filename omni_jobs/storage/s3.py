@@ -33,6 +33,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from omni_jobs.errors import (
@@ -279,7 +280,7 @@ class S3ObjectStore(ObjectStore):
                 raise StorageFull(f"{doing} failed: S3 answered {code}", key=key) from error
             refused = StorageError if code in _REFUSED else StorageUnavailable
             raise refused(f"{doing} failed: S3 answered {code}", key=key) from error
-        except (BotoCoreError, HTTPError, LimitReached) as error:
+        except (BotoCoreError, HTTPError, LimitReached, ResponseParserError) as error:
             where = self._endpoint_url or "AWS"
             what = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
             raise StorageUnavailable(f"{doing} failed: {what} at {where}", key=key) from error
