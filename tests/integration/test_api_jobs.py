@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
+from typer.testing import CliRunner
 
+from omni_jobs.cli import app
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, Retention
 from omni_jobs.settings import Settings
@@ -308,3 +311,34 @@ def test_an_artifact_whose_time_is_over_is_gone(api: ApiServer) -> None:
     answer = api.http.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (410, "gone")
     assert api.http.get(f"/v1/jobs/{job.id}").json()["artifacts"] == []
+
+
+# The command line
+
+
+def test_the_commands(api: ApiServer) -> None:
+    url = ["--url", f"http://{api.host}:{api.port}"]
+
+    def run(*words: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [*words, *url])
+        assert result.exit_code == code, result.output
+        return result.stdout.strip()
+
+    job_id = run("submit", "-p", "echo", "Hello", "--cancel-after", "15m")
+    assert api.services.jobs.get(job_id).expires_at is not None
+    assert run("delete", job_id, code=1) == ""
+    failed(api, job_id)
+    shown = run("status", job_id)
+    assert "model_error: the prompt broke it" in shown
+    assert "w-first" in shown
+    assert job_id in run("list", "--error-code", "model_error")
+    assert job_id not in run("list", "--error-code", "quarantined")
+    assert run("retry", job_id) == "queued"
+    assert run("retry", job_id, code=1) == ""
+    completed(api, job_id)
+    assert run("retry", job_id, "--from-stage", "third", code=1) == ""
+    types = [event["type"] for event in json.loads(run("events", job_id, "--json"))]
+    assert types == ["job.failed", "job.retried", "job.completed"]
+    assert "job.retried" in run("events", job_id)
+    assert run("delete", job_id) == ""
+    run("status", job_id, code=4)

@@ -9,12 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from omni_jobs.broker import queue_depths
+from omni_jobs.errors import NotFound
 from omni_jobs.jobs import NewWorker
 from omni_jobs.rescuer import Rescuer
+from omni_jobs.storage import input_key, open_store, payload_key
 from tests.integration.echo_stack import EchoStack
 
 RESCUER = "from omni_jobs.rescuer import run; from omni_jobs.settings import settings; run(settings())"
@@ -36,6 +39,29 @@ def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: Ec
         _worker_with_free_slots(stack)
         stack.submit(publish=False)
         stack.until(lambda: queue_depths(stack.app)["echo.first"] or None, 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_prunes_beside_its_rounds(stack: EchoStack) -> None:
+    """In the same process: a job whose time is over goes, and so do its objects."""
+    stack.database.migrate()
+    job_id = stack.submit(publish=False)
+    stack.jobs.cancel(job_id)
+    store = open_store(stack.settings)
+    store.put(input_key(job_id, 0), [b"medium"])
+    other = f"job-{uuid4().hex}"
+    store.put(payload_key(other, "first", 1), [b"of a lost attempt"])
+    keep = {f"OMNI_JOBS_KEEP_{kind}_S": "0" for kind in ("PAYLOADS", "INPUTS", "ARTIFACTS", "EVENTS", "JOBS")}
+    times = {"OMNI_JOBS_PRUNE_EVERY_S": "0.1", "OMNI_JOBS_SWEEP_EVERY_S": "1", "OMNI_JOBS_ORPHAN_AFTER_S": "1"}
+    process = subprocess.Popen([sys.executable, "-c", RESCUER], env={**os.environ, **stack.variables, **keep, **times})
+    try:
+        stack.until(lambda: not list(store.list()) or None, 30)
+        with pytest.raises(NotFound):
+            stack.jobs.get(job_id)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:
