@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from omni_jobs.errors import OmniJobsError
+from omni_jobs.errors import OmniJobsError, StorageError
 from omni_jobs.jobs import Pruned, Retention
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _JOBS_AT_ONCE = 500
 _KEYS_AT_ONCE = 500
+_MOST_SAID = 1000
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Pruner:
         self._orphan_after_s = settings.orphan_after_s
         self._stopped = threading.Event()
         self._troubled = False
+        self._stuck: set[str] = set()  # objects that could not be deleted, which is said once
         # Several pruners, or one that restarts again and again, must not all sweep at their start.
         self._sweep_at = time.monotonic() + random.uniform(0, self._sweep_every_s)  # noqa: S311
         self._sweeping: Iterator[int] | None = None
@@ -129,14 +131,15 @@ class Pruner:
         return total
 
     def collect(self) -> int:
-        """Delete the objects of the garbage there is; how many."""
+        """Delete the objects of the garbage there is; how many. What cannot be deleted stays noted."""
         deleted = 0
         while not self._stopped.is_set():
             found = self._jobs.garbage(at_most=_JOBS_AT_ONCE)
-            if not found:
+            done, count = self._delete(found)
+            if not done:
                 break
-            deleted += self._delete(found)
-            self._jobs.collected([garbage.id for garbage in found])
+            self._jobs.collected(done)
+            deleted += count
         return deleted
 
     def sweep(self) -> Iterator[int]:
@@ -144,24 +147,48 @@ class Pruner:
         old_enough = time.time() - self._orphan_after_s
         keys = (found.key for found in self._store.list("jobs/") if found.modified.timestamp() < old_enough)
         for batch in _batches(keys, _KEYS_AT_ONCE):
-            orphans = self._jobs.orphans(batch)
-            self._store.delete(sorted(orphans))
-            yield len(orphans)
+            yield len(self._delete_keys(sorted(self._jobs.orphans(batch))))
 
-    def _delete(self, garbage: Sequence[Garbage]) -> int:
-        single = [found.what for found in garbage if not found.what.endswith("/")]
-        self._store.delete(single)
-        deleted = len(single)
+    def _delete(self, garbage: Sequence[Garbage]) -> tuple[list[int], int]:
+        """The ids of garbage that is gone, and how many objects that were."""
+        single = {found.what: found.id for found in garbage if not found.what.endswith("/")}
+        gone = self._delete_keys(list(single))
+        done, deleted = [single[key] for key in gone], len(gone)
         for found in garbage:
             if found.what.endswith("/"):
+                whole = True
                 listed = (stored.key for stored in self._store.list(found.what))
                 for batch in _batches(listed, _KEYS_AT_ONCE):
                     # Since this garbage was noted the job may have been sent on again, and this
                     # process may have slept: what is needed now is not what was needed then.
-                    useless = self._jobs.orphans(batch)
-                    self._store.delete(sorted(useless))
-                    deleted += len(useless)
-        return deleted
+                    useless = sorted(self._jobs.orphans(batch))
+                    gone = self._delete_keys(useless)
+                    whole &= len(gone) == len(useless)
+                    deleted += len(gone)
+                if whole:
+                    done.append(found.id)
+        return done, deleted
+
+    def _delete_keys(self, keys: Sequence[str]) -> Sequence[str]:
+        """Delete objects; those that are gone. Raises StorageUnavailable when the store itself is away."""
+        try:
+            self._store.delete(keys)
+        except StorageError:
+            self._store.check()
+        else:
+            return keys
+        # It is well: one object is not, and must not keep the others for ever.
+        gone = []
+        for key in keys:
+            try:
+                self._store.delete([key])
+            except StorageError as error:
+                if key not in self._stuck and len(self._stuck) < _MOST_SAID:
+                    self._stuck.add(key)
+                    logger.error("pruner: cannot be deleted: %s", error)
+            else:
+                gone.append(key)
+        return gone
 
     def _sweep_some(self) -> int:
         """The next part of a sweep, for about as long as a round's pause; how many orphans went."""

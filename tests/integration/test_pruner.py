@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -181,7 +183,7 @@ def test_garbage_noted_before_a_retry_takes_nothing_of_it(
     hints = jobs.retry(job_id, "first")
     register(jobs, "w-first")
     run_stage(jobs, store, hints)
-    sleeper._delete(noted)
+    assert sleeper._delete(noted) == ([noted[0].id], 0)
     assert payload_key(job_id, "first", 2) in keys_of(store)
 
 
@@ -238,6 +240,40 @@ def test_a_kill_anywhere_leaves_nothing_for_ever(
     assert keys_of(store) == {input_key(running, 0)}
     found = rows(database)
     assert (found["jobs"], found["garbage"]) == (1, 0)
+
+
+@contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    """A file that even root cannot delete."""
+    chattr = shutil.which("chattr")
+    if chattr is None or subprocess.run([chattr, "+i", path], capture_output=True).returncode:
+        pytest.skip("files cannot be made immutable here")
+    try:
+        yield
+    finally:
+        subprocess.run([chattr, "-i", path], check=True)
+
+
+def test_one_object_that_cannot_be_deleted_keeps_no_other(
+    database: Database, jobs: Jobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path, storage_sync=False).model_copy(update={**AT_ONCE, "orphan_after_s": -1.0})
+    store = open_store(settings)
+    stuck = payload_key(f"job-{uuid4().hex}", "first", 1)
+    for key in (stuck, *(payload_key(f"job-{uuid4().hex}", "first", 1) for _ in range(5))):
+        store.put(key, [b"x"])
+    pruner = Pruner(jobs, store, settings)
+    with immutable(tmp_path / "objects" / stuck):
+        for _ in range(2):
+            job_id = completed(jobs, store)
+            pruner.once()
+            with pytest.raises(NotFound):
+                jobs.get(job_id)
+        assert keys_of(store) == {stuck}
+        assert rows(database)["garbage"] == 0
+    assert caplog.text.count("cannot be deleted") == 1
+    pruner.once()
+    assert keys_of(store) == set()
 
 
 def test_it_goes_on_when_the_object_store_is_back(
