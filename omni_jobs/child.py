@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ["Child", "ChildState", "ChildView"]
 
-BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # what dies once is started anew at once
 STEADY_S = 60.0  # ready for this long: the next crash counts as the first
 
 

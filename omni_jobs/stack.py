@@ -12,6 +12,7 @@ process itself is killed its sentinel does the same (:mod:`omni_jobs.sentinel`).
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -42,9 +43,12 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.sentinel import end_sessions
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, Pipelines, load_pipelines
+from omni_jobs.storage import open_store
 from omni_jobs.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
 
 __all__ = ["EmbeddedStack"]
+
+logger = logging.getLogger(__name__)
 
 VALKEY, API, RESCUER = "valkey", "api", "rescuer"
 VALKEY_START_S = 20.0
@@ -52,6 +56,7 @@ VALKEY_STOP_S = 10.0
 STOP_S = 30.0  # for API, rescuer and workers after SIGTERM; vLLM takes its time
 TEMPORARY_STOP_S = 2.0
 POLL_S = 0.1
+VALKEY_MAX_BYTES = 1 << 30  # some millions of hints; more is refused, and hinted again once there is room
 
 # Under what the operator sets: models come from disk, and no library calls home.
 _CALM = {
@@ -126,7 +131,8 @@ class EmbeddedStack:
         """Start everything and return when every part is ready.
 
         Raises StackError with the last log lines of a child that died, when the data
-        directory or the port is taken, or when the limit is over. Everything is
+        directory or the port is taken, or when the limit is over; StorageUnavailable
+        (StorageFull) when the local object directory takes nothing. Everything is
         stopped then, and after any other exception (a signal's) as well.
         """
         try:
@@ -189,6 +195,7 @@ class EmbeddedStack:
 
     def _prepare(self) -> None:
         self._directory.open()
+        self._check_objects()
         self._listener = self._listen()
         self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._start_sentinel()
@@ -207,6 +214,12 @@ class EmbeddedStack:
             }
         )
         self._children = self._make_children(self._listener.fileno())
+
+    def _check_objects(self) -> None:
+        """A directory that takes no objects, or a full disk, is told before anything starts."""
+        settings = self._given.model_copy(update={"data_dir": self._directory.path})
+        if settings.resolved_storage_url.startswith("file:"):
+            open_store(settings).check()
 
     def _listen(self) -> socket.socket:
         """The API's socket is the stack's: no race for the port, and it outlives a restart of the API."""
@@ -320,8 +333,10 @@ class EmbeddedStack:
         serving: set[int] = set()
 
         def api_answers() -> bool:
-            with suppress(httpx.HTTPError):
-                return httpx.get(f"{self.url}/readyz", timeout=2.0, trust_env=False).is_success
+            """An S3 server that is away makes it unready, and is no reason to wait: it says so to whoever submits."""
+            with suppress(httpx.HTTPError, ValueError, KeyError):
+                answer = httpx.get(f"{self.url}/readyz", timeout=6.0, trust_env=False)
+                return bool(answer.json()["database"]["ok"])
             return False
 
         def registers(child: Child) -> Callable[[], bool]:
@@ -375,11 +390,18 @@ class EmbeddedStack:
                     dead.schedule_restart()
                 for child in unsettled:
                     if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
-                        self._start(child)
+                        self._start_again(child)
                     elif child.state is ChildState.STARTING and checks[child.name]():
                         child.mark_ready()
         finally:
             database.close()
+
+    def _start_again(self, child: Child) -> None:
+        try:
+            self._start(child)
+        except OSError as error:  # no memory, no process left, no room for its log: for now
+            logger.error("%s does not start, and is tried again: %s", child.name, error)
+            child.schedule_restart()
 
     def _end_session(self, child: Child) -> None:
         """What a dead child left running (a worker's engine processes) must go before its successor comes."""
@@ -445,7 +467,8 @@ class _Valkey:
             "dir": directory,
             "appendonly": "yes",  # a restart keeps the hints; losing them would only cost the rescuer's pause
             "save": '""',
-            "maxmemory-policy": "noeviction",
+            "maxmemory": VALKEY_MAX_BYTES,
+            "maxmemory-policy": "noeviction",  # a hint that is evicted would be missed without an error
             "daemonize": "no",
             "logfile": '""',
         }

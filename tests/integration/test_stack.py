@@ -11,21 +11,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_jobs.child import ChildState, ChildView
+from omni_jobs.child import Child, ChildState, ChildView
 from omni_jobs.client import Client, user_message
 from omni_jobs.data_directory import running_stack
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, StackError
+from omni_jobs.db import Database
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, StackError, StorageFull
+from omni_jobs.jobs import Jobs
 from omni_jobs.sentinel import processes_of
 from omni_jobs.settings import Settings
 from omni_jobs.stack import EmbeddedStack
 from omni_jobs.states import JobState
+from tests.services.fault_proxy import Fault, FaultProxy
+from tests.services.seaweedfs import SeaweedFS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -128,6 +132,14 @@ def test_the_broker_is_closed_to_others(stack: EmbeddedStack) -> None:
     assert password not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
+def test_the_broker_is_bounded_and_forgets_nothing(stack: EmbeddedStack) -> None:
+    from redis import Redis
+
+    with Redis.from_url(stack.settings.broker_url.get_secret_value(), decode_responses=True) as broker:
+        found = broker.config_get("maxmemory", "maxmemory-policy", "appendonly")
+    assert found == {"maxmemory": str(1 << 30), "maxmemory-policy": "noeviction", "appendonly": "yes"}
+
+
 def test_a_second_stack_in_the_directory_is_refused(stack: EmbeddedStack) -> None:
     second = EmbeddedStack(Settings(data_dir=stack.settings.data_dir), pipelines=["echo"])
     with pytest.raises(StackError, match="another stack runs in"):
@@ -152,6 +164,29 @@ def test_a_child_that_dies_at_its_start_ends_the_stack_with_its_last_words(tmp_p
     with pytest.raises(StackError, match=r"(?s)ended with .* while starting; the end of .*\.log:\n    ") as raised:
         EmbeddedStack(settings, pipelines=["echo"]).start()
     assert "storage_url" in raised.value.message
+
+
+def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, min_free_bytes=1 << 60)
+    with pytest.raises(StorageFull, match="no room"):
+        EmbeddedStack(settings, pipelines=["echo"]).start()
+    assert running_stack(tmp_path) is None
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_the_pause_before_a_restart_grows_and_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    dying = Child("dying", ["true"], environment={}, directory=tmp_path, log=tmp_path / "log")
+    pauses = []
+    for _ in range(8):
+        dying.schedule_restart()
+        pauses.append(dying.restart_at - now)
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0]
+    dying.mark_ready()
+    now += 61.0
+    dying.schedule_restart()
+    assert dying.restart_at == now
 
 
 # The command line against this stack.
@@ -230,6 +265,39 @@ def test_jobs_outlive_a_killed_broker_and_a_killed_api(stack: EmbeddedStack, cli
         until(lambda name=name: child(stack, name).restarts == 1 and child(stack, name).state is ChildState.READY)
     job = client.wait(client.submit(echo("still here")).id, timeout=120)
     assert job.status is JobState.COMPLETED
+
+
+def test_jobs_outlive_everything_that_is_killed_while_they_run(stack: EmbeddedStack, client: Client) -> None:
+    jobs = [client.submit(echo(f"job {number}", delay_s=0.3, payload_bytes=20_000)).id for number in range(60)]
+    killed = {name: pid_of(stack, name) for name in ("worker echo.second", "valkey", "rescuer", "api")}
+    for number, pid in enumerate(killed.values(), 1):
+        until(lambda number=number: _ended_of(stack, jobs) > 8 * number, 120)
+        os.kill(pid, signal.SIGKILL)
+    for name, pid in killed.items():
+        until(lambda name=name, pid=pid: child(stack, name).pid != pid and child(stack, name).state is ChildState.READY)
+    for job_id in jobs:
+        assert client.wait(job_id, timeout=120).status is JobState.COMPLETED
+
+
+def _ended_of(stack: EmbeddedStack, jobs: Sequence[str]) -> int:
+    """By SQL: the API may be away."""
+    database = Database(stack.settings.resolved_database_url)
+    try:
+        return sum(Jobs(database).get(job_id).status.is_final for job_id in jobs)
+    finally:
+        database.close()
+
+
+def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+    with FaultProxy(seaweedfs.endpoint_url, http=True) as proxy:
+        proxy.set(Fault(refuse=True))
+        settings = seaweedfs.settings(tmp_path / "data", "stack").model_copy(update={"s3_endpoint_url": proxy.url})
+        with EmbeddedStack(settings, pipelines=["echo"], start_limit_s=START_S) as stack, Client(stack.url) as client:
+            job = client.submit(echo("patient", payload_bytes=100_000))
+            until(lambda: client.get(job.id).stages[0].errors, 60)
+            proxy.clear()
+            assert client.wait(job.id, timeout=120).status is JobState.COMPLETED
+            assert all(view.restarts == 0 for view in stack.children())
 
 
 # ``omni-jobs up``: last in this file, so that one stack at a time runs.
