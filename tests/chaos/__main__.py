@@ -350,6 +350,7 @@ class Run:
             "recovery_alone_p50_s": percentile([each.seconds for each in alone], 0.5),
             "recovery_alone_p99_s": percentile([each.seconds for each in alone], 0.99),
             "recovery": of_kinds,
+            "slowest": [_with_others(each, faults.struck) for each in sorted(recoveries.found, key=_slowest)[:10]],
             "held": dict(sorted(recoveries.lost.items())),
             "cancels": len(cancels),
             "cancel_p50_s": percentile(cancels, 0.5),
@@ -399,6 +400,23 @@ def _recovery_of(found: Sequence[Recovery], struck: Sequence[Struck]) -> dict[st
         "alone_p99_s": percentile(alone, 0.99),
         "since_start_p50_s": percentile(since, 0.5),
         "since_start_p99_s": percentile(since, 0.99),
+    }
+
+
+def _slowest(recovery: Recovery) -> float:
+    return -recovery.seconds
+
+
+def _with_others(recovery: Recovery, struck: Sequence[Struck]) -> dict[str, Any]:
+    """A recovery, and what else went on meanwhile."""
+    until = recovery.lost_at + recovery.seconds
+    others = [f"{each.kind} {each.target}" for each in struck if each.began < until and each.ended > recovery.lost_at]
+    return {
+        "kind": recovery.kind,
+        "stage_run": recovery.stage_run_id,
+        "lost_at": round(recovery.lost_at, 2),
+        "seconds": round(recovery.seconds, 2),
+        "faults": others,
     }
 
 
