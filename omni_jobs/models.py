@@ -106,7 +106,8 @@ class JobRow(Base):
         UniqueConstraint("idempotency_key"),
         Index(None, "state", "id"),
         Index(None, "pipeline", "id"),
-        _index("ix_jobs_backlog", "pipeline", "tenant", where="state = 'queued'"),
+        # With the state in front, or SQLite takes (state, id) and looks every row up.
+        _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
         _index("ix_jobs_prune_at", "prune_at", where="prune_at IS NOT NULL"),

@@ -49,7 +49,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_jobs_pipeline_id"), "jobs", ["pipeline", "id"], unique=False)
     op.create_index(op.f("ix_jobs_state_id"), "jobs", ["state", "id"], unique=False)
-    _create_partial_index("ix_jobs_backlog", "jobs", ["pipeline", "tenant"], where="state = 'queued'")
+    _create_partial_index("ix_jobs_backlog", "jobs", ["state", "pipeline", "tenant"], where="state = 'queued'")
     _create_partial_index(
         "ix_jobs_deadline", "jobs", ["deadline"], where="finished_at IS NULL AND deadline IS NOT NULL"
     )
