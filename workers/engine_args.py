@@ -55,14 +55,21 @@ class OmniEngineArgs:
     max_in_flight: int  # the stage's slots
     engine: EngineSettings = field(default_factory=EngineSettings)
     spool_dir: Path | None = None  # where the engine leaves tensors for the worker; None: /dev/shm
+    min_free_bytes: int = 0  # there
 
     @classmethod
     def for_stage(
-        cls, stage: StageConfig, model: OmniModelConfig, *, spool_dir: Path | None = None, device: str | None = None
+        cls,
+        stage: StageConfig,
+        model: OmniModelConfig,
+        *,
+        spool_dir: Path | None = None,
+        min_free_bytes: int = 0,
+        device: str | None = None,
     ) -> OmniEngineArgs:
         """The stage's settings for the device at hand. Raises ConfigError when there is no such device."""
         kind, index = resolve_device(device or stage.device, stage.name)
-        return cls(stage.name, model, kind, index, stage.slots, stage.engine.on(kind), spool_dir)
+        return cls(stage.name, model, kind, index, stage.slots, stage.engine.on(kind), spool_dir, min_free_bytes)
 
     def vllm_args(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""

@@ -107,7 +107,8 @@ class Ledger:
         A worker calls it before it loads its engine, and has no lease until ``start``.
         Raises DatabaseUnavailable once ``keep_trying`` says no.
         """
-        self._persist(self._register, keep_trying)
+        # A lease that is over at once: nobody sees a worker here that does not serve yet.
+        self._persist(lambda: self._jobs.register_worker(self.worker, 0.0), keep_trying)
         self._persist(lambda: self._jobs.retire_worker(self.worker.worker_id), keep_trying)
 
     def start(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:

@@ -81,6 +81,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._hurry = asyncio.Event()
+        self._signals = 0
+        signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._hub: Any = None
         self._popping_stopped = False
         self._broken: str | None = None
@@ -251,6 +253,12 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         timer.start()
 
     # Stop.
+
+    def _on_signal(self, **_: Any) -> None:
+        """Each signal that asks the worker to stop comes by here, in its handler; Celery ignores a second SIGTERM."""
+        self._signals += 1
+        if self._signals > 1:
+            self._loop.call_soon_threadsafe(self._hurry.set)
 
     def on_close(self) -> None:
         """SIGTERM's way starts here; SIGQUIT's goes to ``on_stop`` at once."""

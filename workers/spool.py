@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ConfigError, PayloadCorrupt
+from omni_jobs.files import require_room
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
 from workers.tensors import from_torch, to_torch
 
@@ -31,13 +32,15 @@ _LOCK = ".lock"
 class SpoolReader:
     """A spool directory as every process knows it: by path; files by bare name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, min_free_bytes: int = 0) -> None:
+        """``min_free_bytes`` stay free in the filesystem, though no more than a tenth of it: /dev/shm may be small."""
         self.directory = directory
+        self.min_free_bytes = min_free_bytes
 
     def write(self, name: str, information: Mapping[str, Any]) -> None:
         """Write tensors, lists and dicts of tensors, and JSON values.
 
-        Raises PayloadError for what payloads cannot hold and StorageUnavailable when there is no room.
+        Raises PayloadError for what payloads cannot hold and StorageFull when there is no room.
         """
         tensors: dict[str, Any] = {}
         values: dict[str, Any] = {}
@@ -54,7 +57,15 @@ class SpoolReader:
             manifest=Manifest(kind="spool", job_id=name, stage="spool", attempt=1),
             additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
         )
-        payload.write(self._path(name))
+        path = self._path(name)
+        require_room(self.directory, payload.nbytes, self._reserve(), key=name)
+        payload.write(path)
+
+    def _reserve(self) -> int:
+        if not self.min_free_bytes:
+            return 0
+        found = os.statvfs(self.directory)
+        return min(self.min_free_bytes, found.f_blocks * found.f_frsize // 10)
 
     def read(self, name: str) -> dict[str, Any]:
         """What was written, its tensors read-only views on the file's map.
@@ -90,7 +101,7 @@ def _all_tensors(values: Any) -> bool:
 class Spool(SpoolReader):
     """The owner's side: makes the directory, removes it at the end."""
 
-    def __init__(self, base: Path | None = None) -> None:
+    def __init__(self, base: Path | None = None, min_free_bytes: int = 0) -> None:
         """Removes what dead owners left in ``base`` (None: shared memory). Raises ConfigError."""
         base = _default_base() if base is None else base
         self._held = ExitStack()
@@ -105,7 +116,7 @@ class Spool(SpoolReader):
                 _lock(directory / _LOCK, self._held, wait=True)
         except OSError as error:
             raise ConfigError(f"no spool in {base}: {error}", field="spool_dir") from error
-        super().__init__(directory)
+        super().__init__(directory, min_free_bytes)
 
     def close(self) -> None:
         """Remove the directory; maps that are open stay valid. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""An echo pipeline with real workers: ``celery -A workers.app worker`` processes on real services."""
+"""A pipeline, echo as a rule, with real workers: ``celery -A workers.app worker`` processes on real services."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,11 +72,14 @@ class EchoStack:
     database_url: str
     broker_url: str
     options: Mapping[str, str] = field(default_factory=dict)
+    pipeline: str = "echo"
+    config: str = PIPELINE  # its YAML
+    modalities: Sequence[str] = ("text",)
 
     def __post_init__(self) -> None:
         configs = self.directory / "stage_configs"
         configs.mkdir()
-        (configs / "echo.yaml").write_text(PIPELINE)
+        (configs / f"{self.pipeline}.yaml").write_text(self.config)
         self.workers: list[EchoWorker] = []
         self.prefix = f"{uuid4().hex}:"
         self.variables = {
@@ -118,7 +121,15 @@ class EchoStack:
         """Start a worker process."""
         slot = slot or f"{stage}-{len(self.workers)}@test"
         command, environment = self.command(
-            "-Q", f"echo.{stage}", "-n", slot, "--without-gossip", "--without-mingle", "-l", "INFO", fault=fault
+            "-Q",
+            f"{self.pipeline}.{stage}",
+            "-n",
+            slot,
+            "--without-gossip",
+            "--without-mingle",
+            "-l",
+            "INFO",
+            fault=fault,
         )
         log = self.directory / f"worker-{len(self.workers)}.log"
         with open(log, "wb") as out:
@@ -134,7 +145,7 @@ class EchoStack:
             self.serving(worker)
         return started
 
-    def serving(self, worker: EchoWorker) -> WorkerView:
+    def serving(self, worker: EchoWorker, within_s: float = START_S) -> WorkerView:
         """Wait until the worker has its lease."""
 
         def look() -> WorkerView | None:
@@ -142,23 +153,23 @@ class EchoStack:
                 raise AssertionError(f"the worker ended:\n{worker.log.read_text()[-4000:]}")
             return next((view for view in self.jobs.workers() if view.pid == worker.process.pid), None)
 
-        return self.until(look, START_S)
+        return self.until(look, within_s)
 
     def submit(self, text: str = "hello", *, publish: bool = True, **parameters: Mapping[str, Any]) -> str:
         """A job; ``first={"delay_s": 1}`` and ``second=…`` set the stages' parameters."""
-        pipeline = self.pipelines["echo"]
+        pipeline = self.pipelines[self.pipeline]
         job = NewJob(
             job_id=new_job_id(),
-            pipeline="echo",
+            pipeline=self.pipeline,
             pipeline_version=pipeline.version,
             pipeline_digest=pipeline.digest,
             request={
-                "model": "echo",
+                "model": self.pipeline,
                 "messages": [{"role": "user", "content": text}],
-                "modalities": ["text"],
+                "modalities": list(self.modalities),
                 "parameters": parameters,
             },
-            modalities=["text"],
+            modalities=list(self.modalities),
             stages=[
                 NewStage(
                     name=stage.name,
@@ -167,7 +178,7 @@ class EchoStack:
                     retries=stage.retries,
                     queue_limit_s=stage.queue_limit_s,
                 )
-                for stage in pipeline.stages_for(["text"])
+                for stage in pipeline.stages_for(list(self.modalities))
             ],
             seed=7,
             request_digest=uuid4().hex,

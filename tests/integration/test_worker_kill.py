@@ -97,14 +97,25 @@ def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: Ec
     assert queue_depths(sqlite_stack.app) == {"echo.first": 1, "echo.second": 1}  # the hints it left
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGQUIT], [signal.SIGQUIT]], ids=["second", "quit"])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [signal.SIGTERM, signal.SIGTERM],
+        [signal.SIGTERM, signal.SIGQUIT],
+        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGQUIT],
+    ],
+    ids=["term-term", "term-quit", "int-int", "quit"],
+)
 def test_a_second_signal_or_sigquit_is_quick(valkey_url: str, tmp_path: Path, signals: list[signal.Signals]) -> None:
     stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_DRAIN_S": "50"})
     try:
         (worker,) = stack.start("first")
         job_id = stack.submit(first={"delay_s": 59})
         stack.running(job_id, "first")
-        for number in signals:
+        worker.process.send_signal(signals[0])
+        for number in signals[1:]:
+            stack.until(lambda: "shutdown" in worker.log.read_text() or None, 10)  # else the two may become one
             worker.process.send_signal(number)
         worker.process.wait(25)
         assert stack.jobs.get(job_id).stages[0].status is StageRunState.QUEUED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_jobs.errors import ConfigError, PayloadError, StorageUnavailable
+from omni_jobs.errors import ConfigError, PayloadError, StorageFull, StorageUnavailable
 from workers.spool import Spool, SpoolReader
 
 
@@ -41,6 +42,22 @@ def test_tensors_lists_dicts_and_values_come_back(spool: Spool) -> None:
     with pytest.raises(StorageUnavailable):
         spool.read("k")
     spool.remove("k")
+
+
+def test_room_is_kept_free(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the filesystem where that is less than the setting: nothing is refused for a small /dev/shm alone."""
+    careful = SpoolReader(spool.directory, min_free_bytes=100 << 20)
+    blocks = {"free": 1000}
+
+    def statvfs(path: object) -> os.statvfs_result:
+        return os.statvfs_result((4096, 4096, 1000, blocks["free"], blocks["free"], 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    careful.write("k", {"n": 1})
+    blocks["free"] = 100
+    with pytest.raises(StorageFull):
+        careful.write("l", {"n": 1})
+    spool.write("l", {"n": 1})  # without a limit
 
 
 @pytest.mark.parametrize("name", ["../k", "", ".lock", "a/b"])

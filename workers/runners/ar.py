@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import EngineDead, ModelError
+from omni_jobs.errors import EngineDead, ModelError, StorageFull
 from omni_jobs.parameters import ArParameters
 from workers.engine_args import OmniEngineArgs
 from workers.models.components import component_of
@@ -50,10 +50,10 @@ class ARRunner:
 
     async def start(self) -> None:
         """Load the model in processes of its own. Raises ConfigError or EngineDead."""
-        self._spool = Spool(self._args.spool_dir)
+        self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
-            await self._engine.call("omni_start", str(self._spool.directory))
+            await self._engine.call("omni_start", str(self._spool.directory), self._spool.min_free_bytes)
         except BaseException:
             await self.close()
             raise
@@ -258,4 +258,6 @@ def _vllm_prompt(stage_input: OmniTextPrompt | OmniTokensPrompt) -> Any:
 def _raise_first(answers: Sequence[dict[str, str] | None]) -> None:
     for answer in answers:
         if answer is not None:
+            if answer["retry_class"] == "storage":  # the spool has no room: another attempt may find some
+                raise StorageFull(answer["message"])
             raise ModelError(answer["message"], field=answer["field"] or None)

@@ -28,9 +28,9 @@ class GPUARWorker(HookedWorker):
     runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
     model_runner: GPUARModelRunner
 
-    def omni_start(self, spool: str) -> None:
-        """The engine's client tells where the spool is."""
-        self._spool = SpoolReader(Path(spool))
+    def omni_start(self, spool: str, min_free_bytes: int) -> None:
+        """The engine's client tells where the spool is, and what must stay free there."""
+        self._spool = SpoolReader(Path(spool), min_free_bytes)
 
     def omni_load(self, key: str, prompt_tokens: int) -> dict[str, str] | None:
         """Load the information in spool file ``key`` for a coming request. An error, or None."""
@@ -77,5 +77,5 @@ def _answer(action: Callable[[], None]) -> dict[str, str] | None:
         with torch.inference_mode():
             action()
     except OmniJobsError as error:
-        return {"message": error.message, "field": error.field or ""}
+        return {"message": error.message, "field": error.field or "", "retry_class": error.retry_class or ""}
     return None

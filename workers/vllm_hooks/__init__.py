@@ -12,10 +12,13 @@ vLLM is pinned exactly (pyproject.toml); the hooks below are what an upgrade can
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,9 +149,18 @@ def register() -> None:
 
 
 def _end_with_parent() -> None:
-    """Let an engine process end when the worker that started it is killed; vLLM's own workers do so."""
+    """Let an engine's process end when what started it is killed: the worker, or the engine above it.
+
+    On Linux the kernel does it, so it works on a process that hangs or is stopped as well.
+    The signal follows the parent's thread: ``engine.ParentThread`` is one that lives long enough.
+    """
     parent = multiprocessing.parent_process()
-    if parent is None or not multiprocessing.current_process().name.startswith("EngineCore"):
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent.pid != os.getppid():  # it died before that
+            os._exit(1)
         return
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
@@ -161,3 +173,4 @@ def _end_with_parent() -> None:
 
 
 _WATCH = "omni-jobs parent watch"
+_PR_SET_PDEATHSIG = 1

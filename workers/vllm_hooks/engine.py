@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
@@ -19,18 +20,50 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.vllm_hooks import check_hooks
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "ParentThread"]
+
+T = TypeVar("T")
 
 _CLOSE_S = 10.0  # then its processes are killed
 _LIVENESS_S = 1.0
 _LOADING_PLUGINS = threading.Lock()
 
 
+class ParentThread:
+    """A thread that starts processes and lives as long as they may.
+
+    An engine's processes ask the kernel to be killed when the thread that started them
+    ends (``workers.vllm_hooks``). A thread of a pool, or of an event loop that is closed,
+    would take them with it.
+    """
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns or raises, called on the thread; once."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 — the caller raises it
+                future.set_exception(error)
+            self._closed.wait()
+
+        threading.Thread(target=run, name="engine-parent", daemon=True).start()
+        return future.result()
+
+    def close(self) -> None:
+        self._closed.set()
+
+
 class Engine:
     """One AsyncLLM. Every error that leaves it is one of ours."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, parent: ParentThread) -> None:
         self._open: AsyncLLM | None = llm
+        self._parent = parent
 
     @classmethod
     def start(cls, args: Mapping[str, Any]) -> Engine:
@@ -46,14 +79,18 @@ class Engine:
             load_general_plugins()  # type: ignore[no-untyped-call]
         # The hooks exist in vLLM's V1 model runner alone, and vLLM takes the choice from nowhere else.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        parent = ParentThread()
         try:
             engine_args = AsyncEngineArgs(**args)
             _refuse(engine_args)
-            return cls(AsyncLLM.from_engine_args(engine_args))
-        except (ValueError, TypeError, VLLMClientError) as error:
-            raise ConfigError(f"vLLM refuses these engine arguments: {error}") from error
-        except (RuntimeError, EngineDeadError) as error:
-            raise EngineDead(f"the engine did not start: {error}") from error
+            return cls(parent.call(lambda: AsyncLLM.from_engine_args(engine_args)), parent)
+        except BaseException as error:
+            parent.close()
+            if isinstance(error, ValueError | TypeError | VLLMClientError):
+                raise ConfigError(f"vLLM refuses these engine arguments: {error}") from error
+            if isinstance(error, RuntimeError | EngineDeadError):
+                raise EngineDead(f"the engine did not start: {error}") from error
+            raise
 
     @property
     def _llm(self) -> AsyncLLM:
@@ -111,7 +148,10 @@ class Engine:
         llm, self._open = self._open, None
         if llm is None:
             return
-        llm.shutdown(timeout=_CLOSE_S)
+        try:
+            llm.shutdown(timeout=_CLOSE_S)
+        finally:
+            self._parent.close()
         # vLLM leaves its ZMQ context to the garbage collector, which warns of it.
         core: Any = llm.engine_core
         core.resources.ctx.destroy(linger=0)
