@@ -240,6 +240,7 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,  # ms; a cable that is pulled under a statement
             "application_name": "omni-jobs",
         },
     )

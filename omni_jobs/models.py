@@ -33,6 +33,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = [
+    "WISH",
     "ArtifactRow",
     "AttemptErrorRow",
     "Base",
@@ -65,6 +66,7 @@ class JsonText(TypeDecorator[Any]):
 
 
 Seconds = Double  # since 1970, UTC
+WISH = "wish"
 Name = String(100)
 _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in INTEGER PRIMARY KEY
 
@@ -225,7 +227,7 @@ class EventRow(Base):
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
-    data: Mapped[Any] = mapped_column(JsonText)
+    data: Mapped[Any] = mapped_column(JsonText)  # of a retry also WISH: by which it knows its own commit again
     at: Mapped[float] = mapped_column(Seconds)
 
 

@@ -144,6 +144,7 @@ class Pruner:
 
     def sweep(self) -> Iterator[int]:
         """Go through the store batch by batch, deleting orphans; how many of each batch."""
+        self._store.remove_abandoned()
         old_enough = time.time() - self._orphan_after_s
         keys = (found.key for found in self._store.list("jobs/") if found.modified.timestamp() < old_enough)
         for batch in _batches(keys, _KEYS_AT_ONCE):

@@ -10,7 +10,7 @@ from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.jobs.graph import Run
 from omni_jobs.jobs.locked import LockedJobs
 from omni_jobs.jobs.values import Hint
-from omni_jobs.models import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.models import WISH, ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["retry"]
@@ -151,7 +151,7 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], wish: str, at: flo
             {
                 "job_id": job_id,
                 "type": _RETRIED,
-                "data": {"stages": [run.stage for run in runs], "wish": wish},
+                "data": {"stages": [run.stage for run in runs], WISH: wish},
                 "at": at,
             }
         ],
@@ -166,4 +166,4 @@ def _granted_before(tx: Connection, job_id: str, wish: str) -> bool:
         .order_by(EventRow.id.desc())
         .limit(1)
     ).scalar_one_or_none()
-    return last is not None and last["wish"] == wish
+    return last is not None and last[WISH] == wish

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, func, select
 from omni_jobs.db import now
 from omni_jobs.errors import Gone, InvalidRequest, NotFound
 from omni_jobs.jobs.values import StoredArtifact
-from omni_jobs.models import ArtifactRow, AttemptErrorRow, EventRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.models import WISH, ArtifactRow, AttemptErrorRow, EventRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import (
@@ -123,7 +123,15 @@ def events(tx: Connection, job_id: str) -> list[EventView]:
     if not job_id.isprintable() or tx.execute(select(JobRow.id).where(JobRow.id == job_id)).first() is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
-    return [EventView(id=row.id, type=row.type, at=_required_time(row.at), data=row.data) for row in rows]
+    return [
+        EventView(
+            id=row.id,
+            type=row.type,
+            at=_required_time(row.at),
+            data={name: value for name, value in row.data.items() if name != WISH},
+        )
+        for row in rows
+    ]
 
 
 def backlog(tx: Connection) -> dict[tuple[str, str], int]:
