@@ -14,28 +14,26 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Double, Engine, create_engine, event, exc, make_url, text
+from sqlalchemy import Connection, Double, Engine, create_engine, event, exc, inspect, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from omni_jobs.bundled import bundled
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
-__all__ = ["Database", "is_transient", "now"]
+__all__ = ["REVISION", "Database", "is_transient", "now"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+REVISION = "0001"
+"""What the schema must be: the last file in ``migrations`` (a test compares)."""
+
+_REVISION = text("SELECT version_num FROM alembic_version")
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -179,36 +177,26 @@ class Database:
     def _upgrade(self, connection: Connection) -> None:
         if self.dialect == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(7305818263117)"))
-        config = _alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        from omni_jobs.schema import upgrade  # costs as much to import as everything else here
+
+        upgrade(connection)
 
     def check(self) -> None:
         """Whether the database answers and has this build's schema. Raises DatabaseUnavailable."""
         try:
             with self._reading.connect() as connection:
-                found = MigrationContext.configure(connection).get_current_revision()
+                has_any = inspect(connection).has_table("alembic_version")
+                found = connection.execute(_REVISION).scalar() if has_any else None
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable(f"the database does not answer: {error}") from error
-        if found != _head():
+        if found != REVISION:
             raise DatabaseUnavailable(
-                f"the database's schema is {found or 'empty'}, this build needs {_head()}: run omni-jobs migrate"
+                f"the database's schema is {found or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"
             )
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
-
-
-def _alembic_config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(bundled("migrations")).replace("%", "%%"))
-    return config
-
-
-@lru_cache(maxsize=1)
-def _head() -> str | None:
-    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
 
 def _sqlite_engine(url: Any, connections: int) -> Engine:

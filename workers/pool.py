@@ -21,7 +21,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import bootsteps, signals
 from celery.concurrency.base import BasePool
@@ -34,13 +34,14 @@ from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker
 from omni_jobs.stage_config import Pipeline, Pipelines
-from omni_jobs.storage import open_store
 from workers import kombu_hooks
-from workers.executor import Executor
 from workers.ledger import Ledger
 from workers.leftovers import end_leftovers, mark_slot, slot_mark
 from workers.liveness import Liveness
-from workers.stage import StageLLM
+
+if TYPE_CHECKING:
+    from workers.executor import Executor
+    from workers.stage import StageLLM
 
 __all__ = ["HintIntake", "StagePool", "hint_strategy", "stage_of_queues"]
 
@@ -112,16 +113,21 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             raise
 
     async def _open(self) -> None:
-        settings = self.app.settings
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
-        config = pipeline.stage(stage)
+        slots = pipeline.stage(stage).slots
+        if self.limit:
+            slots = min(slots, self.limit * self.app.settings.hints_per_message)
+        ledger = await self._take_slot(pipeline, stage, slots)
+        await self._load(ledger, pipeline, stage, slots)
+        logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
+
+    async def _take_slot(self, pipeline: Pipeline, stage: str, slots: int) -> Ledger:
+        """Free what a predecessor held, before anything slow is imported or loaded: its jobs wait for it."""
+        settings = self.app.settings
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
         self._relay = Relay(HintPublisher(self.app))
         self._relay.start()
-        slots = config.slots
-        if self.limit:
-            slots = min(slots, self.limit * settings.hints_per_message)
-        self._ledger = Ledger(
+        ledger = self._ledger = Ledger(
             Jobs(self._database, announce_after_s=settings.announce_after_s),
             NewWorker(
                 worker_id=f"worker-{uuid.uuid4().hex}",
@@ -138,20 +144,27 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_fenced=self._on_fenced,
         )
         await _schema_is_there(self._database)
-        # Before anything slow is imported or loaded: a predecessor's stage runs wait for it.
-        await asyncio.to_thread(self._ledger.clear_slot, _may_go_on)
+        await asyncio.to_thread(ledger.clear_slot, _may_go_on)
         mark = slot_mark(settings.resolved_database_url, self._node)
         await asyncio.to_thread(end_leftovers, mark)
         mark_slot(mark)
         logger.info("%s: the slot is clear", self._node)
+        return ledger
+
+    async def _load(self, ledger: Ledger, pipeline: Pipeline, stage: str, slots: int) -> None:
+        """The engine, and the lease after it: who has one serves."""
+        from omni_jobs.storage import open_store
+        from workers.executor import Executor
+        from workers.stage import StageLLM
+
+        settings = self.app.settings
         self._llm = StageLLM.create(pipeline, stage, settings)
         store = open_store(settings)
         await self._llm.start()
-        # The lease comes last: who has one serves.
-        await asyncio.to_thread(self._ledger.start, self._loop, _may_go_on)
+        await asyncio.to_thread(ledger.start, self._loop, _may_go_on)
         self._executor = Executor(
             self._llm,
-            self._ledger,
+            ledger,
             store,
             settings,
             slots=slots,
@@ -168,7 +181,6 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_stall=self._on_broken,
         )
         self._liveness.start()
-        logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done it; a request to stop cancels it."""

@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from omni_jobs.db import Database, _alembic_config
+from omni_jobs.db import REVISION, Database
 from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.models import Base
+from omni_jobs.schema import downgrade, newest_revision
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -82,12 +82,14 @@ def test_processes_may_migrate_at_once(empty_url: str) -> None:
         list(pool.map(migrate, range(4)))
 
 
+def test_the_newest_migration_is_the_revision_that_is_asked_for() -> None:
+    assert newest_revision() == REVISION
+
+
 def test_the_way_back(empty: Database) -> None:
     empty.migrate()
-    config = _alembic_config()
     with empty.begin() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+        downgrade(connection, "base")
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
 
 
