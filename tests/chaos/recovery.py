@@ -1,4 +1,8 @@
-"""Recovery: how long the work of a lost worker waits until it runs again, or has ended, by SQL alone."""
+"""Recovery: how long the work of a lost worker waits, by SQL alone.
+
+Until it is freed: taken from the worker, to be claimed by any. And until it runs again, or
+has ended, which includes its turn behind a backlog and the start of workers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,8 @@ class Recovery:
     stage_run_id: int
     lost_at: float
     seconds: float
-    since_start_s: float | None  # counted from the start of the process that replaced the lost one
+    freed_s: float  # at most this: looked for every LOOK_EVERY_S
+    since_start_s: float | None  # until it was freed, counted from the start of the process that replaced the lost one
 
 
 @dataclass
@@ -50,6 +55,7 @@ class _Followed:
     held: Held
     lost_at: float
     successor: Supervised | None
+    freed_at: float | None = None
 
 
 class Recoveries(threading.Thread):
@@ -99,6 +105,8 @@ class Recoveries(threading.Thread):
             row = rows.get(each.held.stage_run_id)
             if row is None:  # deleted
                 self._forget(each)
+            elif row.state == "queued" and row.attempt == each.held.attempt:
+                each.freed_at = each.freed_at or time.time()
             elif row.attempt > each.held.attempt and row.started_at is not None:
                 self._recovered(each, row.started_at)
             elif row.finished_at is not None:
@@ -113,8 +121,18 @@ class Recoveries(threading.Thread):
             return
         successor = each.successor
         started = successor.started_at if successor is not None and successor.started_at > each.lost_at else None
-        since = at - started if started is not None and at > started else None
-        self.found.append(Recovery(each.kind, each.held.stage_run_id, each.lost_at, max(0.0, at - each.lost_at), since))
+        freed_at = min(at, each.freed_at or at)
+        since = freed_at - started if started is not None and freed_at > started else None
+        self.found.append(
+            Recovery(
+                kind=each.kind,
+                stage_run_id=each.held.stage_run_id,
+                lost_at=each.lost_at,
+                seconds=max(0.0, at - each.lost_at),
+                freed_s=max(0.0, freed_at - each.lost_at),
+                since_start_s=since,
+            )
+        )
 
     def _forget(self, each: _Followed) -> None:
         with self._lock:
