@@ -190,7 +190,7 @@ class _Run:
 
     def _is_as_undisturbed(self, job: JobView, asked: _Asked) -> bool:
         """The same result and the same sound, to the rounding that another batch brings."""
-        if (job.result, {each.name for each in job.artifacts}) != (asked.result, asked.sounds.keys()):
+        if (job.result, {each.name for each in job.artifacts}) != (asked.result, set(asked.sounds)):
             return False
         return all(_differ_by(self._sound(job, name), sound) <= ROUNDING for name, sound in asked.sounds.items())
 
