@@ -355,6 +355,10 @@ class Executor:
 
     async def _fail(self, claim: Claim, error: OmniJobsError) -> None:
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
+        engine_dead = isinstance(error, EngineDead) or not self._llm.healthy
+        if engine_dead:
+            # Before the report: its next attempt is hinted at at once, and would only die here again.
+            self._take_no_more()
         try:
             await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._ledger.worker.worker_id, error))
         except Fenced:
@@ -362,7 +366,7 @@ class Executor:
         except StageError as trouble:
             # A stage run whose end cannot be recorded would stay ours as long as we live.
             self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {trouble}")
-        if isinstance(error, EngineDead) or not self._llm.healthy:
+        if engine_dead:
             self._on_broken("the engine is gone")
 
     async def _hand_back(self, stage_run_id: int, attempt: int) -> None:
@@ -406,15 +410,14 @@ class Executor:
 
     def abandon(self) -> None:
         """Fenced: stop everything at once and write nothing."""
-        self._taking = False
+        self._take_no_more()
         for run in list(self._in_flight.values()):
             run.reporting = False
             self._stop(run, _Ending.ABANDON)
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
         """Take nothing more; finish what is done within the time, or until ``hurry``; hand back the rest."""
-        self._taking = False
-        self._settled += self._waiting.clear()
+        self._take_no_more()
         if self._claims:
             await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)
         hurried = self._loop.create_task(hurry.wait())
@@ -430,6 +433,10 @@ class Executor:
         if tasks := self._tasks():
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
         self._threads.shutdown(wait=False)
+
+    def _take_no_more(self) -> None:
+        self._taking = False
+        self._settled += self._waiting.clear()
 
     def _tasks(self) -> set[asyncio.Task[None]]:
         return {run.task for run in self._in_flight.values() if run.task is not None}
