@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,3 +14,11 @@ pytest_plugins = [
     "tests.services.seaweedfs",
     "tests.services.checkpoint",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tests log text of any kind, lone surrogates too; what runs tests side by side sends reports as UTF-8."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
