@@ -1,0 +1,34 @@
+"""How large a payload may be, as a whole and in its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["MAX_EXTENT", "WRITER_LIMITS", "PayloadLimits"]
+
+MAX_EXTENT: Final = 2**63 - 1
+"""The largest offset, and the largest product of a tensor's dimensions and item size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLimits:
+    """How much a reader takes; the writer's header obeys the defaults.
+
+    max_bytes          the whole file
+    max_header_bytes   the JSON header, which holds manifest, structure and values
+    max_tensors        tensors in one file, members of lists and dicts counted
+    max_rank           dimensions of one tensor
+    max_values_bytes   the values as JSON
+    max_values_depth   lists and objects inside each other, in the values
+    """
+
+    max_bytes: int
+    max_header_bytes: int = 1 << 20
+    max_tensors: int = 1024
+    max_rank: int = 8
+    max_values_bytes: int = 256 << 10
+    max_values_depth: int = 16
+
+
+WRITER_LIMITS: Final = PayloadLimits(max_bytes=MAX_EXTENT)

@@ -1,0 +1,69 @@
+"""Whose payload it is, as an object and as the JSON in the file's metadata."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from omni_jobs.errors import PayloadCorrupt, PayloadError
+from omni_jobs.payloads.limits import MAX_EXTENT
+from omni_jobs.payloads.refusals import shown
+from omni_jobs.payloads.strict_json import dump, load
+
+__all__ = ["PAYLOAD_VERSION", "Manifest", "dump_manifest", "load_manifest"]
+
+PAYLOAD_VERSION: Final = 1
+_FIELDS: Final = ("version", "kind", "job_id", "stage", "attempt")  # in the order of the file
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Whose payload it is.
+
+    kind     what flows: the stage config's ``produces``
+    attempt  the attempt of the stage run that wrote it, from 1
+    """
+
+    kind: str
+    job_id: str
+    stage: str
+    attempt: int
+    version: int = PAYLOAD_VERSION
+
+
+def dump_manifest(manifest: Manifest) -> str:
+    """Raises PayloadError for what a reader would refuse."""
+    _check(manifest)
+    found = asdict(manifest)
+    return dump({name: found[name] for name in _FIELDS}, "manifest")
+
+
+def load_manifest(text: str) -> Manifest:
+    """Raises PayloadCorrupt."""
+    found = load(text, "manifest")
+    if not isinstance(found, dict) or "version" not in found:
+        raise PayloadCorrupt("missing", field="manifest.version")
+    # First of all: another version may have other fields.
+    _check_version(found["version"])
+    for name in sorted(found.keys() ^ set(_FIELDS)):
+        raise PayloadCorrupt("missing" if name in _FIELDS else f"{shown(name)} is unknown", field="manifest")
+    manifest = Manifest(**found)
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    _check_version(manifest.version)
+    for name in ("kind", "job_id", "stage"):
+        text = getattr(manifest, name)
+        if not isinstance(text, str) or not _IDENTIFIER.match(text):
+            raise PayloadError(f"{shown(text)} is not an identifier", field=f"manifest.{name}")
+    if type(manifest.attempt) is not int or not 0 <= manifest.attempt <= MAX_EXTENT:
+        raise PayloadError(f"{shown(manifest.attempt)} is not an attempt", field="manifest.attempt")
+
+
+def _check_version(version: object) -> None:
+    if type(version) is not int or version != PAYLOAD_VERSION:
+        raise PayloadError(f"{shown(version)}, only {PAYLOAD_VERSION} is known", field="manifest.version")

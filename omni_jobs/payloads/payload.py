@@ -1,0 +1,146 @@
+"""What one stage run hands on: written as buffers or a file, read from a buffer or a mapped file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
+from omni_jobs.files import map_file, translated_os_errors, write_atomically
+from omni_jobs.payloads.additional_information import (
+    AdditionalInformationPayload,
+    dump_structure,
+    flatten,
+    load_structure,
+)
+from omni_jobs.payloads.limits import WRITER_LIMITS, PayloadLimits
+from omni_jobs.payloads.manifest import Manifest, dump_manifest, load_manifest
+from omni_jobs.payloads.names import PROMPT_EMBEDS, TENSORS, is_tensor_name
+from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
+from omni_jobs.payloads.refusals import named_refusals, shown, too_many
+from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
+from omni_jobs.payloads.strict_json import check_text
+from omni_jobs.payloads.tensor import Tensor
+from omni_jobs.payloads.values import dump_values, load_values
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Payload"]
+
+_MANIFEST: Final = "omni_jobs.manifest"
+_STRUCTURE: Final = "omni_jobs.structure"
+_VALUES: Final = "omni_jobs.values"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one stage run hands on: its manifest, and either or both of the wire forms."""
+
+    manifest: Manifest
+    prompt_embeds: PromptEmbedsPayload | None = None
+    additional_information: AdditionalInformationPayload | None = None
+
+    NO_LIMITS: ClassVar[PayloadLimits] = WRITER_LIMITS
+
+    # Encoding
+
+    def buffers(self) -> list[memoryview]:
+        """The file: its header, then a view on each tensor. Nothing is copied.
+
+        Raises PayloadError for names, values or sizes that a reader would refuse.
+        """
+        return [memoryview(self._header), *(tensor.data for _, tensor in self._in_file_order if tensor.nbytes)]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return len(self._header) + sum(tensor.nbytes for _, tensor in self._in_file_order)
+
+    def write(self, path: Path) -> int:
+        """Write the file, whole or not at all (not synced); its size. Raises StorageUnavailable."""
+        buffers = self.buffers()
+        with translated_os_errors("writing the payload", str(path)):
+            return write_atomically(path, buffers)
+
+    @cached_property
+    def _header(self) -> bytes:
+        metadata = {_MANIFEST: dump_manifest(self.manifest)}
+        if self.additional_information is not None:
+            metadata[_STRUCTURE] = dump_structure(self.additional_information.tensors)
+            metadata[_VALUES] = dump_values(self.additional_information.values)
+        return encode_header(self._in_file_order, metadata)
+
+    @cached_property
+    def _in_file_order(self) -> list[tuple[str, Tensor]]:
+        named: list[tuple[str, Tensor]] = []
+        if self.prompt_embeds is not None:
+            named.append((PROMPT_EMBEDS, self.prompt_embeds.embeds))
+        if self.additional_information is not None:
+            named += flatten(self.additional_information.tensors)
+        if len(named) > WRITER_LIMITS.max_tensors:
+            raise PayloadTooLarge(f"{len(named)} tensors, at most {WRITER_LIMITS.max_tensors}", field=TENSORS)
+        return in_file_order(named)
+
+    # Decoding
+
+    @classmethod
+    def open(cls, path: Path, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None) -> Payload:
+        """Decode a file by mmap: the mapping lives as long as a tensor of it.
+
+        The file must not be truncated or changed while it is in use; a writer
+        replaces it as a whole. Raises PayloadError, and StorageUnavailable when it cannot be opened.
+        """
+        key = key or str(path)
+        with translated_os_errors("opening the payload", key):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                if size > limits.max_bytes:
+                    raise PayloadTooLarge(too_many(size, limits.max_bytes), field="size", key=key, stage=stage)
+                mapped = map_file(fd, size)
+            finally:
+                os.close(fd)
+        return cls.decode(mapped, limits, key=key, stage=stage)
+
+    @classmethod
+    def decode(
+        cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None
+    ) -> Payload:
+        """Check the bytes and view them as a payload; the tensors keep the buffer alive.
+
+        ``key`` and ``stage`` go into errors. Raises PayloadTooLarge or PayloadCorrupt, naming the field.
+        """
+        with named_refusals(key=key, stage=stage):
+            header, data = split_file(buffer, limits)
+            metadata = _read_metadata(header.pop(METADATA, None))
+            manifest = load_manifest(metadata[_MANIFEST])
+            tensors = read_tensors(header, data, limits, is_name=is_tensor_name)
+            embeds = tensors.pop(PROMPT_EMBEDS, None)
+            prompt_embeds = PromptEmbedsPayload(embeds) if embeds is not None else None
+            additional_information = None
+            if _STRUCTURE in metadata or _VALUES in metadata:
+                additional_information = AdditionalInformationPayload(
+                    load_structure(metadata.get(_STRUCTURE, "{}"), tensors),
+                    load_values(metadata.get(_VALUES, "{}"), limits),
+                    key=key,
+                    stage=stage,
+                )
+            if tensors:
+                raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
+            return cls(manifest, prompt_embeds, additional_information)
+
+
+def _read_metadata(metadata: object) -> dict[str, str]:
+    if not isinstance(metadata, dict) or _MANIFEST not in metadata:
+        raise PayloadCorrupt("not a payload of omni-jobs: a safetensors file without our manifest", field="manifest")
+    for name, text in metadata.items():
+        if name not in (_MANIFEST, _STRUCTURE, _VALUES):
+            raise PayloadCorrupt(f"{shown(name)} is unknown", field=METADATA)
+        if not isinstance(text, str):
+            raise PayloadCorrupt("not text", field=name.removeprefix("omni_jobs."))
+        check_text(text, name.removeprefix("omni_jobs."))
+    return metadata

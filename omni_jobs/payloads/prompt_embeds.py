@@ -1,0 +1,80 @@
+"""Embeddings that replace those of a prompt: inside a stage's payload, or a client's own file.
+
+The client's file is any safetensors file of exactly one tensor, ``prompt_embeds``;
+what its metadata say is nobody's business here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import PayloadCorrupt, PayloadError
+from omni_jobs.payloads.limits import PayloadLimits
+from omni_jobs.payloads.names import PROMPT_EMBEDS
+from omni_jobs.payloads.refusals import named_refusals, shown
+from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
+from omni_jobs.payloads.strict_json import check_text
+from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+__all__ = ["PromptEmbedsPayload"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEmbedsPayload:
+    """Embeddings that replace those of a prompt: [tokens, hidden size], a float dtype.
+
+    Raises PayloadError, of the field ``prompt_embeds.shape`` or ``.dtype``.
+    """
+
+    embeds: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.embeds.shape) != 2:
+            raise PayloadError(f"rank {len(self.embeds.shape)}, not 2", field=f"{PROMPT_EMBEDS}.shape")
+        if self.embeds.dtype not in FLOAT_DTYPES:
+            raise PayloadError(f"{self.embeds.dtype} is not a float dtype", field=f"{PROMPT_EMBEDS}.dtype")
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> PromptEmbedsPayload:
+        """A view of an array of floats [tokens, hidden size], copied as ``Tensor.from_numpy`` does."""
+        return cls(Tensor.from_numpy(array))
+
+    def encode(self) -> bytes:
+        """A safetensors file of this one tensor."""
+        return b"".join([encode_header([(PROMPT_EMBEDS, self.embeds)], None), self.embeds.data])
+
+    @classmethod
+    def decode(cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None) -> PromptEmbedsPayload:
+        """Check the bytes of a client's file and view them; the tensor keeps the buffer alive.
+
+        Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it.
+        The numbers are not looked at: ``check_finite`` does that.
+        """
+        with named_refusals(key=key, within=PROMPT_EMBEDS):
+            header, data = split_file(buffer, limits)
+            _check_metadata(header.pop(METADATA, {}))
+            tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
+            if not tensors:
+                raise PayloadCorrupt("missing: the file has no tensor of that name", field=PROMPT_EMBEDS)
+            return cls(tensors[PROMPT_EMBEDS])
+
+    def check_finite(self, *, key: str | None = None) -> None:
+        """Read every element; raises PayloadCorrupt for an infinity or a NaN, which would spread through a batch."""
+        if not self.embeds.is_finite():
+            raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key)
+
+
+def _check_metadata(metadata: object) -> None:
+    """Whoever wrote them; only that they are the texts that safetensors allows."""
+    if not isinstance(metadata, dict):
+        raise PayloadCorrupt("not an object of texts", field=METADATA)
+    for name, text in metadata.items():
+        if not isinstance(text, str):
+            raise PayloadCorrupt(f"{shown(name)} is not a text", field=METADATA)
+        check_text(name, METADATA)
+        check_text(text, METADATA)

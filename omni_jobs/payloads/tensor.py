@@ -1,0 +1,132 @@
+"""An array as bytes, with its dtype and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from omni_jobs.errors import PayloadError
+from omni_jobs.payloads.limits import MAX_EXTENT, WRITER_LIMITS
+from omni_jobs.payloads.refusals import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "ITEM_BYTES", "Tensor", "tensor_bytes"]
+
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+}
+"""The allowed dtypes, by safetensors' names, and their bytes per element."""
+
+FLOAT_DTYPES: Final = frozenset({"F16", "BF16", "F32", "F64"})
+INTEGER_DTYPES: Final = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
+
+_NUMPY_NAMES: Final[Mapping[str, str]] = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+}
+_OF_NUMPY_NAME: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()} | {"bfloat16": "BF16"}
+
+_BF16_EXPONENT: Final = 0x7F80  # all ones: an infinity or a NaN
+_CHECKED_ITEMS: Final = 1 << 16  # per step of a check, whose temporaries then stay in the CPU's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array as bytes: little-endian, C order.
+
+    dtype  a safetensors name: BOOL, U8 … I64, F16, BF16, F32, F64
+    shape  () is a scalar; a dimension may be 0
+    data   a flat read-only view of bytes; whoever made it must not change it any more
+
+    Raises PayloadError when the three do not fit.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def __post_init__(self) -> None:
+        if self.nbytes != self.data.nbytes:
+            raise PayloadError(f"{self.data.nbytes} bytes where dtype and shape need {self.nbytes}", field="data")
+        if self.data.format != "B" or self.data.ndim != 1 or not self.data.c_contiguous:
+            raise PayloadError("the data is not a flat view of bytes", field="data")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that dtype and shape ask for."""
+        return tensor_bytes(self.dtype, self.shape, max_rank=WRITER_LIMITS.max_rank)
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> Tensor:
+        """A view of the array; a copy only where it is not contiguous or not little-endian."""
+        dtype = _OF_NUMPY_NAME.get(array.dtype.name)
+        if dtype is None:
+            raise PayloadError(f"numpy's {array.dtype} cannot be in a payload", field="dtype")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return cls(dtype, tuple(array.shape), flat.data.toreadonly())
+
+    def numpy(self) -> NDArray[Any]:
+        """A read-only view as an array. Raises PayloadError for BF16, which numpy lacks."""
+        name = _NUMPY_NAMES.get(self.dtype)
+        if name is None:
+            raise PayloadError(f"numpy has no {self.dtype}", field="dtype")
+        return np.frombuffer(self.data, dtype=np.dtype(name)).reshape(self.shape)
+
+    def is_finite(self) -> bool:
+        """Whether no element is an infinity or a NaN; reads every byte, in pieces, and takes no memory to speak of."""
+        if self.dtype not in FLOAT_DTYPES:
+            return True
+        flat = np.frombuffer(self.data, np.uint16 if self.dtype == "BF16" else np.dtype(_NUMPY_NAMES[self.dtype]))
+        for start in range(0, flat.size, _CHECKED_ITEMS):
+            piece = flat[start : start + _CHECKED_ITEMS]
+            finite = (piece & _BF16_EXPONENT) != _BF16_EXPONENT if self.dtype == "BF16" else np.isfinite(piece)
+            if not finite.all():
+                return False
+        return True
+
+
+def tensor_bytes(dtype: object, shape: Sequence[object], *, max_rank: int) -> int:
+    """The bytes of a tensor, in integers that cannot overflow. Raises PayloadError, of the field dtype or shape."""
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise PayloadError(f"{shown(dtype)} is not an allowed dtype", field="dtype")
+    if len(shape) > max_rank:
+        raise PayloadError(f"rank {len(shape)}, at most {max_rank}", field="shape")
+    extent = count = ITEM_BYTES[dtype]
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise PayloadError(f"{shown(size)} is not a dimension", field="shape")
+        count *= size
+        extent *= max(size, 1)
+    # Also where a dimension is 0: array libraries multiply the others in 64 bits.
+    if extent > MAX_EXTENT:
+        raise PayloadError("the product of the dimensions does not fit 64 bits", field="shape")
+    return count
