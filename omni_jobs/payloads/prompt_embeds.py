@@ -58,9 +58,9 @@ class PromptEmbedsPayload:
         with named_refusals(key=key, within=PROMPT_EMBEDS):
             header, data = split_file(buffer, limits)
             _check_metadata(header.pop(METADATA, {}))
-            tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
-            if not tensors:
+            if PROMPT_EMBEDS not in header:
                 raise PayloadCorrupt("missing: the file has no tensor of that name", field=PROMPT_EMBEDS)
+            tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
             return cls(tensors[PROMPT_EMBEDS])
 
     def check_finite(self, *, key: str | None = None) -> None:
