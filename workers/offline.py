@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
@@ -32,6 +33,7 @@ from omni_jobs.stage_config import Pipelines, load_pipelines
 from omni_jobs.views import merged_result
 from workers.stage import StageLLM
 from workers.stage_io import Artifact, OmniModelRunnerOutput
+from workers.statistics import StageMeter, StageStatistics
 
 __all__ = ["OmniLLM", "OmniOutput"]
 
@@ -45,12 +47,14 @@ class OmniOutput:
     result     what the job's ``result`` would be: text, finish_reason, usage, …
     artifacts  name → stored output, ``audio.wav`` among them when audio was asked for
     stages     stage name → what its runner gave: tokens, hidden states, waveform
+    times      stage name → (begin, end) of its run, in seconds since ``generate`` or ``stream`` was called
     """
 
     request_index: int
     result: Mapping[str, Any]
     artifacts: Mapping[str, Artifact]
     stages: Mapping[str, OmniModelRunnerOutput] = field(repr=False)
+    times: Mapping[str, tuple[float, float]] = field(repr=False)
 
     @property
     def text(self) -> str | None:
@@ -73,6 +77,7 @@ class OmniLLM:
             settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
         self._settings = settings
         self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
+        self._meters = {name: StageMeter() for name in self.pipeline.stages}
         self._stages = {name: StageLLM.create(self.pipeline, name, settings) for name in self.pipeline.stages}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
@@ -103,13 +108,18 @@ class OmniLLM:
         """Like :meth:`generate`, each (index, result) as soon as it is there."""
         return self._results(requests, progress)
 
+    def statistics(self) -> dict[str, StageStatistics]:
+        """Per stage, since the start; any thread may ask while others generate."""
+        return {name: meter.read() for name, meter in self._meters.items()}
+
     def _results(
         self, requests: Sequence[str | Mapping[str, Any]], progress: bool
     ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
         admitted = [self._admit(index, request) for index, request in enumerate(requests)]
-        with _bars(self._stages, admitted, progress) as advance:
+        begin = time.perf_counter()
+        with _bars(self._meters, admitted, progress) as advance:
             futures = {
-                asyncio.run_coroutine_threadsafe(self._run(index, job, advance), self._loop): index
+                asyncio.run_coroutine_threadsafe(self._run(index, job, begin, advance), self._loop): index
                 for index, job in enumerate(admitted)
             }
             try:
@@ -131,39 +141,44 @@ class OmniLLM:
             error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
             raise
 
-    async def _run(self, index: int, job: Admitted, advance: Callable[[str], None]) -> OmniOutput:
+    async def _run(self, index: int, job: Admitted, begin: float, advance: Callable[[str], None]) -> OmniOutput:
         job_id = f"offline-{uuid.uuid4().hex}"
         wanted = {stage.name for stage in job.stages}
         outputs: dict[str, OmniModelRunnerOutput] = {}
         results: dict[str, Mapping[str, Any]] = {}
         artifacts: dict[str, Artifact] = {}
+        times: dict[str, tuple[float, float]] = {}
         running: dict[str, asyncio.Task[Payload | None]] = {}
 
         async def run_stage(name: str) -> Payload | None:
             llm = self._stages[name]
             upstream = {earlier: await running[earlier] for earlier in llm.stage.config.inputs}
             capture = any(consumer in wanted for consumer in self.pipeline.consumers(name))
-            source = llm.stage.source(
-                job_id=job_id,
-                request=job.request,
-                media=[media.data for media in job.media],
+            source = llm.source_of(
+                job,
                 upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
-                seed=job.seed,
                 capture=capture,
+                job_id=job_id,
             )
-            async with llm.stage.time_limit():
-                output = await llm.generate(source, lambda _: None)
+            started = time.perf_counter()
+            with self._meters[name].run() as seen:
+                async with llm.stage.time_limit():
+                    output = await llm.generate(source, seen)
+            times[name] = (started - begin, time.perf_counter() - begin)
             outputs[name] = output
             results[name] = llm.stage.result_of(output, source)
             artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
+            payload = llm.stage.payload_of(output, source, attempt=1) if capture else None
+            self._meters[name].count(output, 0 if payload is None else payload.nbytes)
             advance(name)
-            return llm.stage.payload_of(output, source, attempt=1) if capture else None
+            return payload
 
         with _first_error():
             async with asyncio.TaskGroup() as group:
                 for stage in job.stages:
                     running[stage.name] = group.create_task(run_stage(stage.name))
-        return OmniOutput(index, merged_result(results[stage.name] for stage in job.stages), artifacts, outputs)
+        result = merged_result(results[stage.name] for stage in job.stages)
+        return OmniOutput(index, result, artifacts, outputs, times)
 
     async def _start(self) -> None:
         with _first_error():
@@ -206,10 +221,22 @@ def _first_error() -> Iterator[None]:
 
 
 @contextmanager
-def _bars(stages: Mapping[str, StageLLM], jobs: Sequence[Admitted], shown: bool) -> Iterator[Callable[[str], None]]:
-    """A progress bar per stage; gives what to call when a stage of a request is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _bars(meters: Mapping[str, StageMeter], jobs: Sequence[Admitted], shown: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar per stage, with its rate; gives what to call when a stage of a request is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
     with Progress(*columns, disable=not shown) as progress:
-        totals = {name: sum(name in {stage.name for stage in job.stages} for job in jobs) for name in stages}
-        bars = {name: progress.add_task(name, total=total) for name, total in totals.items() if total}
-        yield lambda name: progress.advance(bars[name])
+        totals = {name: sum(name in {stage.name for stage in job.stages} for job in jobs) for name in meters}
+        bars = {name: progress.add_task(name, total=total, rate="") for name, total in totals.items() if total}
+
+        def advance(name: str) -> None:
+            found = meters[name].read()
+            rate = f"{found.units_per_s:,.0f} {found.unit}/s" if found.units else ""
+            progress.update(bars[name], advance=1, rate=rate)
+
+        yield advance

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from pydantic import ValidationError
@@ -25,7 +26,10 @@ from omni_jobs.stage_config import PROCESSORS, Flow, Pipeline, StageConfig
 from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.runners import create_runner
 from workers.runners.base import ProgressSink, Runner
-from workers.stage_io import Artifact, OmniModelRunnerOutput, StageInput, StageSource
+from workers.stage_io import Artifact, OmniModelRunnerOutput, Progress, StageInput, StageSource
+
+if TYPE_CHECKING:
+    from omni_jobs.requests import Admitted
 
 __all__ = ["InputProcessor", "Stage", "StageLLM"]
 
@@ -189,8 +193,15 @@ def _to_wire(value: Any) -> Any:
     return from_torch(value)
 
 
+def _unread(progress: Progress) -> None:
+    """Nobody reads the progress."""
+
+
 class StageLLM:
-    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``."""
+    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``; or ``async with``.
+
+    docs/offline.md runs one stage alone, and three by hand.
+    """
 
     def __init__(self, stage: Stage, runner: Runner) -> None:
         self.stage = stage
@@ -213,7 +224,25 @@ class StageLLM:
         _ = self.stage.processor
         await self.runner.start()
 
-    async def generate(self, source: StageSource, progress: ProgressSink) -> OmniModelRunnerOutput:
+    def source_of(
+        self,
+        job: Admitted,
+        *,
+        upstream: Mapping[str, Payload] | None = None,
+        capture: bool = False,
+        job_id: str = "offline",
+    ) -> StageSource:
+        """An admitted request at this stage; ``upstream``: the payloads of the stage's ``inputs``."""
+        return self.stage.source(
+            job_id=job_id,
+            request=job.request,
+            media=[media.data for media in job.media],
+            upstream=upstream or {},
+            seed=job.seed,
+            capture=capture,
+        )
+
+    async def generate(self, source: StageSource, progress: ProgressSink = _unread) -> OmniModelRunnerOutput:
         """Run one job's stage. Raises OmniJobsError carrying the stage's name."""
         try:
             return await self.runner.run(await self._make_input(source), progress)
@@ -229,6 +258,20 @@ class StageLLM:
 
     async def close(self) -> None:
         await self.runner.close()
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError; what was loaded by then is freed."""
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     @property
     def healthy(self) -> bool:

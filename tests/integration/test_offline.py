@@ -49,6 +49,21 @@ def test_a_payload_reaches_the_second_stage(llm: OmniLLM) -> None:
     assert set(output.stages) == {"first", "second"}
 
 
+def test_statistics_and_times_of_each_stage(llm: OmniLLM) -> None:
+    before = llm.statistics()
+    outputs = llm.generate([request(str(n), delay_s=0.1, payload_bytes=1000) for n in range(4)])
+    after = llm.statistics()
+    for stage in ("first", "second"):
+        assert after[stage].runs - before[stage].runs == 4
+        assert after[stage].failed == before[stage].failed
+    assert after["first"].most_at_once >= 4
+    assert after["first"].payload_bytes - before["first"].payload_bytes >= 4000
+    for output in outputs:
+        assert isinstance(output, OmniOutput)
+        (begin, end), (next_begin, _) = output.times["first"], output.times["second"]
+        assert 0 <= begin < end <= next_begin
+
+
 def test_no_requests_no_results(llm: OmniLLM) -> None:
     assert llm.generate([]) == []
 
