@@ -31,19 +31,26 @@ class Figure:
     )
 
 
-def figure(name: str, unit: str, runs: Sequence[float], *, at_least: float | None = None) -> Figure:
-    """The median of the runs, and whether it reaches the target."""
+def figure(
+    name: str, unit: str, runs: Sequence[float], *, at_least: float | None = None, at_most: float | None = None
+) -> Figure:
+    """The median of the runs, and whether it meets the target, of which there is one at most."""
     value = statistics.median(runs)
-    return Figure(name, value, unit, list(runs), at_least, None if at_least is None else value >= at_least)
+    if at_least is not None:
+        return Figure(name, value, unit, list(runs), at_least, value >= at_least)
+    if at_most is not None:
+        return Figure(name, value, unit, list(runs), at_most, value <= at_most)
+    return Figure(name, value, unit, list(runs))
 
 
 def report(figures: Iterable[Figure], to: Path | None) -> None:
     """Show all as a table; write them to ``to`` as a JSON list."""
     figures = list(figures)
-    table = Table("figure", "median", "unit", "lowest", "highest", "runs")
+    table = Table("figure", "median", "unit", "lowest", "highest", "runs", "target")
     for item in figures:
         spread = (f"{min(item.runs):.3g}", f"{max(item.runs):.3g}", str(len(item.runs)))
-        table.add_row(item.name, f"{item.value:.3g}", item.unit, *spread)
+        target = "" if item.target is None else f"{item.target:g}: {'met' if item.met else 'missed'}"
+        table.add_row(item.name, f"{item.value:.3g}", item.unit, *spread, target)
     Console().print(table)
     if to is not None:
         to.write_text(json.dumps([asdict(item) for item in figures], indent=2) + "\n", encoding="utf-8")
