@@ -1,6 +1,7 @@
 """Prompts: how a checkpoint's family turns messages into text, and how long that is in tokens.
 
 load_renderer(architecture, directory)   the renderer of a checkpoint, an entry point of ``omni_jobs.prompts``
+architectures_of(directory)              which of them take a checkpoint
 Renderers(settings).of(pipeline)         the renderer of a pipeline on this host
 
 The same renderer counts tokens when a job is admitted and renders the prompt in the
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_jobs.errors import ConfigError, ModelMissing
+from omni_jobs.prompts.checkpoint_files import read_json
 from omni_jobs.stage_config import PROMPTS, Pipeline, StageConfig
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
     from omni_jobs.settings import Settings
 
-__all__ = ["PromptRenderer", "Renderers", "load_renderer"]
+__all__ = ["PromptRenderer", "Renderers", "architectures_of", "load_renderer"]
 
 
 class PromptRenderer(Protocol):
@@ -33,15 +35,26 @@ class PromptRenderer(Protocol):
     """
 
     max_model_len: int  # tokens of prompt and reply together in the stage that reads the prompt
+    hidden_size: int  # of that stage: the width of its input embeddings
 
     def __init__(self, model_dir: Path) -> None:
         """Read the checkpoint's small files. Raises ConfigError naming the file."""
+
+    @classmethod
+    def takes(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with this ``config.json`` is of this architecture."""
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raises InvalidRequest for text that would be read as the template's own markup."""
 
     def render(self, request: Mapping[str, Any]) -> str:
         """The prompt, one placeholder per medium. Raises InvalidRequest when the template refuses."""
+
+    def encode(self, request: Mapping[str, Any]) -> Sequence[int] | None:
+        """The prompt's token ids, where text is all it may hold. None: the engine tokenizes what ``render`` gives.
+
+        Raises InvalidRequest when a text would change the structure of the prompt.
+        """
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         """Tokens of the prompt with every placeholder expanded; ``media`` in the order of their numbers.
@@ -62,6 +75,12 @@ def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
     kind: type[PromptRenderer] = next(iter(found)).load()
     return kind(model_dir)
+
+
+def architectures_of(model_dir: Path) -> frozenset[str]:
+    """The installed architectures that take this checkpoint, by its ``config.json``. Raises ConfigError."""
+    config = read_json(model_dir / "config.json")
+    return frozenset(entry.name for entry in entry_points(group=PROMPTS) if entry.load().takes(config))
 
 
 class Renderers:

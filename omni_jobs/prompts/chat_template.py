@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from omni_jobs.errors import ConfigError, InvalidRequest
@@ -23,9 +25,12 @@ class ChatTemplate:
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigError when the checkpoint has none, or it is no template."""
         source, file = _source(model_dir)
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
@@ -38,6 +43,8 @@ class ChatTemplate:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # it adds a list to a string, say
+            raise InvalidRequest(f"the model's chat template fails: {error}", field="messages") from None
 
 
 def _source(model_dir: Path) -> tuple[str, str]:
@@ -66,8 +73,29 @@ def _special_tokens(model_dir: Path) -> dict[str, str]:
     return found
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)  # Jinja's own escapes HTML
+class _Generation(Extension):
+    """``{% generation %}`` marks for training what the assistant said; for a prompt it is as if it were not there."""
+
+    tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["processor_part", "read_json"]
+__all__ = ["positive", "processor_part", "read_json"]
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -30,3 +31,13 @@ def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
     """Settings of ``image_processor`` or ``feature_extractor``: nested in the newer file, flat in the older one."""
     nested = read_json(model_dir / "processor_config.json", {}).get(part)
     return nested if isinstance(nested, dict) else read_json(model_dir / "preprocessor_config.json")
+
+
+def positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:
+    """The positive integer at a path of keys. Raises ConfigError naming the file and the path."""
+    found: Any = config
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ConfigError("not a positive integer", file=file, field=".".join(path))
+    return found

@@ -7,18 +7,15 @@ compares them with it.
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.errors import InvalidRequest
 from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.prompts.chat_template import ChatTemplate
-from omni_jobs.prompts.checkpoint_files import processor_part, read_json
+from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
+from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from omni_jobs.stage_config import StageConfig
 
 __all__ = ["QwenOmniPromptRenderer", "smart_resize"]
@@ -26,8 +23,6 @@ __all__ = ["QwenOmniPromptRenderer", "smart_resize"]
 # The processor's own, whatever the checkpoint says of videos: per frame, in pixels.
 _VIDEO_MIN_PIXELS = 128 * 28 * 28
 _VIDEO_MAX_PIXELS = 768 * 28 * 28
-
-_RESERVED = re.compile(r"<\|\w+\|>")
 
 # What a stage adds to the prompt at least: a reply of one token, and before it the talker's codec pad and bos.
 _ROOM = {"thinker": 1, "talker": 3}
@@ -39,18 +34,14 @@ class QwenOmniPromptRenderer:
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigError for a checkpoint that lacks a file or a field."""
         self._template = ChatTemplate(model_dir)
-        self._tokenizer = _tokenizer(model_dir)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._reserved = frozenset(token.content for token in added if token.special)
-        self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in self._reserved)
-        self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
-
+        self._tokenizer = PromptTokenizer(model_dir, self._template)
         config = read_json(model_dir / "config.json")
         file = str(model_dir / "config.json")
-        self.max_model_len = _positive(config, ("thinker_config", "text_config", "max_position_embeddings"), file)
+        self.max_model_len = positive(config, ("thinker_config", "text_config", "max_position_embeddings"), file)
+        self.hidden_size = positive(config, ("thinker_config", "text_config", "hidden_size"), file)
         self._context = {
             "thinker": self.max_model_len,
-            "talker": _positive(config, ("talker_config", "max_position_embeddings"), file),
+            "talker": positive(config, ("talker_config", "max_position_embeddings"), file),
         }
         file = str(model_dir / "preprocessor_config.json")
         image = processor_part(model_dir, "image_processor")
@@ -61,52 +52,26 @@ class QwenOmniPromptRenderer:
         self._image_min = int(image.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
         self._image_max = int(image.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
         audio = processor_part(model_dir, "feature_extractor")
-        self._sampling_rate = _positive(audio, ("sampling_rate",), file)
-        self._hop = _positive(audio, ("hop_length",), file)
-        self._longest_audio = _positive(audio, ("chunk_length",), file) * self._sampling_rate
+        self._sampling_rate = positive(audio, ("sampling_rate",), file)
+        self._hop = positive(audio, ("hop_length",), file)
+        self._longest_audio = positive(audio, ("chunk_length",), file) * self._sampling_rate
+
+    @classmethod
+    def takes(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("model_type") == "qwen2_5_omni"
 
     def check(self, request: Mapping[str, Any]) -> None:
-        """Refuse text with the checkpoint's special tokens: it could pose as another role, or as a medium.
-
-        Raises InvalidRequest with the part's field.
-        """
-        for number, message in enumerate(request["messages"]):
-            texts = list(_texts(message["content"], f"messages.{number}.content"))
-            # Parts follow one another in the prompt without a gap: a token may span two.
-            joined = "".join(text for text, _ in texts)
-            token = self._reserved_in(joined)
-            if token is not None:
-                within = (field for text, field in texts if self._reserved_in(text) is not None)
-                raise InvalidRequest(
-                    f"the text contains {token}, which the model's prompts reserve",
-                    field=next(within, f"messages.{number}.content"),
-                )
-
-    def _reserved_in(self, text: str) -> str | None:
-        for form in (text, unicodedata.normalize("NFC", text)):
-            for found in _RESERVED.finditer(form):
-                if found.group() in self._reserved:
-                    return found.group()
-        return None
+        self._tokenizer.check(request["messages"])
 
     def render(self, request: Mapping[str, Any]) -> str:
         return self._template.render(request["messages"])
 
+    def encode(self, request: Mapping[str, Any]) -> None:
+        """None: the engine's processor tokenizes, and expands the placeholders."""
+
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         expanded = sum(self._media_tokens(info, field) - 1 for info, field in _media_fields(request, media))
-        prompt = self.render(request)
-        at_least = -(-len(prompt.encode()) // self._longest_token)
-        if at_least > self.max_model_len:
-            return at_least + expanded
-        ids = self._tokenizer.encode(prompt).ids
-        # Whatever the text holds, the prompt's structure must be the template's alone.
-        skeleton = self._tokenizer.encode(self._template.render(_without_text(request["messages"]))).ids
-        if self._structure(ids) != self._structure(skeleton):
-            raise InvalidRequest("the text would change the structure of the prompt", field="messages")
-        return len(ids) + expanded
-
-    def _structure(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token in self._special_ids]
+        return self._tokenizer.count(request["messages"], self.max_model_len) + expanded
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         limits = []
@@ -162,51 +127,8 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return near_height, near_width
 
 
-def _tokenizer(model_dir: Path) -> Tokenizer:
-    path = model_dir / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError("the checkpoint lacks this file", file=str(path))
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:
-    found: Any = config
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, int) or found < 1:
-        raise ConfigError("not a positive integer", file=file, field=".".join(path))
-    return found
-
-
-def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
-    if isinstance(content, str):
-        yield content, field
-        return
-    for number, part in enumerate(content):
-        if part["type"] == "text":
-            yield part["text"], f"{field}.{number}.text"
-
-
 def _media_fields(request: Mapping[str, Any], media: Sequence[MediaInfo]) -> Iterator[tuple[MediaInfo, str]]:
     for number, message in enumerate(request["messages"]):
         for position, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
             if "media" in part:
                 yield media[part["media"]], f"messages.{number}.content.{position}"
-
-
-def _without_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            **message,
-            "content": ""
-            if isinstance(message["content"], str)
-            else [{**part, "text": ""} if part["type"] == "text" else part for part in message["content"]],
-        }
-        for message in messages
-    ]

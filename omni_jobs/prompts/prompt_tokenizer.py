@@ -1,0 +1,116 @@
+"""A checkpoint's tokenizer as prompts use it: nothing a user writes may become the template's own markup.
+
+check     text that spells a special token is refused: it could pose as another role, or as a medium
+encode    whatever else the text holds, the prompt's special tokens must be the template's alone
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.prompts.chat_template import ChatTemplate
+
+__all__ = ["PromptTokenizer"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class PromptTokenizer:
+    """Messages → token ids, through one checkpoint's chat template. Safe for threads."""
+
+    def __init__(self, model_dir: Path, template: ChatTemplate) -> None:
+        """Raises ConfigError for a checkpoint without ``tokenizer.json``."""
+        self._template = template
+        self._tokenizer = _tokenizer(model_dir)
+        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in special)
+        longest_first = sorted(special, key=len, reverse=True)
+        self._reserved = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+
+    def check(self, messages: Messages) -> None:
+        """Raises InvalidRequest with the field of the part that spells a special token."""
+        for number, message in enumerate(messages):
+            texts = list(_texts(message["content"], f"messages.{number}.content"))
+            # Parts follow one another in the prompt without a gap: a token may span two.
+            token = self._reserved_in("".join(text for text, _ in texts))
+            if token is not None:
+                within = (field for text, field in texts if self._reserved_in(text) is not None)
+                raise InvalidRequest(
+                    f"the text contains {token}, which the model's prompts reserve",
+                    field=next(within, f"messages.{number}.content"),
+                )
+
+    def _reserved_in(self, text: str) -> str | None:
+        normalizer = self._tokenizer.normalizer
+        forms = (text,) if normalizer is None else (text, normalizer.normalize_str(text))
+        found = next(filter(None, map(self._reserved.search, forms)), None)
+        return None if found is None else found.group()
+
+    def count(self, messages: Messages, limit: int) -> int:
+        """The prompt's length in tokens. Far beyond ``limit`` it is a lower bound: such text is not tokenized."""
+        prompt = self._template.render(messages)
+        at_least = -(-len(prompt.encode()) // self._longest_token)
+        return at_least if at_least > limit else len(self._encode(prompt, messages))
+
+    def encode(self, messages: Messages) -> list[int]:
+        """The prompt's token ids. Raises InvalidRequest when a text would change the prompt's structure."""
+        return self._encode(self._template.render(messages), messages)
+
+    def _encode(self, prompt: str, messages: Messages) -> list[int]:
+        # The template writes every special token of a prompt, the first one too.
+        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        skeleton = self._template.render(_without_text(messages))
+        bare = self._tokenizer.encode(skeleton, add_special_tokens=False).ids
+        if self._structure(ids) != self._structure(bare):
+            raise InvalidRequest("the text would change the structure of the prompt", field="messages")
+        return ids
+
+    def _structure(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._special_ids]
+
+
+def _tokenizer(model_dir: Path) -> Tokenizer:
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("the checkpoint lacks this file", file=str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(content, str):
+        yield content, field
+        return
+    for number, part in enumerate(content):
+        if part["type"] == "text":
+            yield part["text"], f"{field}.{number}.text"
+
+
+def _without_text(messages: Messages) -> list[dict[str, Any]]:
+    return [
+        {
+            **message,
+            "content": _nothing(message["content"])
+            if isinstance(message["content"], str)
+            else [{**part, "text": _nothing(part["text"])} if part["type"] == "text" else part
+                  for part in message["content"]],
+        }
+        for message in messages
+    ]  # fmt: skip
+
+
+def _nothing(text: str) -> str:
+    """A text that says nothing; not an empty one, which templates may leave out or refuse."""
+    return "x" if text.strip() else text
