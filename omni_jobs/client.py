@@ -14,6 +14,7 @@ Errors are the server's own, raised as the class of their code (:mod:`omni_jobs.
 from __future__ import annotations
 
 import base64
+import json
 import mimetypes
 import os
 import time
@@ -74,11 +75,14 @@ class Client:
         self,
         body: Mapping[str, Any],
         *,
+        prompt_embeds: bytes | Path | None = None,
         idempotency_key: str | None = None,
         cancel_after: float | str | None = None,
     ) -> JobView:
         """Submit a job: a chat completion's body, with ``modalities``. Returns it, queued.
 
+        ``prompt_embeds``: a safetensors file with one tensor of that name, float [tokens, hidden
+        size], or its bytes; it takes the place of ``messages``.
         The same ``idempotency_key`` with the same body gives the same job again; without
         one, each call makes a job of its own, however often it has to be tried.
         ``cancel_after``: seconds, or like "15m", until it stops by itself.
@@ -87,7 +91,12 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or f"client-{uuid.uuid4().hex}"}
         if cancel_after is not None:
             headers["Cancel-After"] = cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
-        return _parsed(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
+        content: dict[str, Any] = {"json": body}
+        if prompt_embeds is not None:
+            data = prompt_embeds.read_bytes() if isinstance(prompt_embeds, Path) else prompt_embeds
+            parts = {"request": json.dumps(body).encode(), "prompt_embeds": data}
+            content = {"files": {name: (name, part) for name, part in parts.items()}}
+        return _parsed(JobView, self._call("POST", "/v1/jobs", headers=headers, **content))
 
     def get(self, job_id: str) -> JobView:
         return _parsed(JobView, self._call("GET", _path(job_id)))

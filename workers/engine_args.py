@@ -26,6 +26,7 @@ class OmniModelConfig:
     architecture: str  # qwen2_5_omni …
     component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
     voices: tuple[str, ...] = ()
+    prompt_embeds: bool = False  # whether its prompts may be embeddings
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
@@ -41,7 +42,8 @@ class OmniModelConfig:
             )
         if not (found / "config.json").is_file():
             raise ConfigError(f"no checkpoint at {found}: config.json is missing", field="model.path", stage=stage.name)
-        return cls(found, pipeline.model.architecture, stage.component, pipeline.voices)
+        prompt_embeds = "prompt_embeds" in pipeline.accepts and not stage.inputs
+        return cls(found, pipeline.model.architecture, stage.component, pipeline.voices, prompt_embeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class OmniEngineArgs:
     def vllm_args(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""
         args = self.engine.model_dump(exclude_none=True, exclude={"max_batch_frames"})
+        if self.model.prompt_embeds:
+            args["enable_prompt_embeds"] = True
         return {"model": str(self.model.path), "disable_log_stats": True, **args}
 
 

@@ -1,35 +1,85 @@
-"""Reading a JSON body: its type and its size are judged before, and while, it comes in."""
+"""Reading a submit's body: its type and its size are judged before, and while, it comes in."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
 from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge, UnsupportedContentType
 
-__all__ = ["read_json_body"]
+__all__ = ["Submission", "read_submission"]
+
+_REQUEST = "request"
+_PROMPT_EMBEDS = "prompt_embeds"
 
 
-async def read_json_body(request: Request, max_bytes: int) -> bytes:
-    """The bytes. Raises UnsupportedContentType, or RequestTooLarge without reading on."""
-    _check_type(request)
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submit as it came in: the request's JSON, and the file that came beside it."""
+
+    body: bytes
+    prompt_embeds: bytes | None = None
+
+
+async def read_submission(request: Request, max_bytes: int) -> Submission:
+    """A JSON body, or a multipart one whose part ``request`` is the JSON and ``prompt_embeds`` a file.
+
+    Raises UnsupportedContentType, InvalidRequest naming the part, or RequestTooLarge without reading on.
+    """
+    media_type = _media_type(request)
     _check_length(request.headers.get("content-length"), max_bytes)
-    chunks: list[bytes] = []
+    chunks = _chunks(request, max_bytes)
+    if media_type == "application/json":
+        return Submission(b"".join([chunk async for chunk in chunks]))
+    try:
+        form = await MultiPartParser(
+            request.headers, chunks, max_files=2, max_fields=1, max_part_size=max_bytes
+        ).parse()
+    except (MultiPartException, KeyError) as error:  # KeyError: no boundary
+        raise InvalidRequest(f"not a multipart body: {getattr(error, 'message', error)}", field="body") from None
+    try:
+        return await _of_form(form)
+    finally:
+        await form.close()
+
+
+async def _of_form(form: FormData) -> Submission:
+    parts: dict[str, bytes] = {}
+    for name, value in form.multi_items():
+        if name not in (_REQUEST, _PROMPT_EMBEDS):
+            raise InvalidRequest(f"unknown part; there are: {_REQUEST}, {_PROMPT_EMBEDS}", field=f"{name:.64}")
+        if name in parts:
+            raise InvalidRequest("this part is given twice", field=name)
+        parts[name] = await value.read() if isinstance(value, UploadFile) else value.encode()
+    if _REQUEST not in parts:
+        raise InvalidRequest("this part is missing: the request as JSON", field=_REQUEST)
+    return Submission(parts[_REQUEST], parts.get(_PROMPT_EMBEDS))
+
+
+async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        yield chunk
 
 
-def _check_type(request: Request) -> None:
+def _media_type(request: Request) -> str:
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
-    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-    if media_type.strip().lower() != "application/json" or charset not in ("", "utf-8"):
-        raise UnsupportedContentType(field="Content-Type")
+    media_type = media_type.strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
+    if media_type == "multipart/form-data":
+        return media_type
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if media_type != "application/json" or charset not in ("", "utf-8"):
+        raise UnsupportedContentType(field="Content-Type")
+    return media_type
 
 
 def _check_length(header: str | None, max_bytes: int) -> None:

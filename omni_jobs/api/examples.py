@@ -6,7 +6,7 @@ import base64
 import struct
 from typing import Any
 
-__all__ = ["EVENTS", "JOB", "RETRIED_JOB", "SUBMITS"]
+__all__ = ["EVENTS", "JOB", "MULTIPART", "RETRIED_JOB", "SUBMITS"]
 
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
 _WAV = base64.b64encode(
@@ -49,6 +49,19 @@ SUBMITS: dict[str, dict[str, Any]] = {
                     ],
                 }
             ],
+        },
+    },
+}
+
+MULTIPART: dict[str, Any] = {
+    "type": "object",
+    "required": ["request"],
+    "properties": {
+        "request": {"$ref": "#/components/schemas/JobRequest"},
+        "prompt_embeds": {
+            "type": "string",
+            "format": "binary",
+            "description": "a safetensors file with one tensor, prompt_embeds: float [tokens, hidden size]",
         },
     },
 }

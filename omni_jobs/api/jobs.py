@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from omni_jobs.api.body import read_json_body
+from omni_jobs.api.body import Submission, read_submission
 from omni_jobs.api.errors import errors
-from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
+from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.errors import InvalidRequest, NotFound, TooManyJobs
@@ -52,7 +52,8 @@ JobId = Annotated[str, Depends(_job_id)]
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/JobRequest"}, "examples": SUBMITS}
+                "application/json": {"schema": {"$ref": "#/components/schemas/JobRequest"}, "examples": SUBMITS},
+                "multipart/form-data": {"schema": MULTIPART},
             },
         }
     },
@@ -77,16 +78,17 @@ async def submit_job(
     """Submit a job: everything is checked first, then it is stored, then it waits for its first stage.
 
     The body is a chat completion's, with `modalities` and parameters by stage; the whole list
-    of fields is in docs/api.md. 429 when as many jobs wait as may wait; `Retry-After` says
-    when there is probably room again.
+    of fields is in docs/api.md. A multipart body carries the same JSON in its part `request`, and
+    embeddings in place of messages in its part `prompt_embeds`. 429 when as many jobs wait as
+    may wait; `Retry-After` says when there is probably room again.
     """
     if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,255}", idempotency_key):
         raise InvalidRequest("must be 1 to 255 visible ASCII characters", field="Idempotency-Key")
     tenant = tenant_of(request, services.settings)
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
-    body = await read_json_body(request, services.settings.max_body_bytes)
+    submission = await read_submission(request, services.settings.max_body_bytes)
     job, created = await run_sync(
-        _submit, services, body, idempotency_key, tenant, expires_in_s, limiter=services.admissions
+        _submit, services, submission, idempotency_key, tenant, expires_in_s, limiter=services.admissions
     )
     response.status_code = 202 if created else 200
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -94,9 +96,19 @@ async def submit_job(
 
 
 def _submit(
-    services: Services, body: bytes, idempotency_key: str | None, tenant: str, expires_in_s: float | None
+    services: Services,
+    submission: Submission,
+    idempotency_key: str | None,
+    tenant: str,
+    expires_in_s: float | None,
 ) -> tuple[JobView, bool]:
-    admitted = admit(body, services.pipelines, services.settings, services.renderers)
+    admitted = admit(
+        submission.body,
+        services.pipelines,
+        services.settings,
+        services.renderers,
+        prompt_embeds=submission.prompt_embeds,
+    )
     if admitted.expires_at is not None and expires_in_s is not None:
         raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
     send_on = partial(

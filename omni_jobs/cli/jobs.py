@@ -15,6 +15,8 @@ from omni_jobs.cli.screen import show, watching
 from omni_jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from omni_jobs.client import Client
     from omni_jobs.views import JobView
 
@@ -40,6 +42,16 @@ def submit(
     video: Annotated[
         Optional[list[Path]],  # noqa: UP045
         typer.Option("--video", exists=True, dir_okay=False, help="A video; may be repeated.", show_default=False),
+    ] = None,
+    prompt_embeds: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--prompt-embeds",
+            exists=True,
+            dir_okay=False,
+            help="Embeddings in place of a text: a safetensors file with one tensor, prompt_embeds.",
+            show_default=False,
+        ),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
@@ -102,21 +114,20 @@ def submit(
     Examples:
       omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
       omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
+      omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
       omni-jobs submit --body request.json --json
     """
+    media = {"audio": audio or (), "images": image or (), "videos": video or ()}
     if body is not None:
-        if text is not None or audio or image or video:
+        if text is not None or any(media.values()):
             raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
         request = _json_object(sys.stdin.read() if body == "-" else Path(body).read_text(encoding="utf-8"), body)
     else:
-        from omni_jobs.client import user_message
-
-        text = sys.stdin.read() if text == "-" else text
-        if text is None and not (audio or image or video):
-            raise typer.BadParameter("a text, a file or --body is needed", param_hint="TEXT")
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append(user_message(text, audio=audio or (), images=image or (), videos=video or ()))
-        request = {"model": pipeline, "messages": messages, "modalities": _names(modalities)}
+        request = {"model": pipeline, "modalities": _names(modalities)}
+        if prompt_embeds is None:
+            request["messages"] = _messages(sys.stdin.read() if text == "-" else text, system, media)
+        elif text is not None or system is not None or any(media.values()):
+            raise typer.BadParameter("they take the place of a text and of files", param_hint="--prompt-embeds")
         if voice is not None:
             request["audio"] = {"voice": voice}
         if param:
@@ -128,7 +139,9 @@ def submit(
     from omni_jobs.console import show_progress
 
     with _client(url) as client:
-        job = client.submit(request, idempotency_key=idempotency_key, cancel_after=cancel_after)
+        job = client.submit(
+            request, prompt_embeds=prompt_embeds, idempotency_key=idempotency_key, cancel_after=cancel_after
+        )
         if not wait:
             typer.echo(job.model_dump_json(indent=2) if as_json else job.id)
             return
@@ -328,6 +341,15 @@ def _client(url: str | None) -> Client:
 
 def _names(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _messages(text: str | None, system: str | None, media: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]]:
+    from omni_jobs.client import user_message
+
+    if text is None and not any(media.values()):
+        raise typer.BadParameter("a text, a file or --body is needed", param_hint="TEXT")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, user_message(text, **media)]
 
 
 def _pair(value: str, option: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from omni_jobs.errors import InvalidRequest, OmniJobsError, RequestTooLarge
 from omni_jobs.media import MediaInfo, probe_audio, probe_image, probe_video
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.body import parse_body
+from omni_jobs.requests.embeds import check_embeds
 from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Admitted", "Media", "MediaKind", "admit"]
 
-MediaKind = Literal["audio", "image", "video"]
+MediaKind = Literal["audio", "image", "video", "prompt_embeds"]
+
+_SAFETENSORS = "application/vnd.safetensors"
 
 _PROBES: Mapping[MediaKind, Callable[[bytes, Settings], MediaInfo]] = {
     "audio": probe_audio,
@@ -36,7 +39,7 @@ _PROBES: Mapping[MediaKind, Callable[[bytes, Settings], MediaInfo]] = {
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One medium of a request, as the client encoded it."""
+    """One medium of a request, or its prompt's embeddings, as the client encoded it."""
 
     kind: MediaKind
     media_type: str  # told from the bytes
@@ -47,7 +50,8 @@ class Media:
 class Admitted:
     """A request that can be run.
 
-    request         JSON: ``model``, ``messages`` (media parts as {"type": "audio", "media": n}),
+    request         JSON: ``model``, ``messages`` (media parts as {"type": "audio", "media": n}; empty with
+                    ``prompt_embeds``, {"media": 0}),
                     ``modalities``, ``audio`` ({"voice", "format"}, when audio is wanted),
                     ``parameters`` ({stage: {name: value}}, what the request sets), ``return_token_ids``
     media           by number
@@ -76,8 +80,12 @@ def admit(
     pipelines: Pipelines,
     settings: Settings,
     models: Renderers | None = None,
+    *,
+    prompt_embeds: bytes | None = None,
 ) -> Admitted:
     """Check everything. ``models``: the renderers, where a caller keeps them.
+
+    ``prompt_embeds``: a safetensors file that came beside the body, as if it stood in it.
 
     Raises InvalidRequest and RequestTooLarge naming the field, NotFound for an unknown
     pipeline, ModelMissing when this host lacks the pipeline's checkpoint.
@@ -91,26 +99,34 @@ def admit(
     parameters = _parameters(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
     content = _Content(pipeline, settings)
+    embeds = _prompt_embeds(request, prompt_embeds, pipeline)
     admitted: dict[str, Any] = {
         "model": pipeline.name,
-        "messages": content.messages(request.messages),
+        "messages": content.messages(request.messages or ()),
         "modalities": list(modalities),
         "parameters": parameters,
         "return_token_ids": request.return_token_ids,
     }
     if audio is not None:
         admitted["audio"] = audio
+    media, prompt_tokens = tuple(content.media), None
+    if embeds is not None:
+        admitted["prompt_embeds"] = {"media": 0}
+        media = (Media("prompt_embeds", _SAFETENSORS, embeds),)
+        prompt_tokens = check_embeds(embeds, renderer, stages)
+    elif renderer is not None:
+        prompt_tokens = _prompt_tokens(renderer, admitted, content.infos, stages)
     return Admitted(
         request=admitted,
-        media=tuple(content.media),
+        media=media,
         pipeline=pipeline,
         modalities=modalities,
         stages=stages,
         parameters=parameters,
         seed=secrets.randbits(63) if request.seed is None else request.seed,
-        prompt_tokens=None if renderer is None else _prompt_tokens(renderer, admitted, content.infos, stages),
+        prompt_tokens=prompt_tokens,
         metadata=request.metadata or {},
-        request_digest=_digest(tree),
+        request_digest=_digest(tree, prompt_embeds),
         expires_at=request.expires_at,
     )
 
@@ -122,9 +138,31 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         raise InvalidRequest(f"the request is not JSON: {error}", field="body") from None
 
 
-def _digest(tree: Mapping[str, Any]) -> str:
-    canonical = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-    return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
+def _digest(tree: Mapping[str, Any], beside: bytes | None) -> str:
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+    if beside is not None:
+        digest.update(b"\0")  # no JSON holds it
+        digest.update(beside)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _prompt_embeds(request: JobRequest, beside: bytes | None, pipeline: Pipeline) -> bytes | None:
+    """The file of the prompt's embeddings; None for a request with messages."""
+    given = request.prompt_embeds is not None or beside is not None
+    if not given:
+        if request.messages is None:
+            raise InvalidRequest("is required", field="messages")
+        return None
+    if "prompt_embeds" not in pipeline.accepts:
+        known = ", ".join(pipeline.accepts)
+        raise InvalidRequest(f"pipeline {pipeline.name} takes no embeddings; it takes: {known}", field="prompt_embeds")
+    if request.messages is not None:
+        raise InvalidRequest("given, and messages as well: a prompt is one or the other", field="prompt_embeds")
+    if request.prompt_embeds is None:
+        return beside
+    if beside is not None:
+        raise InvalidRequest("given twice: in the request, and as a part of the body", field="prompt_embeds")
+    return _decoded(request.prompt_embeds.data, "prompt_embeds.data")
 
 
 def _modalities(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ __all__ = [
     "ImagePart",
     "JobRequest",
     "Message",
+    "PromptEmbeds",
     "TextPart",
     "VideoPart",
     "refuse",
@@ -126,11 +128,26 @@ class Message(_Frozen):
     ]
 
 
+class PromptEmbeds(_Frozen):
+    """Embeddings in place of messages."""
+
+    data: Annotated[
+        str,
+        Field(description="base64 of a safetensors file with one tensor, prompt_embeds: float [tokens, hidden size]"),
+    ]
+
+
 class AudioOptions(_Frozen):
     """How the job speaks."""
 
     voice: Annotated[str, Field(max_length=64)] | None = None
     format: Literal["wav"] = "wav"
+
+
+def _one(n: int | None) -> int | None:
+    if n not in (None, 1):
+        raise ValueError("must be 1: a job has one answer, several answers are several jobs")
+    return n
 
 
 class JobRequest(_Frozen):
@@ -155,7 +172,11 @@ class JobRequest(_Frozen):
     )
 
     model: Annotated[str, Field(max_length=100, description="the pipeline's name")]
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message] | None, Field(min_length=1, description="or prompt_embeds")] = None
+    prompt_embeds: Annotated[
+        PromptEmbeds | None,
+        Field(description="in place of messages, where the pipeline accepts them; or a part of a multipart body"),
+    ] = None
     modalities: Annotated[
         list[str] | None, Field(min_length=1, max_length=8, description='default ["text"]; what the job makes')
     ] = None
@@ -164,6 +185,7 @@ class JobRequest(_Frozen):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    n: Annotated[int | None, AfterValidator(_one), Field(description="1: a job has one answer")] = None
     max_tokens: int | None = None
     max_completion_tokens: Annotated[int | None, Field(description="the same as max_tokens")] = None
     stop: (

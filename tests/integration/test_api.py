@@ -412,6 +412,15 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
         assert (answer.status_code, error_of(answer)["field"]) == (422, field)
 
 
+def test_a_request_as_a_part(api: ApiServer) -> None:
+    request = {"model": "echo", "messages": [{"role": "user", "content": "部分"}]}
+    parts = {"request": ("job.json", json.dumps(request).encode())}
+    first = api.http.post("/v1/jobs", files=parts, headers={"Idempotency-Key": "parts"})
+    again = api.http.post("/v1/jobs", json=request, headers={"Idempotency-Key": "parts"})
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert first.json()["id"] == again.json()["id"]
+
+
 ERRORS = [kind for name in error_tree.__all__ if isinstance(kind := getattr(error_tree, name), type)]
 
 

@@ -81,12 +81,41 @@ def test_a_huge_image(api: ApiServer) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "application/jsonx",
      "application/json; charset=utf-16", ""],
 )  # fmt: skip
 def test_the_wrong_content_type(api: ApiServer, content_type: str) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     refused(api.http.post("/v1/jobs", content=b'{"model": "echo"}', headers=headers), 415, "Content-Type")
+
+
+JSON = json.dumps({"model": "qwen2_5_omni"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("parts", "field", "complaint"),
+    [
+        ([("request", JSON), ("prompt_embeds", b"x")], "prompt_embeds", "takes no embeddings"),
+        ([("prompt_embeds", b"x")], "request", "missing"),
+        ([("request", JSON), ("request", JSON)], "request", "twice"),
+        ([("request", JSON), ("音", b"x")], "音", "unknown part"),
+        ([("request", b"{")], "body", "JSON"),
+        ([("request", JSON)] * 5, "body", "Too many files"),
+    ],
+)
+def test_wrong_parts(api: ApiServer, parts: list[tuple[str, bytes]], field: str, complaint: str) -> None:
+    answer = api.http.post("/v1/jobs", files=[(name, ("file", data)) for name, data in parts])
+    assert complaint in refused(answer, 422, field)["message"]
+
+
+@pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=x"])
+def test_a_multipart_body_that_is_none(api: ApiServer, content_type: str) -> None:
+    refused(api.http.post("/v1/jobs", content=JSON, headers={"Content-Type": content_type}), 422, "body")
+
+
+def test_parts_over_the_limit(api: ApiServer) -> None:
+    files = {"request": ("file", JSON), "prompt_embeds": ("file", bytes(LIMIT))}
+    refused(api.http.post("/v1/jobs", files=files), 413, "body")
 
 
 def test_a_compressed_body(api: ApiServer) -> None:

@@ -116,7 +116,7 @@ def test_the_voice_defaults_to_the_pipelines_first(pipelines: Pipelines, setting
 
 def test_nulls_are_as_good_as_absent(pipelines: Pipelines, settings: Settings) -> None:
     optional = [name for name, field in JobRequest.model_fields.items() if not field.is_required()]
-    nulls = {name: None for name in optional if name != "return_token_ids"}
+    nulls = {name: None for name in optional if name not in ("messages", "return_token_ids")}
     assert admitted(pipelines, settings, **nulls).request == admitted(pipelines, settings).request
 
 
@@ -211,11 +211,13 @@ VIDEO = "messages.0.content.0.video_url.url"
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     # The shape
-    "unknown key": ({"n": 2}, "n", "unknown key"),
+    "unknown key": ({"best_of": 2}, "best_of", "unknown key"),
+    "several answers": ({"n": 2}, "n", "several jobs"),
     "unknown key in a message": ({"messages": [{**HELLO[0], "name": "x"}]}, "messages.0.name", "unknown key"),
     "unknown key in a part": (
         {"messages": says({"type": "text", "text": "a", "b": 1})}, "messages.0.content.0.b", "unknown key"),
-    "messages missing": ({"messages": None}, "messages", "array"),
+    "messages missing": ({"messages": None}, "messages", "required"),
+    "embeddings": ({"messages": None, "prompt_embeds": {"data": "AAAA"}}, "prompt_embeds", "takes no embeddings"),
     "messages empty": ({"messages": []}, "messages", "1 or more"),
     "messages no array": ({"messages": "Hello"}, "messages", "array"),
     "message no object": ({"messages": ["Hello"]}, "messages.0", "object"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from workers.stage_io import OmniModelRunnerOutput, Progress
@@ -47,11 +49,16 @@ def test_time_is_busy_once_however_many_run(clock: Clock) -> None:
 
 def test_a_run_that_fails_is_counted_and_its_late_progress_is_not(clock: Clock) -> None:
     meter = StageMeter(clock)
-    sinks = []
-    with pytest.raises(ValueError, match="broken"), meter.run() as seen:
-        seen(Progress(4, 10, "steps"))
-        sinks.append(seen)
-        raise ValueError("broken")
+    sinks: list[Callable[[Progress], None]] = []
+
+    def fail() -> None:
+        with meter.run() as seen:
+            seen(Progress(4, 10, "steps"))
+            sinks.append(seen)
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
     sinks[0](Progress(9, 10, "steps"))
     found = meter.read()
     assert (found.runs, found.failed, found.units, found.unit) == (1, 1, 4, "steps")

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.media import decode_audio, decode_image, decode_video
 from omni_jobs.parameters import ArParameters
+from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.prompts import load_renderer
 from omni_jobs.stage_config import Flow, StageConfig
 from workers.engine_args import OmniModelConfig
-from workers.stage_io import OmniTextPrompt, StageSource
+from workers.stage_io import OmniTextPrompt, OmniTokensPrompt, StageSource
+from workers.tensors import to_torch
 
 __all__ = ["ChatProcessor"]
 
@@ -18,7 +20,7 @@ AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
 
 class ChatProcessor:
-    """Renders the checkpoint's chat template and decodes the media in prompt order."""
+    """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on."""
 
     consumes: ClassVar[frozenset[Flow]] = frozenset()
 
@@ -27,10 +29,21 @@ class ChatProcessor:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
         self._renderer = load_renderer(model.architecture, model.path)
 
-    def __call__(self, source: StageSource) -> OmniTextPrompt:
-        """Raises InvalidRequest for media that do not decode."""
+    def __call__(self, source: StageSource) -> OmniTextPrompt | OmniTokensPrompt:
+        """Raises InvalidRequest for media that do not decode, PayloadCorrupt for embeddings that do not."""
         if not isinstance(source.parameters, ArParameters):
             raise ModelError("chat makes input for an AR stage", field="kind")
+        if "prompt_embeds" in source.request:
+            return self._embedded(source, source.parameters)
+        token_ids = self._renderer.encode(source.request)
+        if token_ids is not None:
+            return OmniTokensPrompt(
+                prompt_token_ids=token_ids,
+                additional_information={},
+                parameters=source.parameters,
+                seed=source.seed,
+                capture=source.capture,
+            )
         data: dict[str, list[Any]] = {}
         for message in source.request["messages"]:
             content = message["content"]
@@ -48,4 +61,20 @@ class ChatProcessor:
             parameters=source.parameters,
             seed=source.seed,
             capture=source.capture,
+        )
+
+    def _embedded(self, source: StageSource, parameters: ArParameters) -> OmniTokensPrompt:
+        data = source.media[source.request["prompt_embeds"]["media"]]
+        embeds = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data))).embeds
+        if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
+            raise ModelError(
+                f"rows of {embeds.shape[1]}, not {self._renderer.hidden_size}", field="prompt_embeds.shape"
+            )
+        return OmniTokensPrompt(
+            prompt_token_ids=(),
+            additional_information={},
+            parameters=parameters,
+            seed=source.seed,
+            capture=source.capture,
+            prompt_embeds=to_torch(embeds),
         )
