@@ -1,11 +1,11 @@
 """The main job: the embedded stack against ``OmniLLM`` on the same prompts, in one run.
 
-    python -m benchmarks.main_job --json FILE [--model PATH] [--jobs 16] [--runs 5]
+    python -m benchmarks.main_job --json FILE [--model PATH] [--jobs 16] [--runs 5] [--quick]
 
 Measured from the first submit to the last WAV fetched, over HTTP; start-up per worker
 and the memory of the whole stack (PSS: shared pages counted once) beside it. Without
 --model a tiny checkpoint with random weights is built, so that what is measured is
-the platform and not the model.
+the platform and not the model; --quick measures the pipeline without a model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,52 @@ from omni_jobs.states import JobState
 from workers.offline import OmniLLM
 from workers.tiny_checkpoint import build_tiny_checkpoint
 
-PIPELINE = "qwen2_5_omni"
+
+@dataclass(frozen=True)
+class Work:
+    """The jobs of one pipeline."""
+
+    pipeline: str
+    modalities: Sequence[str]
+    stages: Mapping[str, Mapping[str, Any]]
+    artifacts: Sequence[str]
+
+    def requests(self, count: int) -> list[dict[str, Any]]:
+        """Of different lengths, each the same work whenever it is done."""
+        return [
+            {
+                "messages": [{"role": "user", "content": f"Job {n}. " + "Tell me more. " * (n % 5)}],
+                "modalities": list(self.modalities),
+                "seed": n,
+                "stages": self.stages,
+            }
+            for n in range(count)
+        ]
+
+
+GREEDY = {"temperature": 0, "max_tokens": 32}
+SPEECH = Work(
+    pipeline="qwen2_5_omni",
+    modalities=("text", "audio"),
+    stages={"thinker": {**GREEDY, "ignore_eos": True}, "talker": {**GREEDY, "max_tokens": 64}},
+    artifacts=("audio.wav",),
+)
+ECHO = Work(pipeline="echo", modalities=("text",), stages={}, artifacts=())
 
 
 def main() -> None:
     arguments = _arguments()
+    work = ECHO if arguments.quick else SPEECH
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
-        model = arguments.model or build_tiny_checkpoint(Path(directory) / "checkpoint")
-        settings = Settings(data_dir=Path(directory) / "data", models={PIPELINE: model})
-        with EmbeddedStack(settings, pipelines=[PIPELINE]) as stack, Client(stack.url) as client:
+        settings = Settings(data_dir=Path(directory) / "data")
+        if work is SPEECH:
+            model = arguments.model or build_tiny_checkpoint(Path(directory) / "checkpoint")
+            settings = settings.model_copy(update={"models": {work.pipeline: model}})
+        with EmbeddedStack(settings, pipelines=[work.pipeline]) as stack, Client(stack.url) as client:
             figures = [
                 *_start_up(stack),
                 figure("memory of the stack, idle", "MiB", [_memory_mib(stack)]),
-                *_compare(client, stack.settings, arguments.jobs, arguments.runs),
+                *_compare(work, client, stack.settings, arguments.jobs, arguments.runs),
                 figure("memory of the stack, after the jobs", "MiB", [_memory_mib(stack)]),
             ]
     report(figures, arguments.json)
@@ -50,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--model", type=Path, help="a Qwen2.5-Omni checkpoint directory")
+    parser.add_argument("--quick", action="store_true", help="the echo pipeline: seconds, and no model")
     parser.add_argument("--jobs", type=int, default=16, help="jobs at once (default 16)")
     parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
     return parser.parse_args()
@@ -59,14 +94,15 @@ def _start_up(stack: EmbeddedStack) -> list[Figure]:
     return [figure(f"start-up of {child.name}", "s", [child.start_s or 0.0]) for child in stack.children()]
 
 
-def _compare(client: Client, settings: Settings, jobs: int, runs: int) -> list[Figure]:
-    with OmniLLM(PIPELINE, settings=settings) as llm:
+def _compare(work: Work, client: Client, settings: Settings, jobs: int, runs: int) -> list[Figure]:
+    one, many = work.requests(1), work.requests(jobs)
+    with OmniLLM(work.pipeline, settings=settings) as llm:
         times: dict[str, list[float]] = {"stack 1": [], "offline 1": [], "stack n": [], "offline n": []}
         for _ in track(range(runs + 1), description="alternating"):
-            times["stack 1"].append(_timed(lambda: _through_stack(client, _requests(1))))
-            times["offline 1"].append(_timed(lambda: _offline(llm, _requests(1))))
-            times["stack n"].append(_timed(lambda: _through_stack(client, _requests(jobs))))
-            times["offline n"].append(_timed(lambda: _offline(llm, _requests(jobs))))
+            times["stack 1"].append(_timed(lambda: _through_stack(client, work, one)))
+            times["offline 1"].append(_timed(lambda: _offline(llm, one)))
+            times["stack n"].append(_timed(lambda: _through_stack(client, work, many)))
+            times["offline n"].append(_timed(lambda: _offline(llm, many)))
     warm = {name: found[1:] for name, found in times.items()}  # the first round warms both
     return [
         figure("1 job, stack", "s", warm["stack 1"]),
@@ -82,27 +118,14 @@ def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
-def _requests(count: int) -> list[dict[str, Any]]:
-    """Speech jobs of different lengths, greedy: the same work whenever it is done."""
-    greedy = {"temperature": 0, "max_tokens": 32}
-    return [
-        {
-            "messages": [{"role": "user", "content": f"Job {n}. " + "Tell me more. " * (n % 5)}],
-            "modalities": ["text", "audio"],
-            "seed": n,
-            "stages": {"thinker": {**greedy, "ignore_eos": True}, "talker": {**greedy, "max_tokens": 64}},
-        }
-        for n in range(count)
-    ]
-
-
-def _through_stack(client: Client, requests: Sequence[dict[str, Any]]) -> None:
-    submitted = [client.submit({"model": PIPELINE, **request}) for request in requests]
+def _through_stack(client: Client, work: Work, requests: Sequence[dict[str, Any]]) -> None:
+    submitted = [client.submit({"model": work.pipeline, **request}) for request in requests]
     for job in submitted:
         done = client.wait(job.id, timeout=600)
         if done.status is not JobState.COMPLETED:
             raise SystemExit(f"job {done.id} is {done.status.value}: {done.error}")
-        client.artifact(done.id, "audio.wav")
+        for name in work.artifacts:
+            client.artifact(done.id, name)
 
 
 def _offline(llm: OmniLLM, requests: Sequence[dict[str, Any]]) -> None:
