@@ -40,6 +40,9 @@ def test_the_requests_are_valid() -> None:
     assert len(bodies) == 2
     for body in bodies:
         JobRequest.model_validate(body)
+    parts = re.findall(r"-F 'request=(\{.*?\});type=application/json' -F '(\w+)=@", API)
+    assert [name for _, name in parts] == ["prompt_embeds"]
+    JobRequest.model_validate(json.loads(parts[0][0]))
     headers = re.findall(r"-H 'Cancel-After: (.*?)'", API)
     assert headers
     for header in headers:
