@@ -49,8 +49,9 @@ _TRANSIENT_CODES = frozenset(
         "57P03",  # starting up
     }
 )
-# After these it may when somebody has made room or mended the disk: not worth trying again at once.
-_NO_ROOM_CODES = frozenset({"53100", "53200", "58030"})  # disk full, out of memory, input/output error
+# After these it may when somebody has made room, mended the disk or found what holds the server up: not worth
+# trying again at once. Disk full, out of memory, input/output error, statement_timeout.
+_AT_ITS_END_CODES = frozenset({"53100", "53200", "58030", "57014"})
 _NO_ROOM_NAMES = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM")
 
 
@@ -89,12 +90,12 @@ def is_transient(error: exc.DBAPIError) -> bool:
     return False
 
 
-def _has_no_room(error: exc.DBAPIError) -> bool:
+def _is_at_its_end(error: exc.DBAPIError) -> bool:
     """Whether the server or its disk is at its end, rather than the statement wrong."""
     original = error.orig
     if isinstance(original, sqlite3.Error):
         return getattr(original, "sqlite_errorname", "").startswith(_NO_ROOM_NAMES)
-    return isinstance(original, psycopg.Error) and original.sqlstate in _NO_ROOM_CODES
+    return isinstance(original, psycopg.Error) and original.sqlstate in _AT_ITS_END_CODES
 
 
 class Database:
@@ -157,7 +158,7 @@ class Database:
             except exc.TimeoutError as error:  # every connection of the pool is in use
                 raise DatabaseUnavailable("no database connection became free") from error
             except exc.DBAPIError as error:
-                if _has_no_room(error):
+                if _is_at_its_end(error):
                     raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
                 if not is_transient(error):
                     raise
@@ -176,6 +177,7 @@ class Database:
 
     def _upgrade(self, connection: Connection) -> None:
         if self.dialect == "postgresql":
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # a migration takes as long as it takes
             connection.execute(text("SELECT pg_advisory_xact_lock(7305818263117)"))
         from omni_jobs.schema import upgrade  # costs as much to import as everything else here
 
@@ -239,6 +241,7 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
         connection.autocommit = True
         connection.execute("SET idle_in_transaction_session_timeout = '15s'")
         connection.execute("SET lock_timeout = '10s'")
+        connection.execute("SET statement_timeout = '60s'")
         connection.autocommit = False
 
     return engine

@@ -95,6 +95,17 @@ def test_a_lost_connection_is_tried_again(database: Database) -> None:
 
 
 @postgresql_only
+def test_a_statement_that_hangs_is_unavailable(database: Database) -> None:
+    def hang(tx: Connection) -> None:
+        assert tx.execute(text("SHOW statement_timeout")).scalar_one() == "1min"
+        tx.execute(text("SET LOCAL statement_timeout = '100ms'"))
+        tx.execute(text("SELECT pg_sleep(30)"))
+
+    with pytest.raises(DatabaseUnavailable, match="statement timeout"):
+        database.run(hang)
+
+
+@postgresql_only
 def test_a_deadlock_is_tried_again(database: Database) -> None:
     for worker in "ab":
         database.run(lambda tx, worker=worker: tx.execute(INSERT_WORKER, {"id": worker}))
