@@ -37,6 +37,7 @@ __all__ = [
     "printable",
     "show_progress",
     "show_start",
+    "show_text",
     "timeline",
 ]
 
@@ -113,6 +114,35 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
         return client.wait(job_id, timeout=timeout, on_update=take)
     with Live(get_renderable=lambda: job_progress(seen), console=console, refresh_per_second=8):
         return client.wait(job_id, timeout=timeout, on_update=take)
+
+
+def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
+    """Wait for a job of one text and print that as it grows, on stdout; until it begins, a spinner on stderr."""
+    console = Console()
+    console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)
+    waiting = Console(stderr=True).status("waiting for the first word")
+    shown = ""
+
+    def print_on(text: str) -> None:
+        nonlocal shown
+        if not text.startswith(shown):  # a second attempt began anew
+            console.print("\n")
+            shown = ""
+        if text != shown:
+            waiting.stop()
+            console.print(Text(printable(text[len(shown) :])), end="", soft_wrap=True)
+            shown = text
+
+    def take(job: JobView) -> None:
+        for stage in job.stages:
+            if stage.progress is not None and stage.progress.text:
+                print_on(stage.progress.text)
+
+    with waiting:
+        job = client.wait(job_id, timeout=timeout, on_update=take)
+    print_on((job.result or {}).get("text") or shown)
+    console.print()
+    return job
 
 
 def children_table(children: Sequence[ChildView]) -> Table:

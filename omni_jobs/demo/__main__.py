@@ -1,0 +1,5 @@
+import sys
+
+from omni_jobs.demo import main
+
+sys.exit(main())

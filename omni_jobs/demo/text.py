@@ -1,0 +1,67 @@
+"""The text demo: a question, and its answer in words as they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from omni_jobs.client import Client
+from omni_jobs.console import in_seconds, show_text
+from omni_jobs.demo.checkpoints import smollm2_checkpoint
+from omni_jobs.errors import StageError
+
+if TYPE_CHECKING:
+    from omni_jobs.views import JobView
+
+__all__ = ["TextDemo"]
+
+PROMPT = "Why do ships need lighthouses? Answer in three sentences."
+MAX_TOKENS = 256
+JOB_LIMIT_S = 1800.0
+SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # its makers' own
+
+
+class TextDemo:
+    """A causal language model's pipeline of one stage."""
+
+    pipeline = "chat"
+    what = "a question"
+    out = "demo-text"
+
+    def __init__(self, model: Path | None, prompt: str | None) -> None:
+        self._model = model
+        self._prompt = PROMPT if prompt is None else prompt
+
+    def checkpoint(self, console: Console) -> Path:
+        return self._model or smollm2_checkpoint(console)
+
+    def request(self, scratch: Path) -> dict[str, Any]:
+        return {
+            "model": self.pipeline,
+            "messages": [{"role": "user", "content": self._prompt}],
+            "modalities": ["text"],
+            "max_tokens": MAX_TOKENS,
+            "seed": 0,
+            **({} if self._model else SMOLLM2_SAMPLING),
+        }
+
+    def follow(self, client: Client, job_id: str) -> JobView:
+        return show_text(client, job_id, self._prompt, JOB_LIMIT_S)
+
+    def show(self, console: Console, job: JobView, out: Path) -> None:
+        result = job.result or {}
+        if not str(result.get("text") or "").strip():
+            raise StageError("the job has no text")
+        (stage,) = job.stages
+        usage = result["usage"][stage.name]
+        if stage.started_at is None or stage.finished_at is None:
+            raise StageError("the job has no times", stage=stage.name)
+        seconds = (stage.finished_at - stage.started_at).total_seconds()
+        ended = "the model ended it" if result.get("finish_reason") == "stop" else f"cut at {MAX_TOKENS} tokens"
+        console.print(
+            f"{usage['prompt_tokens']} tokens asked, {usage['completion_tokens']} answered ({ended}) in "
+            f"{in_seconds(seconds)}: {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s",
+            highlight=False,
+        )

@@ -1,0 +1,95 @@
+"""What every demo does: start the stack, send one job over HTTP, follow it, show what came back, stop."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+
+from omni_jobs.client import Client
+from omni_jobs.console import in_bytes, in_seconds, show_start, timeline
+from omni_jobs.demo.checkpoints import cache_directory
+from omni_jobs.errors import StageError
+from omni_jobs.settings import Settings
+from omni_jobs.stack import EmbeddedStack
+from omni_jobs.states import JobState
+
+if TYPE_CHECKING:
+    from omni_jobs.views import JobView
+
+__all__ = ["Demo", "walk"]
+
+
+class Demo(Protocol):
+    """One pipeline, shown with one job."""
+
+    pipeline: str
+    what: str  # the job in a few words
+    out: str  # where in the cache its results are kept
+
+    def checkpoint(self, console: Console) -> Path:
+        """The checkpoint directory, built or fetched if need be. Raises ConfigError."""
+
+    def request(self, scratch: Path) -> dict[str, Any]:
+        """The job's body. ``scratch``: a directory for what it needs."""
+
+    def follow(self, client: Client, job_id: str) -> JobView:
+        """Wait for the job and show it meanwhile. Raises TimeoutError."""
+
+    def show(self, console: Console, job: JobView, out: Path) -> None:
+        """Show what came back, its files in ``out``. Raises StageError when it is not what it must be."""
+
+
+def walk(demo: Demo, out: Path | None, console: Console) -> None:
+    """The whole demo. Raises OmniJobsError or TimeoutError when any part of it does not happen."""
+    began = time.monotonic()
+    checkpoint = demo.checkpoint(console)
+    out = out or cache_directory() / demo.out
+    fetched = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="omni-jobs-demo-", ignore_cleanup_errors=True) as name:
+        scratch = Path(name)
+        settings = Settings(
+            data_dir=scratch / "data",
+            models={demo.pipeline: checkpoint},
+            progress_every_s=0.1,  # somebody is watching
+        )
+        _title(console, "The stack: a broker, an API, a rescuer and one worker per stage, each its own process")
+        stack = EmbeddedStack(settings, pipelines=[demo.pipeline], temporary=True)
+        try:
+            show_start(stack)
+            started = time.monotonic()
+            _title(console, f"One job over HTTP: {demo.what} to {stack.url}/v1/jobs")
+            with Client(stack.url) as client:
+                job = client.submit(demo.request(scratch))
+                console.print(f"submitted {job.id}", highlight=False)
+                job = demo.follow(client, job.id)
+                if job.status != JobState.COMPLETED:
+                    raise StageError(f"job {job.id} is {job.status.value}: {job.error.message if job.error else ''}")
+                files = client.save(job, out)
+            finished = time.monotonic()
+            _title(console, "What came back")
+            demo.show(console, job, out)
+            _list(console, files)
+            _title(console, "Where the time went  (░ queued, █ running)")
+            console.print(timeline(job))
+        finally:
+            stack.stop()
+    console.print(
+        f"\nAll of it happened, and everything is stopped: {in_seconds(fetched - began)} for the checkpoint, "
+        f"{in_seconds(started - fetched)} to start, {in_seconds(finished - started)} for the job, "
+        f"{in_seconds(time.monotonic() - finished)} to stop.",
+        highlight=False,
+    )
+
+
+def _list(console: Console, files: Sequence[Path]) -> None:
+    for path in files:
+        console.print(f"{path}  ({in_bytes(path.stat().st_size)})", highlight=False, soft_wrap=True)
+
+
+def _title(console: Console, title: str) -> None:
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
