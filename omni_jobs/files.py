@@ -28,6 +28,7 @@ __all__ = [
 
 _BATCH_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
 _BATCH_BUFFERS = 512  # below Linux' IOV_MAX
+_MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 3.13
 
 
 def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
@@ -103,11 +104,12 @@ def map_file(fd: int, size: int) -> memoryview:
 
     The mapping is private and copy-on-write beneath the read-only view: code that
     writes through a raw pointer (a tensor changed in place) changes its own copy of
-    a page, neither the file nor a page it may not touch.
+    a page, neither the file nor a page it may not touch. Memory is set aside for no
+    page before it is changed, so that files larger than the memory can be mapped.
     """
     if size == 0:
         return memoryview(b"")
-    mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     mapped.madvise(mmap.MADV_SEQUENTIAL)
     return memoryview(mapped).toreadonly()
 

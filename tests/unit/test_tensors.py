@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omni_jobs.errors import PayloadError
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
@@ -84,6 +87,37 @@ def test_views_that_are_not_contiguous_are_copied() -> None:
     tensor = torch.arange(24).reshape(4, 6)
     for view in (tensor.T, tensor[:, ::2], tensor[1:, 3:], tensor[:1].expand(3, 6)):
         assert torch.equal(to_torch(from_torch(view)), view)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of any dtype and any bits, cut, transposed, stepped through, expanded."""
+    dtype = draw(st.sampled_from([*DTYPES, torch.float32, torch.float64]))
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    count = math.prod(shape)
+    data = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    flat = torch.tensor(list(data), dtype=torch.uint8)
+    tensor = (flat % 2 == 1 if dtype == torch.bool else flat.view(dtype)).reshape(shape)
+    for dim in range(tensor.dim()):
+        tensor = tensor.transpose(dim, draw(st.integers(0, tensor.dim() - 1)))
+        start = draw(st.integers(0, tensor.shape[dim]))
+        step = (slice(None),) * dim + (slice(start, None, draw(st.integers(1, 3))),)
+        tensor = tensor[step]
+    return tensor.expand(draw(st.integers(0, 3)), *tensor.shape) if draw(st.booleans()) else tensor
+
+
+@settings(max_examples=100, deadline=None)
+@given(views())
+def test_any_view_comes_back_bit_for_bit(tensor: torch.Tensor) -> None:
+    sent = Payload(
+        Manifest("bytes", "job-1", "first", 1), None, AdditionalInformationPayload({"x": from_torch(tensor)})
+    )
+    received = Payload.decode(b"".join(sent.buffers()), LIMITS).additional_information
+    assert received is not None
+    again = to_torch(received.tensor("x"))
+    assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
+    bits = tensor.contiguous().reshape(-1).view(torch.uint8)  # NaN and all
+    assert torch.equal(again.reshape(-1).view(torch.uint8), bits)
 
 
 def test_gradients_stay_behind() -> None:
