@@ -58,5 +58,7 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     name = _NAME_OF.get(tensor.dtype)
     if name is None:
         raise PayloadError(f"{tensor.dtype} cannot be in a payload", field="dtype")
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    contiguous = tensor.detach().to("cpu").contiguous()
+    # To torch, one element or none is contiguous with any stride, which a view of bytes is not.
+    flat = contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
     return Tensor(name, tuple(tensor.shape), flat.numpy().data.toreadonly())

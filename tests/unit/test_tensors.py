@@ -116,8 +116,14 @@ def test_any_view_comes_back_bit_for_bit(tensor: torch.Tensor) -> None:
     assert received is not None
     again = to_torch(received.tensor("x"))
     assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
-    bits = tensor.contiguous().reshape(-1).view(torch.uint8)  # NaN and all
-    assert torch.equal(again.reshape(-1).view(torch.uint8), bits)
+    as_bytes = tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)  # NaN and all
+    assert torch.equal(again.reshape(-1).view(torch.uint8), as_bytes)
+
+
+def test_one_element_of_a_larger_tensor() -> None:
+    codes = torch.arange(10)
+    for view in (codes[3:4:2], codes[::20], codes[:1].expand(1, 1), codes[2:].unfold(0, 1, 5)[:1], codes[5:5:3]):
+        assert torch.equal(to_torch(from_torch(view)), view)
 
 
 def test_gradients_stay_behind() -> None:
