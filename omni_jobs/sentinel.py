@@ -29,7 +29,7 @@ from pathlib import Path
 __all__ = ["end_sessions", "processes_of"]
 
 GRACE_S = 10.0
-TRACKERS_S = 3.0  # for clean-up after the kill
+TRACKERS_S = 10.0  # for clean-up after the kill
 KILL_S = 5.0  # how long killed processes may take to go
 
 
