@@ -39,7 +39,10 @@ Flow = Literal["text", "hidden_states", "codes", "waveform", "bytes"]
 Modality = Literal["text", "audio"]
 """What a job can ask for."""
 
-InputModality = Literal["text", "audio", "image", "video"]
+InputModality = Literal["text", "audio", "image", "video", "prompt_embeds"]
+"""What a job can bring; ``prompt_embeds``: embeddings in place of its messages."""
+
+MediaModality = Literal["text", "audio", "image", "video"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
@@ -50,6 +53,22 @@ _FLOW_OF_MODALITY: Mapping[Modality, Flow] = {"text": "text", "audio": "waveform
 # The flows a stage that produces the key also makes available: an AR stage that
 # captures hidden states decodes its text as well.
 _ALSO: Mapping[Flow, frozenset[Flow]] = {"hidden_states": frozenset({"text"})}
+
+
+# Settings of vLLM's and parameters of OpenAI's that people will look for here.
+_NOT_SUPPORTED: Mapping[str, str] = {
+    "speculative_config": (
+        "speculative decoding is not supported: captured hidden states and additional information "
+        "are kept by position, and a rejected draft would leave the wrong ones"
+    ),
+    "pipeline_parallel_size": (
+        "pipeline parallelism is not supported: what is captured needs the first rank's embeddings "
+        "and the last rank's hidden states; use tensor_parallel_size, or more stages"
+    ),
+    "data_parallel_size": "data parallelism is not supported: start more workers of the stage instead",
+    "n": "several answers are not supported: a job has one; submit several jobs",
+    "best_of": "several answers are not supported: a job has one; submit several jobs",
+}
 
 
 class _Frozen(BaseModel):
@@ -72,7 +91,7 @@ class EngineSettings(_Frozen):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
-    limit_mm_per_prompt: dict[InputModality, Annotated[int, Field(ge=0)]] | None = None
+    limit_mm_per_prompt: dict[MediaModality, Annotated[int, Field(ge=0)]] | None = None
     skip_mm_profiling: bool | None = None
     max_batch_frames: Annotated[int, Field(ge=1)] | None = None  # diffusion: mel frames in one batch
 
@@ -238,15 +257,18 @@ def load_pipeline(path: Path) -> Pipeline:
     try:
         pipeline = Pipeline.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise source.error(_real_path(first["loc"]), message) from None
+        raise source.error(*_first_problem(error)) from None
     _check_graph(pipeline, source)
     return pipeline
 
 
-def _real_path(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    return tuple(part for part in loc if part != "[key]")
+def _first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    """Where it is, and what it is in words."""
+    first = error.errors()[0]
+    path = tuple(part for part in first["loc"] if part != "[key]")
+    if first["type"] != "extra_forbidden":
+        return path, first["msg"]
+    return path, _NOT_SUPPORTED.get(str(path[-1]), "unknown key")
 
 
 def _check_graph(pipeline: Pipeline, source: _Source) -> None:
@@ -269,9 +291,8 @@ def _check_graph(pipeline: Pipeline, source: _Source) -> None:
         try:
             stage.parameters_with({})
         except ValidationError as error:
-            first = error.errors()[0]
-            message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-            raise source.error((*at, "parameters", *first["loc"]), message) from None
+            within, message = _first_problem(error)
+            raise source.error((*at, "parameters", *within), message) from None
     _check_acyclic(pipeline, source)
     for modality, output in pipeline.outputs.items():
         if output.stage not in pipeline.stages:

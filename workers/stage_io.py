@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from omni_jobs.parameters import ArParameters, DiffusionParameters, EchoParameters, StageParameters
 
@@ -30,7 +30,7 @@ __all__ = [
     "TensorTree",
 ]
 
-TensorTree = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"
+TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"
 """The kinds of multimodal output a stage may yield per request."""
 
 
@@ -65,9 +65,10 @@ class OmniTextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OmniTokensPrompt:
-    """Input of an AR stage fed by another stage: token ids, and what goes with them.
+    """Input of an AR stage fed by another stage, or by embeddings: token ids, and what goes with them.
 
-    prompt_embeds           [P, H] replaces the embeddings of the prompt, or None
+    prompt_token_ids        [P]; empty with prompt_embeds
+    prompt_embeds           [P, H], float, on the CPU: the prompt itself, or None
     additional_information  named tensors and values the model's stage hooks read, per request and per step
     """
 

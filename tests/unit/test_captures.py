@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from workers.runners.captures import Capture, CaptureStore, HostCopies
+from workers.runners.captures import Capture, CaptureStore, CopyRing, HostCopies
 
 
 def capture(key: str = "k", prompt: int = 3) -> Capture:
@@ -35,6 +36,25 @@ def test_rows_grow_past_the_first_capacity_and_keep_what_was_there() -> None:
     assert found.rows is not None
     assert found.rows[:1000, 1].tolist() == list(range(1000))
     assert found.missing(1000) == []
+
+
+def test_a_step_that_ran_too_far_is_not_taken() -> None:
+    """With async scheduling, or a stop string, one token more than is kept may be computed."""
+    found = capture()
+    found.write(0, rows(0, 1, 2))
+    found.write(3, rows(9))
+    assert found.missing(3) == []
+    assert found.rows is not None
+    assert found.rows[:3, 0].tolist() == [0, 1, 2]
+
+
+def test_rows_of_any_dtype_and_layout_are_the_same_bits() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found = capture()
+        step = torch.randn(4, 6).to(dtype)[:, ::2]
+        found.write(0, step)
+        assert found.rows is not None
+        assert torch.equal(found.rows[:4], step)
 
 
 def test_nothing_captured_is_all_missing() -> None:
@@ -94,3 +114,86 @@ def test_on_the_cpu_a_step_is_delivered_at_once_without_a_copy_to_the_host() -> 
     assert second.rows[5, 0].item() == 3
     assert copies.copies == 0
     copies.flush()
+
+
+class Device:
+    """A device's queue as the ring sees it: what it allocates, and in which order it is asked what."""
+
+    def __init__(self) -> None:
+        self.buffers: list[torch.Tensor] = []
+        self.asked: list[str] = []
+
+    def allocate(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        self.buffers.append(torch.full((count, like.shape[1]), -1.0))
+        return self.buffers[-1]
+
+    def event(self, device: torch.device) -> Mark:
+        return Mark(self, len(self.buffers) - 1)
+
+    def ring(self, **options: int) -> CopyRing:
+        return CopyRing(max_rows=8, allocate=self.allocate, event=self.event, **options)
+
+
+class Mark:
+    def __init__(self, device: Device, number: int) -> None:
+        self._device, self._number = device, number
+
+    def record(self) -> None:
+        self._device.asked.append(f"copy {self._number}")
+
+    def synchronize(self) -> None:
+        self._device.asked.append(f"wait {self._number}")
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_one_copy_per_step_into_reused_buffers_and_no_wait_in_the_step(batch: int) -> None:
+    device = Device()
+    ring = device.ring()
+    found = [capture(str(n)) for n in range(batch)]
+    for step in range(5):
+        ring.push(rows(*(10 * step + n for n in range(batch))), [(found[n], step, n, n + 1) for n in range(batch)])
+    assert ring.copies == 5
+    assert len(device.buffers) == 2
+    # The third step waits for the first's copy, which is long done.
+    assert device.asked == [
+        *("copy 0", "copy 1"),
+        *("wait 0", "copy 0"),
+        *("wait 1", "copy 1"),
+        *("wait 0", "copy 0"),
+    ]
+    for n, one in enumerate(found):
+        assert one.missing(5) == [3, 4]
+        assert one.rows is not None
+        assert one.rows[:3, 0].tolist() == [n, 10 + n, 20 + n]
+    ring.flush()
+    ring.flush()
+    assert device.asked[-2:] == ["wait 1", "wait 0"]
+    for n, one in enumerate(found):
+        assert one.missing(5) == []
+        assert one.rows is not None
+        assert one.rows[:5, 0].tolist() == [10 * step + n for step in range(5)]
+
+
+def test_a_short_step_after_a_long_one_leaves_nothing_of_it_behind() -> None:
+    ring = Device().ring(buffers=1)
+    long, short = capture("long"), capture("short")
+    ring.push(rows(1, 2, 3, 4), [(long, 0, 0, 4)])
+    ring.push(rows(5), [(short, 7, 0, 1)])
+    ring.flush()
+    assert long.missing(4) == []
+    assert short.missing(8) == list(range(7))
+    assert short.rows is not None
+    assert short.rows[7, 0].item() == 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_copies_are_pinned_and_the_same_bits() -> None:
+    copies = HostCopies(max_rows=8)
+    found = capture()
+    steps = [torch.randn(2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(7)]
+    for n, step in enumerate(steps):
+        copies.push(step, [(found, 2 * n, 0, 2)])
+    copies.flush()
+    assert copies.copies == 7
+    assert found.rows is not None
+    assert torch.equal(found.rows[:14], torch.cat(steps).cpu())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,24 @@ def test_a_wrong_file_is_refused_with_file_line_and_field(
     with pytest.raises(ConfigError, match=message) as caught:
         load_pipeline(path)
     assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engine: {speculative_config: {}}", "speculative decoding is not supported: captured hidden states"),
+        ("engine: {pipeline_parallel_size: 2}", "pipeline parallelism is not supported: what is captured"),
+        ("engine: {cpu: {data_parallel_size: 2}}", "data parallelism is not supported: start more workers"),
+        ("parameters: {n: 2}", "several answers are not supported: a job has one"),
+        ("parameters: {best_of: 2}", "several answers are not supported: a job has one"),
+    ],
+)
+def test_what_is_not_supported_is_said_with_the_reason(tmp_path: Path, setting: str, message: str) -> None:
+    path = write(tmp_path, GOOD.replace("  two:", f"    {setting}\n  two:"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_pipeline(path)
+    field = ".".join(re.findall(r"[a-z_]+(?=:)", setting))
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), 8, f"stages.one.{field}")
 
 
 def test_an_empty_or_unreadable_file_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""What a model class implements to read additional information, per request and per step.
+"""What a model class implements to read additional information, and to hand more on than rows.
 
 A stage input's ``additional_information`` (OmniTokensPrompt) reaches the model in the
 engine's process before the request enters the batch; ``load_information`` checks and
 prepares it once, the other methods use what it made. The runner knows nothing of its
-contents: workers.models.qwen2_5_omni_talker is one example, tests hold another.
+contents: workers.models.qwen2_5_omni_talker is one example, tests/example_model another,
+explained in docs/models.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["INFORMATION", "InformedRows", "SupportsAdditionalInformation"]
+from workers.stage_io import TensorTree
+
+__all__ = ["INFORMATION", "InformedRows", "SupportsAdditionalInformation", "SupportsNamedOutputs"]
 
 INFORMATION = "omni_information"  # SamplingParams.extra_args: the key of the request's loaded information
 
@@ -44,3 +47,16 @@ class SupportsAdditionalInformation(Protocol):
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
         """Edit the step's input embeddings [n, H] in place, for all its requests at once."""
+
+
+@runtime_checkable
+class SupportsNamedOutputs(Protocol):
+    """A vLLM model class that gives the next stage more than tokens and rows."""
+
+    def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> Mapping[str, TensorTree]:
+        """Tensors, lists and dicts of tensors, by name; asked once, when a captured request is done.
+
+        ``rows`` [P + N - 1, H] on the CPU, to be left as they are. One rank is asked, between
+        two steps: short work, and no layer that is split over ranks. Raises ModelError: that
+        request fails, nothing else.
+        """

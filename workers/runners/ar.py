@@ -53,7 +53,8 @@ class ARRunner:
         self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
-            await self._engine.call("omni_start", str(self._spool.directory), self._spool.min_free_bytes)
+            told = (str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings)
+            await self._engine.call("omni_start", *told)
         except BaseException:
             await self.close()
             raise
@@ -160,7 +161,10 @@ class ARRunner:
             return {}
         spool = self._spooled()
         await asyncio.to_thread(spool.write, key, stage_input.additional_information)
-        answers = await self._running().call("omni_load", key, len(stage_input.prompt_token_ids))
+        prompt_tokens = len(
+            stage_input.prompt_token_ids if stage_input.prompt_embeds is None else stage_input.prompt_embeds
+        )
+        answers = await self._running().call("omni_load", key, prompt_tokens)
         spool.remove(key)
         _raise_first(answers)
         return {INFORMATION: key}
@@ -198,19 +202,22 @@ class ARRunner:
         )
 
     async def _take(self, output: OmniModelRunnerOutput, key: str) -> OmniModelRunnerOutput:
-        """Fetch the captured rows: [P + N - 1, H], mapped from the spool. Raises ModelError when one is missing."""
+        """Fetch the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool.
+
+        Raises ModelError when a row is missing.
+        """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._running().call("omni_take", key, rows))
         found = self._spooled().read(key)
-        positions = found.get("mrope_positions")
+        values = {"mrope_delta": found.pop("mrope_delta")} if "mrope_delta" in found else {}
         return OmniModelRunnerOutput(
             token_ids=output.token_ids,
             text=output.text,
             finish_reason=output.finish_reason,
             prompt_token_ids=output.prompt_token_ids,
-            hidden_states=found["hidden_states"],
-            multimodal_outputs={} if positions is None else {"mrope_positions": positions},
-            values={} if positions is None else {"mrope_delta": found["mrope_delta"]},
+            hidden_states=found.pop("hidden_states"),
+            multimodal_outputs=found,
+            values=values,
         )
 
     def _sampling(self, stage_input: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:

@@ -9,22 +9,29 @@ and a step that ran too far write the same thing again or beyond what is taken.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-__all__ = ["CAPTURE", "Capture", "CaptureStore", "HostCopies", "Part"]
+__all__ = ["CAPTURE", "Capture", "CaptureStore", "CopyRing", "Event", "HostCopies", "Part", "as_bytes"]
 
 CAPTURE = "omni_capture"  # SamplingParams.extra_args: the key under which the rows are taken
 
 _FIRST_CAPACITY = 128  # rows beyond the prompt
 
+Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """One request's rows [positions, H] on the host, and which of them are there."""
+    """One request's rows [positions, H] on the host, and which of them are there.
+
+    Rows are copied as bytes by numpy: for the few kilobytes of a step a call of torch's costs
+    more than the copy.
+    """
 
     key: str
     prompt_tokens: int
@@ -33,13 +40,24 @@ class Capture:
     present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
     delta: int = 0
+    zeroed_end: int = field(init=False)  # no position is zeroed from here on
+    _bytes: Bytes = field(init=False, default_factory=lambda: np.zeros((0, 0), dtype=np.uint8))  # of rows
+
+    def __post_init__(self) -> None:
+        zeroed = np.flatnonzero(self.zeroed)
+        self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
     def write(self, position: int, rows: torch.Tensor) -> None:
-        """Rows [n, H] from ``position`` on."""
-        end = position + len(rows)
-        kept = self._with_room(end, rows)
-        kept[position:end].copy_(rows)
-        self.present[position:end] = True
+        """Rows [n, H] from ``position`` on, on the host."""
+        self.write_step(position, rows, as_bytes(rows), 0, len(rows))
+
+    def write_step(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
+        """Rows ``begin`` … ``end`` of a step [n, H] on the host, whose bytes are ``data``."""
+        last = position + end - begin
+        if last > len(self._bytes):
+            self._grow(last, step)
+        self._bytes[position:last] = data[begin:end]
+        self.present[position:last] = True
 
     def missing(self, count: int) -> list[int]:
         """The positions below ``count`` without a row."""
@@ -52,18 +70,21 @@ class Capture:
     def nbytes(self) -> int:
         return 0 if self.rows is None else self.rows.nbytes
 
-    def _with_room(self, end: int, like: torch.Tensor) -> torch.Tensor:
-        """The rows' buffer, with room for ``end`` rows such as ``like``'s."""
-        if self.rows is not None and end <= len(self.rows):
-            return self.rows
+    def _grow(self, end: int, like: torch.Tensor) -> None:
+        """Room for ``end`` rows such as ``like``'s."""
         capacity = max(end, self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
         rows = torch.empty(capacity, like.shape[1], dtype=like.dtype)
         present = np.zeros(capacity, dtype=np.bool_)
         if self.rows is not None:
             rows[: len(self.rows)] = self.rows
             present[: len(self.present)] = self.present
-        self.rows, self.present = rows, present
-        return rows
+        self.rows, self.present, self._bytes = rows, present, as_bytes(rows)
+
+
+def as_bytes(rows: torch.Tensor) -> Bytes:
+    """Rows [n, H] on the host as bytes [n, H times the item size], on the same memory where they are contiguous."""
+    found: Bytes = rows.contiguous().view(torch.uint8).numpy()
+    return found
 
 
 class CaptureStore:
@@ -125,12 +146,85 @@ Part = tuple[Capture, int, int, int]
 """A capture, the position of its first row, and where its rows begin and end in the step's rows."""
 
 
-class _PinnedCopy:
+class HostCopies:
+    """One device-to-host copy per step for the whole batch. On the CPU there is nothing to copy."""
+
+    def __init__(self, max_rows: int) -> None:
+        """``max_rows``: of one step."""
+        self._ring = CopyRing(max_rows)
+
+    @property
+    def copies(self) -> int:
+        return self._ring.copies
+
+    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Rows [n, H] of one step."""
+        if rows.device.type == "cpu":
+            _deliver(rows, parts)
+        else:
+            self._ring.push(rows, parts)
+
+    def flush(self) -> None:
+        """Hand over everything that is under way."""
+        self._ring.flush()
+
+
+class Event(Protocol):
+    """What ``torch.Event`` does of it: a mark behind the work given to the device so far."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CopyRing:
+    """Copies to the host, into a ring of pinned, reused buffers.
+
+    A copy is handed to its captures when its buffer is needed again or the rows are asked
+    for, so the step itself does not wait.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        buffers: int = 2,
+        *,
+        allocate: Callable[[int, torch.Tensor], torch.Tensor] = lambda rows, like: torch.empty(
+            rows, like.shape[1], dtype=like.dtype, pin_memory=True
+        ),
+        event: Callable[[torch.device], Event] = torch.Event,
+    ) -> None:
+        """``max_rows``: of one step. ``allocate``: a buffer of that many rows such as those of the second."""
+        self._max_rows = max_rows
+        self._buffers = buffers
+        self._allocate = allocate
+        self._event = event
+        self._ring: deque[_Copy] = deque()  # the oldest first
+        self.copies = 0
+
+    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Start the copy of one step's rows [n, H]."""
+        if len(self._ring) < self._buffers:
+            copy = _Copy(self._allocate(self._max_rows, rows), self._event(rows.device))
+        else:
+            copy = self._ring.popleft()
+            copy.finish()
+        copy.start(rows, parts)
+        self._ring.append(copy)
+        self.copies += 1
+
+    def flush(self) -> None:
+        """Hand over everything that is under way."""
+        for copy in self._ring:
+            copy.finish()
+
+
+class _Copy:
     """A buffer of the ring, and the step whose rows are on their way into it."""
 
-    def __init__(self, max_rows: int, like: torch.Tensor) -> None:
-        self._host = torch.empty(max_rows, like.shape[1], dtype=like.dtype, pin_memory=True)
-        self._event = torch.Event(like.device)
+    def __init__(self, host: torch.Tensor, event: Event) -> None:
+        self._host = host
+        self._event = event
         self._parts: Sequence[Part] = ()
 
     def start(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
@@ -146,37 +240,7 @@ class _PinnedCopy:
             self._parts = ()
 
 
-class HostCopies:
-    """One device-to-host copy per step for the whole batch, into a ring of pinned, reused buffers.
-
-    A copy is handed to its captures when its buffer is needed again or the rows are
-    asked for, so the step itself does not wait. On the CPU there is nothing to copy.
-    """
-
-    def __init__(self, max_rows: int, buffers: int = 2) -> None:
-        """``max_rows``: of one step."""
-        self._max_rows = max_rows
-        self._buffers = buffers
-        self._ring: deque[_PinnedCopy] = deque()  # the oldest first
-        self.copies = 0
-
-    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
-        """Rows [n, H] of one step."""
-        if rows.device.type == "cpu":
-            _deliver(rows, parts)
-            return
-        copy = _PinnedCopy(self._max_rows, rows) if len(self._ring) < self._buffers else self._ring.popleft()
-        copy.finish()
-        copy.start(rows, parts)
-        self._ring.append(copy)
-        self.copies += 1
-
-    def flush(self) -> None:
-        """Hand over everything that is under way."""
-        for copy in self._ring:
-            copy.finish()
-
-
 def _deliver(rows: torch.Tensor, parts: Sequence[Part]) -> None:
+    data = as_bytes(rows)
     for capture, position, begin, end in parts:
-        capture.write(position, rows[begin:end])
+        capture.write_step(position, rows, data, begin, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,28 +10,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.runners.captures import CAPTURE, Capture, CaptureStore, HostCopies
+from omni_jobs.errors import ModelError
+from workers.models.interface import SupportsNamedOutputs
+from workers.runners.captures import CAPTURE, Capture, CaptureStore, HostCopies, Part
 from workers.runners.gpu_model_runner import OmniGPUModelRunner
+from workers.stage_io import TensorTree
 from workers.vllm_hooks.runner import AddedRequest, StepRows
 
 __all__ = ["GPUARModelRunner"]
 
 _CLOSED_PER_SLOT = 4  # captures kept for a taker, as a multiple of the requests in a batch
+_OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})  # in a payload
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    rows: list[StepRows]
+    parts: list[Part]
     index: slice | torch.Tensor  # the rows' places on the step's token axis
-    embeds: torch.Tensor  # [n, H], zeroed at media positions
+    embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
 
 
 class GPUARModelRunner(OmniGPUModelRunner):
-    """Captures last hidden state + input embedding for the requests that ask, once per step for the whole batch.
+    """Captures the last hidden states of the requests that ask, once per step for the whole batch.
 
-    The embedding part is zero at audio, image and video positions of the prompt
-    (Transformers: ``Qwen2_5OmniForConditionalGeneration.generate``, ``embeds_to_talker``).
+    With ``adds_embeddings`` a row is last hidden state + input embedding, the embedding part
+    zero at audio, image and video positions of the prompt (Transformers:
+    ``Qwen2_5OmniForConditionalGeneration.generate``, ``embeds_to_talker``).
     """
+
+    adds_embeddings = False  # Component.adds_embeddings: the worker sets it
 
     def set_up(self) -> None:
         super().set_up()
@@ -42,6 +50,25 @@ class GPUARModelRunner(OmniGPUModelRunner):
         """A capture with all its rows on the host; it is no longer kept here."""
         self._copies.flush()
         return self.captures.take(key)
+
+    def drop(self, key: str) -> None:
+        """Forget a capture, its rows that are under way to the host as well."""
+        self._copies.flush()
+        self.captures.drop(key)
+
+    def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
+        """The first ``rows`` of a taken capture, and what the model makes of them. Raises ModelError."""
+        if capture.rows is None:
+            return {}
+        found = capture.rows[:rows]
+        model = self.get_model()
+        named = model.named_outputs(found, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
+        for name, output in named.items():
+            if name in _OWN_NAMES:
+                raise ModelError("the runner's own output has this name", field=name)
+            if not _is_tensor_tree(output):
+                raise ModelError(f"{type(output).__name__} where a tensor, a list or a dict of them is due", field=name)
+        return {**named, "hidden_states": found}
 
     def stats(self) -> dict[str, int]:
         return {
@@ -80,35 +107,41 @@ class GPUARModelRunner(OmniGPUModelRunner):
         rows = self.step_rows(self.captures)
         if not rows:
             return None
+        parts = self._parts(rows)
+        index = _index(rows, self.device)
+        if not self.adds_embeddings:
+            return _Kept(parts, index, None)
         if embeds is None:  # a model without media embeds its tokens itself
             model: Any = self.get_model()
             embeds = model.embed_input_ids(input_ids)
-        index = _index(rows, embeds.device)
-        return _Kept(rows, index, self._without_media(rows, embeds[index]))
+        return _Kept(parts, index, _without_media(parts, embeds[index]))
+
+    def _parts(self, rows: list[StepRows]) -> list[Part]:
+        parts = []
+        done = 0
+        for request_id, begin, end, position in rows:
+            count = end - begin
+            parts.append((self.captures[request_id], position, done, done + count))
+            done += count
+        return parts
 
     def after_forward(self, hidden: torch.Tensor, kept: _Kept) -> None:
-        parts = []
-        begin = 0
-        for rows in kept.rows:
-            end = begin + rows.end - rows.begin
-            parts.append((self.captures[rows.request_id], rows.position, begin, end))
-            begin = end
-        self._copies.push(hidden[kept.index] + kept.embeds, parts)
-        self.counts["captured_rows"] += begin
+        states = hidden[kept.index]
+        self._copies.push(states if kept.embeds is None else kept.embeds.add_(states), kept.parts)
+        self.counts["captured_rows"] += kept.parts[-1][-1]
         self.counts["captured_steps"] += 1
 
-    def _without_media(self, rows: list[StepRows], embeds: torch.Tensor) -> torch.Tensor:
-        """The rows' embeddings, zeroed at media positions; always a copy."""
-        zeroed = np.zeros(len(embeds), dtype=np.bool_)
-        begin = 0
-        for part in rows:
-            end = begin + part.end - part.begin
-            of_prompt = self.captures[part.request_id].zeroed[part.position : part.position + part.end - part.begin]
+
+def _without_media(parts: Sequence[Part], embeds: torch.Tensor) -> torch.Tensor:
+    """The rows' embeddings, zeroed at media positions; always a copy."""
+    zeroed = np.zeros(len(embeds), dtype=np.bool_)
+    for capture, position, begin, end in parts:
+        if position < capture.zeroed_end:
+            of_prompt = capture.zeroed[position : position + end - begin]
             zeroed[begin : begin + len(of_prompt)] = of_prompt
-            begin = end
-        if not zeroed.any():
-            return embeds.clone()
-        return embeds.masked_fill(_to_device(zeroed, embeds.device)[:, None], 0)
+    if not zeroed.any():
+        return embeds.clone()
+    return embeds.masked_fill(_to_device(zeroed, embeds.device)[:, None], 0)
 
 
 def _index(rows: list[StepRows], device: torch.device) -> slice | torch.Tensor:
@@ -121,3 +154,8 @@ def _index(rows: list[StepRows], device: torch.device) -> slice | torch.Tensor:
 def _to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _is_tensor_tree(output: object) -> bool:
+    members = output.values() if isinstance(output, dict) else output if isinstance(output, list) else [output]
+    return all(isinstance(member, torch.Tensor) for member in members)

@@ -28,9 +28,10 @@ class GPUARWorker(HookedWorker):
     runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
     model_runner: GPUARModelRunner
 
-    def omni_start(self, spool: str, min_free_bytes: int) -> None:
-        """The engine's client tells where the spool is, and what must stay free there."""
+    def omni_start(self, spool: str, min_free_bytes: int, adds_embeddings: bool) -> None:
+        """The engine's client tells where the spool is, what must stay free there, and what a captured row is."""
         self._spool = SpoolReader(Path(spool), min_free_bytes)
+        self.model_runner.adds_embeddings = adds_embeddings
 
     def omni_load(self, key: str, prompt_tokens: int) -> dict[str, str] | None:
         """Load the information in spool file ``key`` for a coming request. An error, or None."""
@@ -41,7 +42,10 @@ class GPUARWorker(HookedWorker):
         return _answer(load)
 
     def omni_take(self, key: str, rows: int) -> dict[str, Any] | None:
-        """Write the first ``rows`` captured rows and the positions to spool file ``key``. An error, or None."""
+        """Write the first ``rows`` captured rows, what the model makes of them and the positions to spool file ``key``.
+
+        An error, or None.
+        """
         if not self.model_runner.holds_output():
             return None
 
@@ -54,18 +58,16 @@ class GPUARWorker(HookedWorker):
                     f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
                     field="hidden_states",
                 )
-            found: dict[str, Any] = {"mrope_delta": capture.delta}
-            if capture.rows is not None:
-                found["hidden_states"] = capture.rows[:rows]
+            found: dict[str, Any] = dict(self.model_runner.outputs_of(capture, rows))
             if capture.positions is not None:
-                found["mrope_positions"] = capture.positions
+                found |= {"mrope_positions": capture.positions, "mrope_delta": capture.delta}
             self._spool.write(key, found)
 
         return _answer(take)
 
     def omni_drop(self, key: str) -> None:
         """Forget what is held under ``key``: the request was cancelled or has failed."""
-        self.model_runner.captures.drop(key)
+        self.model_runner.drop(key)
         self.model_runner.drop_information(key)
 
     def omni_stats(self) -> dict[str, int]:

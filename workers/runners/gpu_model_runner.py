@@ -35,6 +35,8 @@ class OmniGPUModelRunner(HookedModelRunner):
         model = self.get_model()
         if not isinstance(model, SupportsAdditionalInformation):
             raise ModelError(f"{type(model).__name__} takes no additional information", field="additional_information")
+        if not self.embeds_inputs():
+            raise ModelError("its component lacks the engine argument enable_prompt_embeds", field="engine_args")
         self._loaded[key] = model.load_information(information, prompt_tokens)
 
     def drop_information(self, key: str) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from omni_jobs.errors import ConfigError
-from workers.models.components import MODELS
+from workers.models.components import model_classes
 
 __all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
 
@@ -72,6 +72,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_RUNNER, "query_start_loc", read_in="_prepare_inputs"),
     Hook(_RUNNER, "requests", read_in="_update_states"),
     Hook(_RUNNER, "max_num_tokens", read_in="__init__"),
+    Hook(_RUNNER, "enable_prompt_embeds", read_in="_preprocess"),
+    Hook(_RUNNER, "supports_mm_inputs", read_in="_preprocess"),
     Hook(_BATCH, "num_computed_tokens_cpu", read_in="__init__"),
     Hook(_RUNNER, "discard_request_mask", read_in="_bookkeeping_sync"),
     Hook(_BATCH, "req_ids"),
@@ -81,7 +83,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_STATE, "mrope_positions"),
     Hook(_STATE, "mrope_position_delta"),
     Hook(_NEW, "req_id"),
-    Hook(_NEW, "prompt_token_ids"),
+    Hook(_NEW, "prompt_len"),
     Hook(_NEW, "mm_features"),
     Hook(_NEW, "sampling_params"),
     Hook(_NEW, "num_computed_tokens"),
@@ -142,7 +144,7 @@ def register() -> None:
     """vLLM calls this in each of its processes: model classes by name, imported when used."""
     from vllm import ModelRegistry
 
-    for model in MODELS:
+    for model in model_classes():
         if model.architecture not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(model.architecture, model.module)
     _end_with_parent()

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
-from workers.vllm_hooks import check_hooks
+from workers.vllm_hooks import check_hooks, register
 
 __all__ = ["Engine", "ParentThread"]
 
@@ -73,10 +73,11 @@ class Engine:
         and EngineDead when its process ends during the start.
         """
         check_hooks()
-        # vLLM marks its plugins as loaded before it loads them: of two engines that start at
-        # once in one process, the second would not find our model classes.
+        # vLLM marks its plugins as loaded before it loads them, and loads them once: of two
+        # engines that start at once in one process, the second would not find our model classes.
         with _LOADING_PLUGINS:
             load_general_plugins()  # type: ignore[no-untyped-call]
+            register()
         # The hooks exist in vLLM's V1 model runner alone, and vLLM takes the choice from nowhere else.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         parent = ParentThread()

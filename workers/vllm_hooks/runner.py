@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,7 @@ class AddedRequest:
     media: Sequence[tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]]  # (offset, which positions are embeddings)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
+class StepRows(NamedTuple):
     """One request's rows of a step: ``begin`` … ``end`` on the step's token axis, from position ``position``."""
 
     request_id: str
@@ -95,17 +94,19 @@ class HookedModelRunner(GPUModelRunner):
 
     def step_rows(self, wanted: Container[str]) -> list[StepRows]:
         """The rows of the wanted requests in the step at hand, in batch order."""
-        batch = self.input_batch
-        edges = self.query_start_loc.np
-        return [
-            StepRows(request_id, int(edges[n]), int(edges[n + 1]), int(batch.num_computed_tokens_cpu[n]))
-            for n, request_id in enumerate(batch.req_ids)
-            if request_id in wanted
-        ]
+        ids = self.input_batch.req_ids
+        edges = self.query_start_loc.np[: len(ids) + 1].tolist()
+        computed = self.input_batch.num_computed_tokens_cpu[: len(ids)].tolist()
+        rows = zip(ids, edges[:-1], edges[1:], computed, strict=True)
+        return [StepRows(*found) for found in rows if found[0] in wanted]
 
     def max_step_rows(self) -> int:
         """The most rows a step can have."""
         return int(self.max_num_tokens)
+
+    def embeds_inputs(self) -> bool:
+        """Whether every step has input embeddings, and so comes by ``edit_inputs``."""
+        return bool(self.enable_prompt_embeds or self.supports_mm_inputs)
 
     def holds_output(self) -> bool:
         """Whether this is the one rank that keeps what the model puts out (all ranks of the last stage have it)."""

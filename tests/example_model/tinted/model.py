@@ -1,0 +1,66 @@
+"""Llama with additional information: a tint per request, and a drift per generated token.
+
+The input at position p of a prompt of P tokens is
+
+    embed(token) + tint + (drift[min(p - P, last)] if p >= P else 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.model_executor.models.llama import LlamaForCausalLM
+
+from omni_jobs.errors import ModelError
+from workers.models.interface import InformedRows
+from workers.stage_io import TensorTree
+
+__all__ = ["TintedLlamaForCausalLM"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tint:
+    """One request's information, on the model's device."""
+
+    tint: torch.Tensor  # [H]
+    drift: torch.Tensor  # [T, H]
+    prompt_tokens: int
+
+    def at(self, position: int, count: int) -> torch.Tensor:
+        """[count, H]: what is added from ``position`` on."""
+        drifted = torch.arange(position, position + count, device=self.tint.device) - self.prompt_tokens
+        rows = self.drift[drifted.clamp(0, len(self.drift) - 1)]
+        return self.tint + rows.masked_fill((drifted < 0)[:, None], 0)
+
+
+class TintedLlamaForCausalLM(LlamaForCausalLM):
+    """Implements SupportsAdditionalInformation and SupportsNamedOutputs of ``workers.models.interface``."""
+
+    def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Tint:
+        """``tint`` float [H], ``drift`` float [T, H]. Raises ModelError naming the field that does not fit."""
+        size = self.config.hidden_size
+        tint, drift = information.get("tint"), information.get("drift")
+        if not isinstance(tint, torch.Tensor) or tint.shape != (size,) or not tint.is_floating_point():
+            raise ModelError(f"float [{size}] is due", field="tint")
+        if not isinstance(drift, torch.Tensor) or drift.ndim != 2 or drift.shape[1] != size or not len(drift):
+            raise ModelError(f"float [T, {size}] is due, T at least 1", field="drift")
+        weight = self.model.embed_tokens.weight
+        return _Tint(tint.to(weight), drift.to(weight), prompt_tokens)
+
+    def information_positions(self, loaded: _Tint) -> None:
+        """Llama counts its positions itself."""
+
+    def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
+        for rows in step:
+            embeds[rows.begin : rows.end] += rows.information.at(rows.position, rows.end - rows.begin)
+
+    def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> dict[str, TensorTree]:
+        """A tensor [H], a list of them per eight rows, a dict of them per part."""
+        return {
+            "mean": rows.mean(dim=0),
+            "per_eight": [part.mean(dim=0) for part in rows.split(8)],
+            "per_part": {"prompt": rows[:prompt_tokens].mean(dim=0), "answer": rows[prompt_tokens - 1 :].mean(dim=0)},
+        }

@@ -1,0 +1,67 @@
+"""The input processors: a request → the tinted stage's input; its payload → the summary's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from safetensors.torch import load_file
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.parameters import ArParameters, EchoParameters
+from omni_jobs.prompts import load_renderer
+from omni_jobs.stage_config import Flow, StageConfig
+from workers.engine_args import OmniModelConfig
+from workers.stage_io import EchoPrompt, OmniTokensPrompt, StageSource
+
+__all__ = ["SummaryProcessor", "TintProcessor"]
+
+
+class TintProcessor:
+    """The request's prompt, and the tint its first message names: "warm", "cold" …"""
+
+    consumes: ClassVar[frozenset[Flow]] = frozenset()
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        if model is None:
+            raise ConfigError("processor tint needs a model", field="processor", stage=stage.name)
+        self._renderer = load_renderer(model.architecture, model.path)
+        self._tints = load_file(model.path / "tints" / "tints.safetensors")
+
+    def __call__(self, source: StageSource) -> OmniTokensPrompt:
+        if not isinstance(source.parameters, ArParameters):
+            raise ModelError("tint makes input for an AR stage", field="kind")
+        tint = self._tints.get(str(source.request["messages"][0]["content"]))
+        if tint is None:
+            raise ModelError("the first message names no tint", field="messages.0.content")
+        return OmniTokensPrompt(
+            prompt_token_ids=list(self._renderer.encode(source.request) or ()),
+            additional_information={"tint": tint, "drift": self._tints["drift"]},
+            parameters=source.parameters,
+            seed=source.seed,
+            capture=source.capture,
+        )
+
+
+class SummaryProcessor:
+    """Reads every kind of output: a tensor, a list of tensors, a dict of tensors."""
+
+    consumes: ClassVar[frozenset[Flow]] = frozenset({"hidden_states"})
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        self._upstream = next(iter(stage.inputs))
+
+    def __call__(self, source: StageSource) -> EchoPrompt:
+        if not isinstance(source.parameters, EchoParameters):
+            raise ModelError("tint_summary makes input for an echo stage", field="kind")
+        payload = source.upstream[self._upstream]
+        information = payload.additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information")
+        rows = information.tensor("hidden_states", rank=2).shape[0]
+        mean = information.tensor("mean", dtypes=frozenset({"F32"}), rank=1).shape[0]
+        per_eight, per_part = information.tensors.get("per_eight"), information.tensors.get("per_part")
+        if not isinstance(per_eight, list) or not isinstance(per_part, Mapping):
+            raise PayloadCorrupt("no list and dict of tensors", field="tensors.per_eight")
+        text = f"{rows} rows of {mean}; {len(per_eight)} in eights; parts {', '.join(per_part)}"
+        return EchoPrompt(text, payload.nbytes, source.parameters, source.seed, source.capture)
