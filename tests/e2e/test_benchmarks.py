@@ -31,3 +31,15 @@ def figures_of(tmp_path: Path, module: str, *arguments: str) -> dict[str, dict[s
 def test_the_main_job(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "main_job", "--jobs", "2", "--runs", "1")
     assert {"1 job, stack", "2 jobs, OmniLLM's time / the stack's", "memory of the stack, idle"} <= set(figures)
+
+
+def test_payloads(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "payloads", "--quick", "--directory", tmp_path)
+    targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
+    assert targets == {
+        "Payload.write / raw write": 1.3,
+        "put with digest / raw write": 1.3,
+        "read and decode / mmap and digest": 1.2,
+    }
+    for name in ("written: safetensors", "read with a digest: torch.load", "read with a digest: msgpack"):
+        assert figures[name]["runs"]
