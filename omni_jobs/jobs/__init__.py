@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from omni_jobs.db import Database
+from omni_jobs.errors import Conflict
 from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
 from omni_jobs.jobs.submit import new_job_id, submit
 from omni_jobs.jobs.values import (
@@ -105,9 +106,19 @@ class Jobs:
         A known ``idempotency_key`` gives the job it named, with ``created`` False; raises
         Conflict (field ``Idempotency-Key``) when that was another request.
         """
-        return self._db.run(
-            partial(submit, job=job, idempotency_key=idempotency_key, announce_after_s=self._announce_after_s)
-        )
+        [answer] = self.submit_all([(job, idempotency_key)])
+        if isinstance(answer, Conflict):
+            raise answer
+        return answer
+
+    def submit_all(self, wishes: Sequence[tuple[NewJob, str | None]]) -> list[Submitted | Conflict]:
+        """Jobs with their idempotency keys, in one transaction; answers in the same order.
+
+        A key of another request gets its Conflict as its answer, and disturbs no other.
+        """
+        if not wishes:
+            return []
+        return self._db.run(partial(submit, wishes=wishes, announce_after_s=self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.

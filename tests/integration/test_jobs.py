@@ -30,6 +30,7 @@ from omni_jobs.jobs import (
     Jobs,
     NewArtifact,
     ProgressReport,
+    Submitted,
     new_job_id,
 )
 from omni_jobs.states import JobState, StageRunState
@@ -108,6 +109,46 @@ def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
         answers = list(pool.map(lambda _: jobs.submit(new_job(), idempotency_key="k"), range(24)))
     assert len({answer.job_id for answer in answers}) == 1
     assert sum(answer.created for answer in answers) == 1
+
+
+def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
+    known = jobs.submit(new_job(), idempotency_key="known")
+    wishes = [
+        (new_job(), None),
+        (new_job(), "known"),
+        (new_job(request_digest="other"), "known"),
+        (new_job({"only": []}), "twice"),
+        (new_job({"only": []}), "twice"),
+        (new_job(DIAMOND), "new"),
+    ]
+    first, again, conflict, one, other, diamond = jobs.submit_all(wishes)
+    assert isinstance(conflict, Conflict)
+    assert conflict.field == "Idempotency-Key"
+    assert [answer.created for answer in (first, again, diamond)] == [True, False, True]  # type: ignore[union-attr]
+    assert isinstance(one, Submitted)
+    assert isinstance(other, Submitted)
+    assert (again.job_id, one.job_id) == (known.job_id, other.job_id)  # type: ignore[union-attr]
+    assert [one.created, other.created].count(True) == 1
+    assert len(jobs.list().jobs) == 4
+    for answer, queue in ((first, "echo.first"), (diamond, "echo.a")):
+        assert isinstance(answer, Submitted)
+        assert [hint.queue for hint in answer.hints] == [queue]
+    assert [hint.queue for answer in (one, other) for hint in answer.hints] == ["echo.only"]
+    assert stages(jobs, diamond.job_id)["a"] == "queued"  # type: ignore[union-attr]
+    assert jobs.submit_all([]) == []
+
+
+def test_batches_that_share_keys_make_each_job_once(jobs: Jobs) -> None:
+    keys = [f"k{n}" for n in range(20)]
+
+    def submit(seed: int) -> list[str]:
+        mine = random.Random(seed).sample(keys, len(keys))
+        answers = jobs.submit_all([(new_job(), key) for key in mine])
+        return [answer.job_id for answer in answers if isinstance(answer, Submitted) and answer.created]
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [job_id for batch in pool.map(submit, range(12)) for job_id in batch]
+    assert len(made) == len(set(made)) == len(keys)
 
 
 # claim
