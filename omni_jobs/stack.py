@@ -40,6 +40,7 @@ from omni_jobs.data_directory import DataDirectory
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
+from omni_jobs.prompts import load_renderer
 from omni_jobs.sentinel import end_sessions
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, Pipelines, load_pipelines
@@ -124,6 +125,7 @@ class EmbeddedStack:
                     raise ConfigError(f"{pipeline.name} needs a checkpoint directory: --model PATH", field="models")
                 if not Path(path).expanduser().is_dir():
                     raise ConfigError(f"no such checkpoint directory: {path}", field=f"models.{pipeline.name}")
+                load_renderer(pipeline.model.architecture, Path(path).expanduser())  # refuses what does not fit
 
     # -- the caller's side ---------------------------------------------------------------
 

@@ -76,6 +76,7 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
+    ends = _end_ids(metadata, file)
     named = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**named)
@@ -84,7 +85,6 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
         )
     except (ValueError, KeyError, TypeError, RuntimeError, NotImplementedError, ImportError, OSError) as error:
         raise ConfigError(f"Transformers cannot make a model of it: {error}", file=str(file)) from error
-    ends = _end_ids(metadata, file)
     tokenizer.chat_template = metadata["tokenizer.chat_template"]
     _check_tokens(tokenizer, ends, file)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]

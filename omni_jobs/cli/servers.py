@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -34,12 +35,14 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and a worker per stage.
 
-    Without --pipeline: those whose checkpoint is given with --model, or else echo.
+    Without --pipeline: those whose checkpoint is given with --model, or else echo. Which pipeline a checkpoint
+    is for is told from its config.json, where PIPELINE= does not say so.
 
     \b
     Examples:
       omni-jobs up --pipeline echo
       omni-jobs up --model ~/models/Qwen2.5-Omni-3B
+      omni-jobs up --model ~/models/SmolLM2-135M-Instruct --model qwen2_5_omni=~/models/Qwen2.5-Omni-3B
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
     from omni_jobs.console import show_start
@@ -70,17 +73,35 @@ def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tupl
     from omni_jobs.stage_config import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
-    with_model = [name for name in pipelines or known if known.named(name, field="pipeline").model is not None]
+    architectures = {
+        name: pipeline.model.architecture
+        for name in pipelines or known
+        if (pipeline := known.named(name, field="pipeline")).model is not None
+    }
     found: dict[str, Path] = {}
     for value in models:
         name, separator, path = value.partition("=")
         if not separator or name not in known:
-            if len(with_model) != 1:
-                raise typer.BadParameter(f"say for which pipeline: PIPELINE={value}", param_hint="--model")
-            name, path = with_model[0], value
+            name, path = _pipeline_of(Path(value).expanduser(), architectures), value
         found[name] = Path(path).expanduser().resolve()
-    chosen = pipelines or [name for name in with_model if name in found or name in settings.models]
+    chosen = pipelines or [name for name in architectures if name in found or name in settings.models]
     return chosen or ["echo"], found
+
+
+def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
+    """The one pipeline that runs this checkpoint: the only one there is, or else the only one of its architecture."""
+    from omni_jobs.errors import ConfigError
+    from omni_jobs.prompts import architectures_of
+
+    fitting = list(architectures)
+    if len(fitting) > 1:
+        if not checkpoint.is_dir():
+            raise ConfigError(f"no such checkpoint directory: {checkpoint}", field="models")
+        of_checkpoint = architectures_of(checkpoint)
+        fitting = [name for name, architecture in architectures.items() if architecture in of_checkpoint]
+    if len(fitting) != 1:
+        raise typer.BadParameter(f"say for which pipeline: PIPELINE={checkpoint}", param_hint="--model")
+    return fitting[0]
 
 
 def _usual_port(settings: Settings) -> int:

@@ -76,7 +76,7 @@ class Case:
         )
 
 
-def _data_url(media_type: str, data: bytes) -> str:
+def data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
@@ -85,8 +85,8 @@ _PART = {
         "type": "input_audio",
         "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"},
     },
-    "image": lambda data: {"type": "image_url", "image_url": {"url": _data_url("image/png", data)}},
-    "video": lambda data: {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data)}},
+    "image": lambda data: {"type": "image_url", "image_url": {"url": data_url("image/png", data)}},
+    "video": lambda data: {"type": "video_url", "video_url": {"url": data_url("video/mp4", data)}},
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.causal_lm import build_causal_lm
 from workers.tiny_checkpoint import build_tiny_checkpoint
 
 TinyCheckpoints = Callable[[int], Path]
@@ -23,3 +24,9 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint
 def tiny_checkpoint(tiny_checkpoints: TinyCheckpoints) -> Path:
     """The checkpoint of seed 0."""
     return tiny_checkpoints(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny causal language model's checkpoint."""
+    return build_causal_lm(tmp_path_factory.mktemp("tiny_causal_lm"))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from omni_jobs import client as client_module
 from omni_jobs import worker_command as worker_command_module
-from omni_jobs.cli import Exit, app
-from omni_jobs.settings import settings
+from omni_jobs.cli import Exit, app, servers
+from omni_jobs.settings import Settings, settings
 
 CONFIGS = Path(__file__).parents[2] / "stage_configs"
 NOWHERE = "http://127.0.0.1:9"
@@ -98,7 +98,7 @@ def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> 
 def test_list() -> None:
     assert "thinker → talker → code2wav" in run("pipelines", "list").output
     listed = json.loads(run("pipelines", "list", "--json").output)
-    assert [pipeline["name"] for pipeline in listed] == ["echo", "qwen2_5_omni"]
+    assert [pipeline["name"] for pipeline in listed] == ["chat", "echo", "qwen2_5_omni"]
 
 
 def test_the_worker_command_is_stock_celery() -> None:
@@ -179,6 +179,7 @@ def test_a_body_that_is_none(body: str, about: str) -> None:
         (["--pipeline", "qwen2_5_omni"], "needs a checkpoint directory: --model PATH", Exit.FAILED),
         (["--model", "/does/not/exist"], "no such checkpoint directory", Exit.FAILED),
         (["--pipeline", "echo", "--model", "/tmp"], "say for which pipeline", 2),
+        (["--model", "/tmp"], "config.json: the checkpoint lacks this file", Exit.FAILED),
     ],
 )
 def test_up_refuses_what_cannot_run(tmp_path: Path, arguments: list[str], about: str, code: int) -> None:
@@ -186,6 +187,34 @@ def test_up_refuses_what_cannot_run(tmp_path: Path, arguments: list[str], about:
     assert result.exit_code == code
     assert about in result.output
     assert not (tmp_path / "data").exists()
+
+
+def test_up_tells_from_the_checkpoint_which_pipeline_runs_it(tiny_checkpoint: Path, tiny_causal_lm: Path) -> None:
+    omni, chat = str(tiny_checkpoint), str(tiny_causal_lm)
+    for given, expected in (
+        ([omni], {"qwen2_5_omni": tiny_checkpoint}),
+        ([chat], {"chat": tiny_causal_lm}),
+        ([omni, chat], {"qwen2_5_omni": tiny_checkpoint, "chat": tiny_causal_lm}),
+        ([f"chat={chat}"], {"chat": tiny_causal_lm}),
+    ):
+        chosen, models = servers._chosen(Settings(), [], given)
+        assert models == expected
+        assert set(chosen) == set(expected)
+    chosen, _ = servers._chosen(Settings(models={"chat": tiny_causal_lm}), [], [])
+    assert chosen == ["chat"]
+    assert servers._chosen(Settings(), [], []) == (["echo"], {})
+
+
+def test_up_refuses_a_checkpoint_of_another_kind(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    other = tmp_path / "bert"
+    other.mkdir()
+    (other / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}', encoding="utf-8")
+    result = run("up", "--data-dir", str(tmp_path / "data"), "--model", str(other))
+    assert result.exit_code == 2
+    assert "say for which pipeline" in result.output
+    result = run("up", "--data-dir", str(tmp_path / "data"), "--model", f"qwen2_5_omni={tiny_causal_lm}")
+    assert result.exit_code == Exit.FAILED
+    assert "chat template" in result.output or "thinker_config" in result.output
 
 
 @pytest.mark.parametrize(

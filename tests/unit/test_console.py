@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from omni_jobs.console import (
     job_progress,
     job_summary,
     jobs_table,
+    show_text,
     timeline,
 )
 from omni_jobs.views import EventView, JobView
@@ -149,3 +151,33 @@ def test_lists() -> None:
     assert "✔ thinker  ✔ talker" in view
     child = ChildView("worker echo.first", ChildState.RESTARTING, 7, 2.5, 3, Path("x.log"))
     assert "worker echo.first  restarting  2.5 s  restarted 3×" in shown(children_table([child]))
+
+
+class Looks:
+    """A client that shows these states of one job."""
+
+    def __init__(self, *jobs: JobView) -> None:
+        self._jobs = jobs
+
+    def wait(self, job_id: str, *, timeout: float | None, on_update: Callable[[JobView], object]) -> JobView:
+        for job in self._jobs:
+            on_update(job)
+        return self._jobs[-1]
+
+
+def so_far(text: str | None) -> JobView:
+    progress = {"done": 1, "total": 9, "unit": "tokens", "text": text}
+    return job("in_progress", [stage("llm", "running", 0, 1, progress=progress)])
+
+
+def test_a_text_is_shown_as_it_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "One two\x1b[2J three."})
+    looks = Looks(so_far(None), so_far("One"), so_far("One"), so_far("One two\x1b[2J"), final)
+    assert show_text(looks, "job-1", "Count.") is final  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "\n> Count.\n\nOne two�[2J three.\n"
+
+
+def test_a_text_that_begins_anew_is_shown_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "Once more"})
+    show_text(Looks(so_far("One"), so_far("On"), final), "job-1", "?")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "\n> ?\n\nOne\n\nOnce more\n"
