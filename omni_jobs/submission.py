@@ -3,61 +3,53 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import Conflict, StorageError
-from omni_jobs.jobs import Hint, NewJob, NewStage, Submitted, new_job_id
+from omni_jobs.errors import StorageError
+from omni_jobs.jobs import NewJob, NewStage
 from omni_jobs.storage import input_key
 
 if TYPE_CHECKING:
-    from omni_jobs.jobs import Jobs
     from omni_jobs.requests import Admitted
     from omni_jobs.storage import ObjectStore
 
-__all__ = ["submit"]
+__all__ = ["forget_media", "new_job", "store_media"]
 
 logger = logging.getLogger(__name__)
 
 
-def submit(
+def store_media(job_id: str, admitted: Admitted, store: ObjectStore) -> list[dict[str, Any]]:
+    """Put the request's media where the job to be will look for them; what the job says of each, by number.
+
+    Raises StorageUnavailable.
+    """
+    media = []
+    for number, medium in enumerate(admitted.media):
+        ref = store.put(input_key(job_id, number), [medium.data], media_type=medium.media_type)
+        media.append({**ref.model_dump(), "media_type": medium.media_type})
+    return media
+
+
+def forget_media(media: Sequence[Mapping[str, Any]], store: ObjectStore) -> None:
+    """Delete media that no job refers to; what cannot be deleted now expires as an orphan."""
+    if not media:
+        return
+    try:
+        store.delete([item["key"] for item in media])
+    except StorageError as error:
+        logger.warning("%d media are left behind: %s", len(media), error)
+
+
+def new_job(
+    job_id: str,
     admitted: Admitted,
+    media: Sequence[Mapping[str, Any]],
     *,
-    jobs: Jobs,
-    store: ObjectStore,
-    send: Callable[[Sequence[Hint]], object],
-    idempotency_key: str | None = None,
     tenant: str = "default",
     expires_in_s: float | None = None,
-) -> Submitted:
-    """Store the job; ``send`` publishes its hints and must not raise: the rescuer repeats what is lost.
-
-    Raises Conflict for an idempotency key that named another request, StorageUnavailable and
-    DatabaseUnavailable. After the last the job may exist all the same: only an idempotency
-    key makes it safe to try again.
-    """
-    job_id = new_job_id()
-    keys = [input_key(job_id, number) for number in range(len(admitted.media))]
-    media: list[dict[str, Any]] = []
-    for key, medium in zip(keys, admitted.media, strict=True):
-        ref = store.put(key, [medium.data], media_type=medium.media_type)
-        media.append({**ref.model_dump(), "media_type": medium.media_type})
-    try:
-        submitted = jobs.submit(
-            replace(_new_job(job_id, admitted, media), tenant=tenant, expires_in_s=expires_in_s),
-            idempotency_key=idempotency_key,
-        )
-    except Conflict:
-        _forget(store, keys)
-        raise
-    if not submitted.created:
-        _forget(store, keys)
-    send(submitted.hints)
-    return submitted
-
-
-def _new_job(job_id: str, admitted: Admitted, media: Sequence[dict[str, Any]]) -> NewJob:
+) -> NewJob:
+    """The job of an admitted request whose media are stored."""
     pipeline = admitted.pipeline
     return NewJob(
         job_id=job_id,
@@ -80,13 +72,7 @@ def _new_job(job_id: str, admitted: Admitted, media: Sequence[dict[str, Any]]) -
         request_digest=admitted.request_digest,
         media=media,
         metadata=admitted.metadata,
+        tenant=tenant,
         expires_at=admitted.expires_at,
+        expires_in_s=expires_in_s,
     )
-
-
-def _forget(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Delete media that no job refers to; what cannot be deleted now expires as an orphan."""
-    try:
-        store.delete(keys)
-    except StorageError as error:
-        logger.warning("%d media are left behind: %s", len(keys), error)

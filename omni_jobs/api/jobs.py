@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from functools import partial
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -15,10 +16,12 @@ from omni_jobs.api.errors import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
-from omni_jobs.errors import InvalidRequest, NotFound, TooManyJobs
-from omni_jobs.requests import admit, cancel_after, check_deadline
+from omni_jobs.backlog import Place
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, TooManyJobs
+from omni_jobs.jobs import new_job_id
+from omni_jobs.requests import Admitted, admit, cancel_after, check_deadline
 from omni_jobs.states import JobState
-from omni_jobs.submission import submit
+from omni_jobs.submission import forget_media, new_job, store_media
 from omni_jobs.views import EventView, JobView, Page
 
 __all__ = ["JobId", "router"]
@@ -87,21 +90,35 @@ async def submit_job(
     tenant = tenant_of(request, services.settings)
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     submission = await read_submission(request, services.settings.max_body_bytes)
-    job, created = await run_sync(
-        _submit, services, submission, idempotency_key, tenant, expires_in_s, limiter=services.admissions
-    )
-    response.status_code = 202 if created else 200
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return job
+    with ExitStack() as stack:
+        admitted, place = await run_sync(
+            _admit, services, submission, idempotency_key, tenant, expires_in_s, stack, limiter=services.admissions
+        )
+        job_id = new_job_id()
+        media = await run_sync(store_media, job_id, admitted, services.store) if admitted.media else []
+        job = new_job(job_id, admitted, media, tenant=tenant, expires_in_s=expires_in_s)
+        try:
+            submitted = await asyncio.wrap_future(services.submitter.submit(job, idempotency_key))
+        except Conflict:
+            await run_sync(forget_media, media, services.store)
+            raise
+        place.taken = submitted.created
+    if not submitted.created:
+        await run_sync(forget_media, media, services.store)
+    response.status_code = 202 if submitted.created else 200
+    response.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
+    return await run_sync(services.jobs.get, submitted.job_id)
 
 
-def _submit(
+def _admit(
     services: Services,
     submission: Submission,
     idempotency_key: str | None,
     tenant: str,
     expires_in_s: float | None,
-) -> tuple[JobView, bool]:
+    stack: ExitStack,
+) -> tuple[Admitted, Place]:
+    """The admitted request, and its place among those that wait, until ``stack`` is closed."""
     admitted = admit(
         submission.body,
         services.pipelines,
@@ -111,28 +128,16 @@ def _submit(
     )
     if admitted.expires_at is not None and expires_in_s is not None:
         raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
-    send_on = partial(
-        submit,
-        admitted,
-        jobs=services.jobs,
-        store=services.store,
-        send=services.relay.send,
-        idempotency_key=idempotency_key,
-        tenant=tenant,
-        expires_in_s=expires_in_s,
-    )
     try:
         if admitted.expires_at is not None:
             check_deadline(admitted.expires_at, time.time())
-        with services.backlog.place(admitted.pipeline.name, tenant) as place:
-            submitted = send_on()
-            place.taken = submitted.created
+        place = stack.enter_context(services.backlog.place(admitted.pipeline.name, tenant))
     except (InvalidRequest, TooManyJobs):
         # Sent again, a submit gives its job of the first time, however late it is and however much waits.
         if idempotency_key is None or not services.jobs.is_known(idempotency_key):
             raise
-        submitted = send_on()
-    return services.jobs.get(submitted.job_id), submitted.created
+        place = Place()
+    return admitted, place
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

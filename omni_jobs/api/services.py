@@ -18,6 +18,7 @@ from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
 from omni_jobs.storage import ObjectStore, open_store
+from omni_jobs.submitter import Submitter
 
 __all__ = ["Services", "ServicesDep"]
 
@@ -36,6 +37,7 @@ class Services:
     store: ObjectStore
     broker: OmniCelery
     relay: Relay
+    submitter: Submitter
     backlog: Backlog
     admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
 
@@ -48,6 +50,8 @@ class Services:
         relay = Relay(HintPublisher(broker))
         relay.start()
         jobs = Jobs(db, announce_after_s=settings.announce_after_s)
+        submitter = Submitter(jobs.submit_all, relay.send)
+        submitter.start()
         return cls(
             settings=settings,
             pipelines=pipelines,
@@ -57,6 +61,7 @@ class Services:
             store=open_store(settings),
             broker=broker,
             relay=relay,
+            submitter=submitter,
             backlog=Backlog(
                 jobs.backlog,
                 per_pipeline=settings.max_queued_jobs,
@@ -66,7 +71,8 @@ class Services:
         )
 
     def close(self) -> None:
-        """Publish what waits, then let go of everything."""
+        """Submit and publish what waits, then let go of everything."""
+        self.submitter.close()
         self.relay.close()
         self.broker.close()
         self.backlog.close()

@@ -1,0 +1,106 @@
+"""The submitter: jobs that come while a transaction is under way share the next one.
+
+A commit costs a synced write, whatever is in it. One thread submits for all; a job that
+comes alone waits for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from omni_jobs.errors import Conflict, DatabaseUnavailable
+from omni_jobs.jobs import Hint, NewJob, Submitted
+
+__all__ = ["Submitter"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 256
+
+Wishes = Sequence[tuple[NewJob, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    job: NewJob
+    idempotency_key: str | None
+    answer: Future[Submitted] = field(default_factory=Future)
+
+
+class Submitter:
+    """Safe for threads. ``start`` before the first submit, ``close`` at the end."""
+
+    def __init__(
+        self, submit_all: Callable[[Wishes], Sequence[Submitted | Conflict]], send: Callable[[Sequence[Hint]], object]
+    ) -> None:
+        """``submit_all``: that of ``Jobs``. ``send`` publishes hints and must not raise: the rescuer repeats them."""
+        self._submit_all = submit_all
+        self._send = send
+        self._waiting: queue.SimpleQueue[_Wish | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="submitter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: NewJob, idempotency_key: str | None) -> Future[Submitted]:
+        """The answer, soon: the job it made, or that the key named before.
+
+        It may be a Conflict, and DatabaseUnavailable: the job may exist all the same then, and only an
+        idempotency key makes it safe to try again.
+        """
+        wish = _Wish(job, idempotency_key)
+        wish.answer.set_running_or_notify_cancel()  # what is under way is not stopped by a client that leaves
+        self._waiting.put(wish)
+        return wish.answer
+
+    def close(self) -> None:
+        """Answer what waits, then stop."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            wishes: list[_Wish] = []
+            wish = self._waiting.get()
+            while True:
+                if wish is None:
+                    closing = True
+                else:
+                    wishes.append(wish)
+                if len(wishes) == _MOST_AT_ONCE:
+                    break
+                try:
+                    wish = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+            if wishes:
+                self._answer(wishes)
+
+    def _answer(self, wishes: Sequence[_Wish]) -> None:
+        try:
+            answers = self._submit_all([(wish.job, wish.idempotency_key) for wish in wishes])
+        except DatabaseUnavailable as error:
+            for wish in wishes:
+                wish.answer.set_exception(error)
+            return
+        except Exception as error:
+            # What the database refuses of one must not fail the others.
+            if len(wishes) == 1:
+                logger.exception("job %s was refused by the database", wishes[0].job.job_id)
+                wishes[0].answer.set_exception(error)
+                return
+            for wish in wishes:
+                self._answer([wish])
+            return
+        self._send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
+        for wish, answer in zip(wishes, answers, strict=True):
+            if isinstance(answer, Conflict):
+                wish.answer.set_exception(answer)
+            else:
+                wish.answer.set_result(answer)
