@@ -1,8 +1,8 @@
 """The mechanism by which a model takes additional information and hands named outputs on, with a model from outside.
 
-The model stands in tests/example_model and is explained in docs/models.md. One engine with
-64 tokens a step and a KV cache of 512, so that prompts come in chunks and requests push
-each other out.
+The model stands in tests/example_model and is explained in docs/models.md. One engine of two
+ranks with 64 tokens a step and a small KV cache, so that prompts come in chunks and requests
+push each other out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from tests.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_c
 from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.models.components import component_of
 from workers.runners.ar import ARRunner
-from workers.runners.captures import Capture
-from workers.runners.gpu_ar_model_runner import GPUARModelRunner
 from workers.stage import Stage, StageLLM
 from workers.stage_io import OmniModelRunnerOutput, OmniTokensPrompt, StageSource
 
@@ -117,10 +115,11 @@ async def tinted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -
     assert stage.model is not None
     args = OmniEngineArgs.for_stage(stage.config, stage.model, device="cpu", spool_dir=tmp_path_factory.mktemp("spool"))
     crowded = {"block_size": 32, "max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    crowded["tensor_parallel_size"] = 2
     engine = EngineSettings(**{**args.engine.model_dump(exclude_unset=True), **crowded})
     llm = StageLLM(stage, ARRunner(replace(args, engine=engine)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two ranks, on however few cores
         await llm.start()
     yield Tinted(pipeline, checkpoint, llm)
     await llm.close()
@@ -215,28 +214,3 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
     with pytest.raises(ConfigError, match="no AR runner for tinted's component 'speech'; it has None"):
         component_of(OmniModelConfig(Path(), "tinted", "speech"), "tint")
-
-
-class Rows(GPUARModelRunner):
-    """A runner without an engine, whose model names one output."""
-
-    def __init__(self, name: str, output: Any) -> None:
-        self._named = {name: output}
-
-    def get_model(self) -> Any:
-        return self
-
-    def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> dict[str, Any]:
-        return self._named
-
-
-@pytest.mark.parametrize(
-    ("name", "output"),
-    [("token_ids", torch.zeros(1)), ("hidden_states", torch.zeros(1)), ("a", 3), ("a", [torch.zeros(1), 3])],
-)
-async def test_outputs_that_cannot_be_handed_on_are_named(name: str, output: Any) -> None:
-    capture = Capture("k", 1, torch.zeros(1, dtype=torch.bool).numpy())
-    capture.write(0, torch.zeros(2, 4))
-    with pytest.raises(ModelError) as caught:
-        Rows(name, output).outputs_of(capture, 2)
-    assert caught.value.field == name

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
@@ -40,7 +42,11 @@ async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
-    """64 tokens a step and a KV cache of 1024: prompts come in chunks, requests push each other out."""
+    """64 tokens a step and a KV cache of 1024: prompts come in chunks, requests push each other out.
+
+    With async scheduling, which vLLM never uses on CPUs but always on GPUs: a step is given to
+    the model before the one before has said which requests have ended.
+    """
     found = runner(
         tiny_checkpoint,
         "thinker",
@@ -53,9 +59,19 @@ async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the worker in the engine's process: it starts faster
+        patch.setattr(CpuPlatform, "check_and_update_config", classmethod(_with_async_scheduling))
         await found.start()
     yield found
     await found.close()
+
+
+_check_and_update_config = CpuPlatform.check_and_update_config
+
+
+def _with_async_scheduling(platform: type[CpuPlatform], config: VllmConfig) -> None:
+    _check_and_update_config(config)
+    assert config.scheduler_config.async_scheduling is False
+    config.scheduler_config.async_scheduling = True
 
 
 def assert_equal(output: OmniModelRunnerOutput, expected: ReferenceResult) -> None:
@@ -198,6 +214,52 @@ async def test_a_prompt_that_is_too_long_fails_alone(thinker: ARRunner, referenc
     assert long.stage == "thinker"
     assert isinstance(short, OmniModelRunnerOutput)
     assert_equal(short, CASES["text"].expected(reference))
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+async def test_early_stop_at_a_token_or_a_string(
+    thinker: ARRunner,
+    crowded: ARRunner,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    scheduling: str,
+) -> None:
+    """Each hands on P + N - 1 rows, though the engine may have computed one more."""
+    run = {"sync": thinker, "async": crowded}[scheduling]
+    expected = [case.expected(reference) for case in LENGTHS]
+    token = expected[0].thinker_tokens[11]
+    monkeypatch.setattr(run, "_stop_ids", [token])
+    ends = [one.text[7:9] for one in expected]
+    outputs = await asyncio.gather(
+        *(run.run(case.prompt(reference), quiet) for case in LENGTHS),
+        *(run.run(case.prompt(reference, stop=[end]), quiet) for case, end in zip(LENGTHS, ends, strict=True)),
+    )
+    stopped = 0
+    for n, (output, one) in enumerate(zip(outputs, expected * 2, strict=True)):
+        length = _first(token, one.thinker_tokens)
+        if n >= len(LENGTHS):
+            length = min(length, one.text.index(ends[n - len(LENGTHS)]) + 2)
+        assert list(output.token_ids) == one.thinker_tokens[:length]
+        assert (output.finish_reason == "stop") == (length < THINKER_TOKENS)
+        stopped += length < THINKER_TOKENS
+        assert output.hidden_states is not None
+        assert one.hidden_rows is not None
+        due = one.hidden_rows[: len(one.prompt_ids) + length - 1]
+        assert output.hidden_states.shape == due.shape
+        assert torch.allclose(output.hidden_states, due, rtol=0, atol=1e-4)
+    assert stopped > len(LENGTHS)
+    before = await run.stats()
+    output = await run.run(LENGTHS[0].prompt(reference), quiet)
+    after = await run.stats()
+    computed = after["captured_rows"] - before["captured_rows"]
+    taken = len(output.prompt_token_ids) + len(output.token_ids) - 1
+    assert computed == taken + (scheduling == "async")
+    assert after["held_captures"] == 0
+
+
+def _first(token: int, tokens: Sequence[int]) -> int:
+    """How many tokens there are up to the first such one."""
+    return tokens.index(token) + 1 if token in tokens else len(tokens)
 
 
 async def test_max_tokens_beyond_the_context_ends_with_it(crowded: ARRunner, reference: Reference) -> None:

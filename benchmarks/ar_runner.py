@@ -1,0 +1,280 @@
+"""The AR runner: what capturing hidden states costs, and what batching saves.
+
+    python -m benchmarks.ar_runner --json FILE [--runs 5] [--quick]
+
+- Capture on and off in one engine, at 1, 8, 32 and 128 requests: end to end, so with the rows'
+  way out of the engine.
+- Nothing captured: our worker against vLLM's own, each in an engine of its own.
+- One step's capture alone, without an engine: one addition and one copy for the whole batch,
+  against an addition and a copy per request, with rows as long as the 3B model's.
+- The same prompts with Transformers' ``generate``, which keeps its hidden states as well: one by
+  one, and padded into one batch.
+
+The sides of a comparison alternate, and a ratio is of one round. A tiny checkpoint with random
+weights: what is measured is the runner, not the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+
+from benchmarks.figures import Figure, figure, report
+from omni_jobs.bundled import bundled
+from omni_jobs.parameters import ArParameters
+from omni_jobs.stage_config import load_pipeline
+from workers.engine_args import OmniEngineArgs
+from workers.runners.ar import ARRunner
+from workers.runners.captures import CAPTURE
+from workers.runners.gpu_ar_model_runner import GPUARModelRunner
+from workers.stage import Stage
+from workers.stage_io import OmniTextPrompt
+from workers.tiny_checkpoint import build_tiny_checkpoint
+from workers.vllm_hooks.runner import AddedRequest
+
+Times = dict[str, list[float]]
+
+HIDDEN_SIZE = 2048  # the 3B thinker's
+STEPS = 64  # of a request, in the measure of a step alone
+
+
+def figures(*, runs: int, quick: bool) -> list[Figure]:
+    """Quick: one engine, few requests; that it runs, not how fast."""
+    counts = (1, 4) if quick else (1, 8, 32, 128)
+    tokens = 8 if quick else 32
+    with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
+        checkpoint = build_tiny_checkpoint(Path(directory) / "checkpoint")
+        found = _batched_against_per_request(counts, runs)
+        return [*found, *asyncio.run(_with_engines(checkpoint, counts, tokens, runs, quick=quick))]
+
+
+# In engines
+
+
+class StockWorker(ARRunner):
+    """The runner on vLLM's own worker, which captures nothing."""
+
+    async def start(self) -> None:
+        from workers.vllm_hooks.engine import Engine
+
+        args = {**self._args.vllm_args(), **self._component.engine_args}
+        self._engine = await asyncio.to_thread(Engine.start, args)
+
+
+async def _with_engines(
+    checkpoint: Path, counts: Sequence[int], tokens: int, runs: int, *, quick: bool
+) -> list[Figure]:
+    args = _engine_args(checkpoint, max_num_seqs=max(counts))
+    ours = ARRunner(args)
+    stock = None if quick else StockWorker(args)
+    transformers = Transformers(checkpoint)
+    try:
+        await ours.start()
+        if stock is not None:
+            await stock.start()
+        found: list[Figure] = []
+        for count in counts:
+            plain, captured = (_prompts(count, tokens, capture=capture) for capture in (False, True))
+            sides: dict[str, Callable[[], Awaitable[None]]] = {
+                "capture off": _run(ours, plain),
+                "capture on": _run(ours, captured),
+            }
+            if stock is not None:
+                sides["vLLM's worker"] = _run(stock, plain)
+            if count <= 32:
+                words = [prompt.prompt for prompt in plain]
+                sides["Transformers, one by one"] = _in_thread(partial(transformers.one_by_one, words, tokens))
+                sides["Transformers, one batch"] = _in_thread(partial(transformers.batch, words, tokens))
+            found += _throughputs(await _alternate(f"{count} requests", sides, runs), count, tokens)
+        return found
+    finally:
+        await ours.close()
+        if stock is not None:
+            await stock.close()
+
+
+def _throughputs(times: Times, count: int, tokens: int) -> list[Figure]:
+    unit, wanted = "tokens/s", count * tokens
+    found = [figure(f"{count} requests, {name}", unit, [wanted / one for one in runs]) for name, runs in times.items()]
+    ratios = [
+        ("capture on", "capture off"),
+        ("capture off", "vLLM's worker"),
+        ("capture on", "Transformers, one by one"),
+        ("capture on", "Transformers, one batch"),
+    ]
+    return found + [
+        figure(f"{count} requests, tokens/s: {ours} / {theirs}", "×", _ratios(times[theirs], times[ours]))
+        for ours, theirs in ratios
+        if theirs in times
+    ]
+
+
+def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
+    pipeline = load_pipeline(bundled("stage_configs") / "qwen2_5_omni.yaml")
+    config = pipeline.stage("thinker")
+    model = Stage(pipeline, config, checkpoint).model
+    if model is None:
+        raise SystemExit("the pipeline has no model")
+    args = OmniEngineArgs.for_stage(config, model)
+    # Without the prefix cache, which only those that capture nothing read.
+    changed = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": False, "limit_mm_per_prompt": _NO_MEDIA}
+    return replace(args, engine=args.engine.model_copy(update=changed))
+
+
+_NO_MEDIA = {"audio": 0, "image": 0, "video": 0}
+
+
+def _prompts(count: int, tokens: int, *, capture: bool) -> list[OmniTextPrompt]:
+    """Prompts of different lengths, with as many tokens each to say."""
+    parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
+    words = [f"Job {n}. " + "Tell me more. " * (n % 5) for n in range(count)]
+    return [OmniTextPrompt(one, {}, parameters, seed=1, capture=capture) for one in words]
+
+
+def _run(runner: ARRunner, prompts: Sequence[OmniTextPrompt]) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        await asyncio.gather(*(runner.run(prompt, lambda progress: None) for prompt in prompts))
+
+    return run
+
+
+def _in_thread(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        await asyncio.to_thread(work)
+
+    return run
+
+
+async def _alternate(title: str, sides: Mapping[str, Callable[[], Awaitable[None]]], runs: int) -> Times:
+    """Seconds per round of each side; the first round warms all and is left out. The order turns each round."""
+    times: Times = {name: [] for name in sides}
+    names = list(sides)
+    with Progress(transient=True) as progress:
+        for turn in progress.track(range(runs + 1), description=title):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                begin = time.perf_counter()
+                await sides[name]()
+                times[name].append(time.perf_counter() - begin)
+    return {name: found[1:] for name, found in times.items()}
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+class Transformers:
+    """The thinker's ``generate``, greedy, with the hidden states that a talker would need."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration
+
+        dtype = torch.float32
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)  # type: ignore[no-untyped-call]
+        self._thinker: Any = model.thinker.eval().to(_device())
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
+
+    def one_by_one(self, words: Sequence[str], tokens: int) -> None:
+        for one in words:
+            self.batch([one], tokens)
+
+    def batch(self, words: Sequence[str], tokens: int) -> None:
+        inputs = self._tokenizer(list(words), return_tensors="pt", padding=True).to(_device())
+        length = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        with torch.inference_mode():
+            self._thinker.generate(**inputs, **length, output_hidden_states=True, return_dict_in_generate=True)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# A step alone
+
+
+class StepsAlone(GPUARModelRunner):
+    """The runner's own capture without vLLM under it: every request has one row per step."""
+
+    def __init__(self, count: int) -> None:
+        self.device, self.max_num_reqs, self.max_num_tokens = _device(), count, 2048
+        self.set_up()
+        self.adds_embeddings = True
+        ids = [f"request-{n:04}" for n in range(count)]
+        self.input_batch: Any = SimpleNamespace(req_ids=ids, num_computed_tokens_cpu=np.zeros(count, dtype=np.int32))
+        self.query_start_loc: Any = SimpleNamespace(np=np.arange(count + 1, dtype=np.int32))
+        for name in ids:
+            self.request_added(AddedRequest(name, 1, 0, {CAPTURE: name}, []))
+        self._embeds = torch.randn(count, HIDDEN_SIZE, device=self.device)
+        self._hidden = torch.randn(count, HIDDEN_SIZE, device=self.device)
+
+    def holds_output(self) -> bool:
+        return True
+
+    def run(self, capture: Callable[[torch.Tensor, torch.Tensor], None]) -> float:
+        """Seconds of one step, the median over a request's."""
+        times = []
+        self.input_batch.num_computed_tokens_cpu[:] = 0
+        with torch.inference_mode():
+            for _ in range(STEPS):
+                begin = time.perf_counter()
+                capture(self._embeds, self._hidden)
+                times.append(time.perf_counter() - begin)
+                self.input_batch.num_computed_tokens_cpu += 1
+        return float(np.median(times))
+
+    def batched(self, embeds: torch.Tensor, hidden: torch.Tensor) -> None:
+        kept = self.before_forward(None, embeds)
+        if kept is not None:
+            self.after_forward(hidden, kept)
+
+    def per_request(self, embeds: torch.Tensor, hidden: torch.Tensor) -> None:
+        """As the first generation of such runners did."""
+        rows = self.step_rows(self.captures)
+        kept = [embeds[part.begin : part.end].clone() for part in rows]
+        for part, embedded in zip(rows, kept, strict=True):
+            capture = self.captures[part.request_id]
+            zeroed = torch.from_numpy(capture.zeroed[part.position : part.position + part.end - part.begin])
+            if zeroed.any():
+                embedded[: len(zeroed)] = embedded[: len(zeroed)].masked_fill(zeroed.to(embedded.device)[:, None], 0)
+            capture.write(part.position, (hidden[part.begin : part.end] + embedded).cpu())
+
+
+def _batched_against_per_request(counts: Sequence[int], runs: int) -> list[Figure]:
+    found: list[Figure] = []
+    for count in counts:
+        steps = StepsAlone(count)
+        times: Times = {"batched": [], "per request": []}
+        for _ in range(runs + 1):
+            times["batched"].append(steps.run(steps.batched))
+            times["per request"].append(steps.run(steps.per_request))
+        for name, seconds in times.items():
+            found.append(
+                figure(f"a step's capture, {count} requests, {name}", "µs", [1e6 * one for one in seconds[1:]])
+            )
+        ratios = _ratios(times["per request"][1:], times["batched"][1:])
+        found.append(figure(f"a step's capture, {count} requests: time per request / batched", "×", ratios))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
+    parser.add_argument("--quick", action="store_true", help="one engine, few requests, one run: whether it works")
+    arguments = parser.parse_args()
+    report(figures(runs=1 if arguments.quick else arguments.runs, quick=arguments.quick), arguments.json)
+
+
+if __name__ == "__main__":
+    main()
