@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.numpy import save
 
 from omni_jobs.client import Client
 from omni_jobs.errors import InvalidRequest
@@ -64,6 +67,12 @@ class Oracle:
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
 
+    def embeddings(self, tokens: list[int]) -> np.ndarray[Any, Any]:
+        """Float32 [tokens, hidden size]."""
+        with torch.inference_mode():
+            found: np.ndarray[Any, Any] = self.model.get_input_embeddings()(torch.tensor(tokens)).numpy()
+        return found
+
     def answer(self, messages: list[dict[str, Any]], max_tokens: int) -> tuple[int, list[int]]:
         """The prompt's length and the answer's tokens."""
         prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -107,6 +116,37 @@ def test_answers_are_transformers(client: Client, oracle: Oracle) -> None:
         assert_equal(client.wait(job.id, timeout=300), expected, oracle, limit)
         ends.add(oracle.tokenizer.decode(expected[1][-1:]) if len(expected[1]) < limit else "length")
     assert ends >= {STOP, "<|im_end|>", "length"}, "each way to end must occur"
+
+
+def test_embeddings_are_as_good_as_messages(client: Client, oracle: Oracle) -> None:
+    """Mixed with messages in one batch, uploaded and inline; prompts of one length share no prefix cache."""
+    cases = [[{"role": "user", "content": content}] for content in ("x" * 300, "y" * 300, "用一句话介绍灯塔。")]
+    jobs = []
+    for _ in range(2):  # the second time the cache knows them
+        for messages in cases:
+            prompt = oracle.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            file = save({"prompt_embeds": oracle.embeddings(prompt)})
+            asked = body(messages, 40)
+            bare = {name: value for name, value in asked.items() if name != "messages"}
+            inline = {"data": base64.b64encode(file).decode()}
+            jobs += [
+                (messages, client.submit(asked)),
+                (messages, client.submit(bare, prompt_embeds=file)),
+                (messages, client.submit({**bare, "prompt_embeds": inline})),
+            ]
+        for messages, job in jobs:
+            assert_equal(client.wait(job.id, timeout=300), oracle.answer(messages, 40), oracle, 40)
+
+
+@pytest.mark.parametrize(
+    ("rows", "field"),
+    [((3, 63), "prompt_embeds.shape"), ((CONTEXT, 64), "prompt_embeds.shape"), (None, "prompt_embeds.header")],
+)
+def test_embeddings_that_do_not_fit_are_refused(client: Client, rows: tuple[int, int] | None, field: str) -> None:
+    file = b"\x80\x02}q\x00." if rows is None else save({"prompt_embeds": np.zeros(rows, np.float32)})
+    with pytest.raises(InvalidRequest) as caught:
+        client.submit({"model": "chat"}, prompt_embeds=file)
+    assert caught.value.field == field
 
 
 def test_the_text_grows(client: Client) -> None:
