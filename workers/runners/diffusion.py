@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StageError
 from omni_jobs.parameters import DiffusionParameters
-from workers.engine_args import OmniEngineArgs
+from workers.engine_args import Device, OmniEngineArgs
 from workers.runners.base import ProgressSink
 from workers.runners.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.stage_io import CodecPrompt, OmniModelRunnerOutput, Progress, StageInput
@@ -27,7 +27,8 @@ __all__ = ["Batching", "DiffusionRunner"]
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCH_FRAMES = 16_384  # mel frames, padding included; 164 s of speech
+# Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all of one wait for its last.
+DEFAULT_BATCH_FRAMES: Mapping[Device, int] = {"cpu": 1024, "cuda": 16_384}
 
 
 class Batchable(Protocol):
@@ -44,31 +45,31 @@ class Batchable(Protocol):
 class Batching:
     """Which of the waiting prompts run next; pure."""
 
-    max_frames: int  # rows x frames of the longest; a longer prompt runs alone
+    max_frames: int  # of all rows; a longer prompt runs alone
     max_rows: int
-    short_frames: int = 256  # below it a row costs what its launch costs: all short ones share a bucket
+    short_frames: int = 256  # below it a row costs what its launch costs: all short ones run together
 
     def pick(self, waiting: Sequence[Batchable]) -> list[int]:
         """Indices into ``waiting`` (oldest first) of the next batch; the oldest is always in it.
 
-        The rest follow in age, when their solver is the same, no row is more than twice as long
-        as another, and the padded batch fits ``max_frames``.
+        The rest follow in age, when their parameters are the same, the batch fits ``max_frames``,
+        and no row is more than twice as long as another: what is short does not wait for what is long.
         """
         if not waiting:
             return []
         oldest = waiting[0]
-        picked, shortest, longest = [0], oldest.frames, oldest.frames
+        picked, frames, shortest, longest = [0], oldest.frames, oldest.frames, oldest.frames
         for n, other in enumerate(waiting[1:], start=1):
             if len(picked) >= self.max_rows:
                 break
             low, high = min(shortest, other.frames), max(longest, other.frames)
-            fits = high * (len(picked) + 1) <= self.max_frames and self._bucket(high) <= 2 * self._bucket(low)
+            fits = frames + other.frames <= self.max_frames and self._cost(high) <= 2 * self._cost(low)
             if fits and other.parameters == oldest.parameters:
                 picked.append(n)
-                shortest, longest = low, high
+                frames, shortest, longest = frames + other.frames, low, high
         return picked
 
-    def _bucket(self, frames: int) -> int:
+    def _cost(self, frames: int) -> int:
         return max(frames, self.short_frames)
 
 
@@ -80,7 +81,7 @@ class DiffusionRunner:
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
         self._batching = Batching(
-            max_frames=args.engine.max_batch_frames or DEFAULT_BATCH_FRAMES,
+            max_frames=args.engine.max_batch_frames or DEFAULT_BATCH_FRAMES[args.device],
             max_rows=args.engine.max_num_seqs or args.max_in_flight,
         )
         self._room = asyncio.Semaphore(args.max_in_flight)

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.models.token2wav import SAMPLING_RATE, CodecRequest, Denoising, Token2Wav
+from workers.models.denoising import CodecRequest, Denoising
+from workers.models.token2wav import SAMPLING_RATE, Token2Wav
 from workers.stage_io import CodecPrompt, OmniModelRunnerOutput
 
 __all__ = ["BatchWatcher", "GPUDiffusionModelRunner"]
@@ -28,7 +29,7 @@ class BatchWatcher(Protocol):
     """Who waits for a batch; called on the thread that runs it, with the row's number in the batch."""
 
     def wanted(self, row: int) -> bool:
-        """Whether anyone still waits for this row; asked between steps."""
+        """Whether anyone still waits for this row; asked between steps, and before the vocoder."""
 
     def progress(self, row: int, done: int, total: int) -> None:
         """A step is done; the last of ``total`` is the vocoder's."""
@@ -82,25 +83,34 @@ class GPUDiffusionModelRunner:
         return failure
 
     def _run(self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]) -> None:
-        requests = [CodecRequest(prompts[row].codes, prompts[row].voice, prompts[row].seed) for row in rows]
-        denoising = self._model.denoise(requests, prompts[rows[0]].parameters)
-        total = denoising.steps + 1
-        while rows := _still_wanted(denoising, rows, watcher, open_rows):
-            if denoising.done:
-                break
-            denoising.step()
-            for row in rows:
-                watcher.progress(row, denoising.steps_done, total)
-        if not rows:
-            return
-        for group, waveforms in self._model.vocode(denoising.mels()):
-            for n, waveform in zip(group, waveforms, strict=True):
+        steps, mels = self._denoise(prompts, rows, watcher, open_rows)
+        rows = list(mels)
+        for group in self._model.vocoder_groups([len(mels[row]) for row in rows]):
+            wanted = [rows[n] for n in group if watcher.wanted(rows[n])]
+            open_rows.difference_update({rows[n] for n in group} - set(wanted))
+            if not wanted:
+                continue
+            for row, waveform in zip(wanted, self._model.vocode([mels[row] for row in wanted]), strict=True):
                 output = OmniModelRunnerOutput(
                     multimodal_outputs={"waveform": waveform}, values={"sampling_rate": SAMPLING_RATE}
                 )
-                open_rows.discard(rows[n])
-                watcher.progress(rows[n], total, total)
-                watcher.finished(rows[n], output)
+                open_rows.discard(row)
+                watcher.progress(row, steps + 1, steps + 1)
+                watcher.finished(row, output)
+
+    def _denoise(
+        self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]
+    ) -> tuple[int, dict[int, torch.Tensor]]:
+        """How many steps there are, and the mels of the rows that are still wanted after the last."""
+        requests = [CodecRequest(prompts[row].codes, prompts[row].voice, prompts[row].seed) for row in rows]
+        denoising = self._model.denoise(requests, prompts[rows[0]].parameters)
+        while rows := _still_wanted(denoising, rows, watcher, open_rows):
+            if denoising.done:
+                return denoising.steps, dict(zip(rows, denoising.mels(), strict=True))
+            denoising.step()
+            for row in rows:
+                watcher.progress(row, denoising.steps_done, denoising.steps + 1)
+        return denoising.steps, {}
 
 
 def _still_wanted(denoising: Denoising, rows: list[int], watcher: BatchWatcher, open_rows: set[int]) -> list[int]:
@@ -124,8 +134,10 @@ def _stage_error(error: RuntimeError | MemoryError) -> StageError:
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    # The CPU's allocator raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # The CPU's allocator, and C++ code that allocates by itself, come as plain RuntimeErrors.
+    return any(words in str(error) for words in ("can't allocate memory", "bad_alloc"))
 
 
 @contextmanager
