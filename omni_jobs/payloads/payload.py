@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
 from omni_jobs.files import map_file, translated_os_errors, write_atomically
@@ -43,8 +43,6 @@ class Payload:
     manifest: Manifest
     prompt_embeds: PromptEmbedsPayload | None = None
     additional_information: AdditionalInformationPayload | None = None
-
-    NO_LIMITS: ClassVar[PayloadLimits] = WRITER_LIMITS
 
     # Encoding
 

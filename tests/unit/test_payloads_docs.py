@@ -1,0 +1,44 @@
+"""What docs/payloads.md shows must be so: its examples run, its numbers are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.payloads import PayloadLimits
+from omni_jobs.payloads.tensor import ITEM_BYTES
+from tests.fuzz.answers import LONGEST_S, PEAK_BYTES, PEAK_PER_BYTE
+
+TEXT = (Path(__file__).parents[2] / "docs" / "payloads.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "docs/payloads.md", "exec"), found)
+    assert (found["tokens"], found["hidden_size"]) == (7, 576)
+    assert found["voice"] == "Chelsie"
+
+
+def test_the_dtypes_are_those_there_are() -> None:
+    shown = re.search(r"^### Dtypes\n`(.*?)`", TEXT, re.MULTILINE)
+    assert shown
+    assert set(shown[1].split()) == ITEM_BYTES.keys()
+
+
+def test_the_limits_are_the_defaults() -> None:
+    limits = PayloadLimits(max_bytes=0)
+    assert f"header's length ({limits.max_header_bytes >> 20} MiB)" in TEXT
+    assert f"rank (at most {limits.max_rank})" in TEXT
+    assert f"how many (at most {limits.max_tensors})" in TEXT
+    assert f"size ({limits.max_values_bytes >> 10} KiB), depth ({limits.max_values_depth})" in TEXT
+
+
+def test_the_bounds_are_those_that_are_fuzzed() -> None:
+    assert f"{PEAK_PER_BYTE} bytes of memory per byte of the header" in TEXT
+    assert f"and {PEAK_BYTES >> 10} KiB" in TEXT
+    assert LONGEST_S == 2
+    assert "less than two seconds of CPU time" in TEXT
