@@ -40,7 +40,7 @@ Scope = tuple[str, str | None]
 
 @dataclass(slots=True)
 class Place:
-    """Room for one job; its receiver says whether it ``taken`` it."""
+    """Room for jobs; its receiver says whether they are ``taken``."""
 
     taken: bool = False
 
@@ -74,8 +74,8 @@ class Backlog:
         self._counter: threading.Thread | None = None
 
     @contextmanager
-    def place(self, pipeline: str, tenant: str) -> Iterator[Place]:
-        """Room for a job that is about to be submitted; set ``taken`` when it was.
+    def place(self, pipeline: str, tenant: str, jobs: int = 1) -> Iterator[Place]:
+        """Room for jobs that are about to be submitted; set ``taken`` when they were.
 
         Raises TooManyJobs, and DatabaseUnavailable when nothing is known about the backlog.
         """
@@ -83,8 +83,8 @@ class Backlog:
         scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
         with self._lock:
             for scope, limit in zip(scopes, (self._per_pipeline, self._per_tenant), strict=True):
-                self._refuse_if_full(scope, limit)
-            self._places.update(scopes)
+                self._refuse_if_full(scope, limit, jobs)
+            self._places.update(dict.fromkeys(scopes, jobs))
         place = Place()
         try:
             yield place
@@ -93,12 +93,12 @@ class Backlog:
             raise
         finally:
             with self._lock:
-                self._places.subtract(scopes)
+                self._places.subtract(dict.fromkeys(scopes, jobs))
                 self._places += Counter()  # forget tenants without any
                 if place.taken:
-                    self._taken.update(scopes)
+                    self._taken.update(dict.fromkeys(scopes, jobs))
                     if self._taken_meanwhile is not None:
-                        self._taken_meanwhile.update(scopes)
+                        self._taken_meanwhile.update(dict.fromkeys(scopes, jobs))
 
     def close(self) -> None:
         """Wait for the count that goes on, if any."""
@@ -107,15 +107,15 @@ class Backlog:
 
     # The bound
 
-    def _refuse_if_full(self, scope: Scope, limit: int) -> None:
+    def _refuse_if_full(self, scope: Scope, limit: int, jobs: int) -> None:
         waiting = self._counted[scope] + self._taken[scope] + self._places[scope]
-        if waiting < limit:
+        if waiting + jobs <= limit:
             return
         pipeline, tenant = scope
         whose = f"pipeline {pipeline}" if tenant is None else f"tenant {tenant} in pipeline {pipeline}"
         raise TooManyJobs(
             f"{whose} has {waiting} jobs waiting; {limit} may wait",
-            retry_after_s=self._retry_after(scope, waiting - limit + 1),
+            retry_after_s=self._retry_after(scope, waiting - limit + jobs),
         )
 
     def _retry_after(self, scope: Scope, too_many: int) -> int:

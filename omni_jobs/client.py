@@ -19,7 +19,7 @@ import mimetypes
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +40,7 @@ from omni_jobs.errors import (
     ServerUnavailable,
     TooManyJobs,
 )
-from omni_jobs.views import ArtifactView, EventView, JobView, Page
+from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page
 
 __all__ = ["Client", "error_of", "user_message"]
 
@@ -97,6 +97,28 @@ class Client:
             parts = {"request": json.dumps(body).encode(), "prompt_embeds": data}
             content = {"files": {name: (name, part) for name, part in parts.items()}}
         return _parsed(JobView, self._call("POST", "/v1/jobs", headers=headers, **content))
+
+    def submit_bulk(self, lines: Iterable[bytes], *, idempotency_key: str | None = None) -> Iterator[BulkAnswer]:
+        """Submit many jobs: the JSON of one a line; their answers in the order of the lines, once all are sent.
+
+        Sent and read as a stream. It is not tried again by itself: with an ``idempotency_key`` the same
+        lines may be sent again, and make only what is missing.
+        """
+        headers = {"Content-Type": "application/jsonl"}
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
+        content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
+        path = "/v1/jobs/bulk"
+        with (
+            self._answered(path),
+            self._http.stream("POST", path, content=content, headers=headers, timeout=None) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                raise error_of(response)
+            for answer in response.iter_lines():
+                if '"lines"' not in answer[:9]:  # the last: their counts
+                    yield BulkAnswer.model_validate_json(answer)
 
     def get(self, job_id: str) -> JobView:
         return _parsed(JobView, self._call("GET", _path(job_id)))

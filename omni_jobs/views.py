@@ -16,6 +16,7 @@ from omni_jobs.states import JobState, StageRunState
 __all__ = [
     "ArtifactView",
     "AttemptErrorView",
+    "BulkAnswer",
     "Counts",
     "ErrorView",
     "EventView",
@@ -42,6 +43,15 @@ class ErrorView(_View):
     field: str | None = None
     stage: str | None = None
     key: str | None = None
+
+
+class BulkAnswer(_View):
+    """What became of one line of a bulk: its job, or its error."""
+
+    line: int  # from 1
+    id: str | None = None
+    created: bool = False  # False: the bulk was sent before, and made this job then
+    error: ErrorView | None = None
 
 
 class AttemptErrorView(ErrorView):

@@ -11,7 +11,7 @@ from anyio.to_thread import run_sync
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from omni_jobs.api import artifacts, dashboard, errors, health, jobs, pipelines
+from omni_jobs.api import artifacts, bulk, dashboard, errors, health, jobs, pipelines
 from omni_jobs.api.services import Services
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     errors.install(app)
-    for noun in (jobs, artifacts, pipelines, dashboard, health):
+    for noun in (jobs, bulk, artifacts, pipelines, dashboard, health):
         app.include_router(noun.router)
     return app
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import jobs, pipelines, servers
+from omni_jobs.cli import bulk, jobs, pipelines, servers
 from omni_jobs.cli.exits import Exit, Group
 from omni_jobs.cli.options import CONTEXT
 
@@ -44,6 +44,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "migrate": servers.migrate,
     "prune": servers.prune,
     "submit": jobs.submit,
+    "submit-bulk": bulk.submit_bulk,
     "status": jobs.status,
     "list": jobs.list_,
     "result": jobs.result,

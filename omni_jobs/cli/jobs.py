@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from omni_jobs.client import Client
     from omni_jobs.views import JobView
 
-__all__ = ["cancel", "delete", "events", "list_", "result", "retry", "status", "submit"]
+__all__ = ["cancel", "client_of", "delete", "events", "list_", "result", "retry", "status", "submit"]
 
 DEFAULT_PIPELINE = "qwen2_5_omni"
 
@@ -138,7 +138,7 @@ def submit(
             request["metadata"] = dict(_pair(value, "--metadata") for value in metadata)
     from omni_jobs.console import show_progress
 
-    with _client(url) as client:
+    with client_of(url) as client:
         job = client.submit(
             request, prompt_embeds=prompt_embeds, idempotency_key=idempotency_key, cancel_after=cancel_after
         )
@@ -170,7 +170,7 @@ def status(
     """
     from omni_jobs.console import job_summary, jobs_table, show_progress
 
-    with _client(url) as client:
+    with client_of(url) as client:
         if job_id is not None and watch:
             job = show_progress(client, job_id)
             show(job.model_dump_json(indent=2) if as_json else job_summary(job))
@@ -214,7 +214,7 @@ def list_(
     """
     from omni_jobs.console import jobs_table
 
-    with _client(url) as client:
+    with client_of(url) as client:
         page = client.list(limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code)
     show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
 
@@ -227,7 +227,7 @@ def events(
     """Show what became of a job, the oldest first."""
     from omni_jobs.console import events_table
 
-    with _client(url) as client:
+    with client_of(url) as client:
         found = client.events(job_id)
     if as_json:
         typer.echo(json.dumps([event.model_dump(mode="json") for event in found], indent=2))
@@ -241,7 +241,7 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a job; what it has finished stays."""
-    with _client(url) as client:
+    with client_of(url) as client:
         job = client.cancel(job_id)
     typer.echo(job.model_dump_json(indent=2) if as_json else job.status.value)
 
@@ -265,7 +265,7 @@ def retry(
     """
     from omni_jobs.console import show_progress
 
-    with _client(url) as client:
+    with client_of(url) as client:
         job = client.retry(job_id, from_stage=from_stage)
         if wait:
             _show_outcome(show_progress(client, job_id), as_json, None)
@@ -278,7 +278,7 @@ def delete(
     url: UrlOption = None,
 ) -> None:
     """Delete jobs that have ended, with all they made. There is no way back."""
-    with _client(url) as client:
+    with client_of(url) as client:
         for job_id in jobs:
             client.delete(job_id)
 
@@ -305,7 +305,7 @@ def result(
     """
     from omni_jobs.console import show_progress
 
-    with _client(url) as client:
+    with client_of(url) as client:
         job = show_progress(client, job_id, timeout) if wait else client.get(job_id)
         if out is not None:
             client.save(job, out)
@@ -329,7 +329,8 @@ def _show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
     fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
 
 
-def _client(url: str | None) -> Client:
+def client_of(url: str | None) -> Client:
+    """The server named, or the stack that runs here."""
     from omni_jobs.client import Client
     from omni_jobs.data_directory import running_stack
     from omni_jobs.settings import read_settings

@@ -1,0 +1,158 @@
+"""Many jobs in one request: an answer a line, whatever the lines are and however they come in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_jobs.client import Client
+from omni_jobs.db import Database
+from omni_jobs.settings import Settings
+from tests.integration.api_server import ApiServer, serve
+
+JSONL = {"Content-Type": "application/jsonl"}
+LIMIT = 4096
+
+
+@pytest.fixture
+def api(valkey_server: str, tmp_path: Path, database: Database, database_url: str) -> Iterator[ApiServer]:
+    settings = Settings(
+        data_dir=tmp_path,
+        database_url=database_url,
+        broker_url=valkey_server,  # type: ignore[arg-type]
+        stage_configs=Path(__file__).parents[2] / "stage_configs",
+        max_body_bytes=LIMIT,
+        max_queued_jobs=1000,
+    )
+    with serve(settings) as server:
+        yield server
+
+
+def line(text: str, **more: Any) -> bytes:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}], **more}
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def answers(api: ApiServer, content: Any, **headers: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    response = api.http.post("/v1/jobs/bulk", content=content, headers=JSONL | headers)
+    assert response.status_code == 200, response.text
+    *told, counts = [json.loads(answer) for answer in response.text.splitlines()]
+    return told, counts
+
+
+def jobs_there(api: ApiServer) -> int:
+    return sum(api.services.jobs.backlog().values())
+
+
+def test_a_job_a_line_in_their_order(api: ApiServer) -> None:
+    told, counts = answers(api, b"\n".join(line(f"行 {n}", seed=n) for n in range(600)))
+    assert counts == {"lines": 600, "accepted": 600, "refused": 0}
+    assert [answer["line"] for answer in told] == list(range(1, 601))
+    assert len({answer["id"] for answer in told}) == jobs_there(api) == 600
+    assert api.http.get(f"/v1/jobs/{told[41]['id']}").json()["seed"] == 41
+
+
+def test_a_line_that_is_refused_disturbs_no_other(api: ApiServer) -> None:
+    content = b"\r\n".join(
+        [
+            line("a"),
+            b"",
+            b"{",
+            line("b", temperature=9),
+            b"   ",
+            line("x" * LIMIT),
+            b"\xff",
+            line("model", model="?"),
+            line("z"),
+        ]
+    )
+    told, counts = answers(api, content)
+    assert counts == {"lines": 7, "accepted": 2, "refused": 5}
+    assert [answer["line"] for answer in told] == [1, 3, 4, 6, 7, 8, 9]
+    errors = {
+        answer["line"]: (answer["error"]["code"], answer["error"]["field"]) for answer in told if "error" in answer
+    }
+    assert errors == {
+        3: ("invalid_request", "body"),
+        4: ("invalid_request", "temperature"),
+        6: ("request_too_large", "body"),
+        7: ("invalid_request", "body"),
+        8: ("not_found", "model"),
+    }
+    assert jobs_there(api) == 2
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_chunks_fall_anywhere(api: ApiServer, size: int) -> None:
+    content = line("é 中 🙂") + b"\n" + line("x" * 9000) + b"\n\n" + line("end")
+    chunks = (content[start : start + size] for start in range(0, len(content), size))
+    told, counts = answers(api, chunks)
+    assert counts == {"lines": 3, "accepted": 2, "refused": 1}
+    assert [answer["line"] for answer in told] == [1, 2, 4]
+    assert told[1]["error"]["code"] == "request_too_large"
+
+
+def test_sent_again_with_its_key_it_makes_the_rest(api: ApiServer) -> None:
+    first, _ = answers(api, b"\n".join(line(str(n)) for n in range(10)), **{"Idempotency-Key": "bulk"})
+    again, counts = answers(api, b"\n".join(line(str(n)) for n in range(12)), **{"Idempotency-Key": "bulk"})
+    assert [answer["id"] for answer in again[:10]] == [answer["id"] for answer in first]
+    assert [answer["created"] for answer in again] == [False] * 10 + [True] * 2
+    assert counts["accepted"] == jobs_there(api) == 12
+    other, counts = answers(api, line("other") + b"\n" + line("1"), **{"Idempotency-Key": "bulk"})
+    assert other[0]["error"]["code"] == "conflict"
+    assert other[1]["id"] == first[1]["id"]
+
+
+def test_what_does_not_fit_is_told_line_by_line(api: ApiServer) -> None:
+    told, counts = answers(api, b"\n".join(line(str(n)) for n in range(1200)))
+    refused = [answer["error"] for answer in told if "error" in answer]
+    assert {error["code"] for error in refused} == {"too_many_jobs"}
+    assert all(error["retryable"] for error in refused)
+    assert counts["accepted"] == jobs_there(api) <= 1000
+
+
+@pytest.mark.parametrize(("content", "counts"), [(b"", 0), (b"\n\n\n", 0)])
+def test_nothing_is_answered_with_nothing(api: ApiServer, content: bytes, counts: int) -> None:
+    assert answers(api, content) == ([], {"lines": counts, "accepted": 0, "refused": 0})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "field"),
+    [
+        ({"Content-Type": "application/json"}, 415, "Content-Type"),
+        ({**JSONL, "Content-Encoding": "gzip"}, 415, "Content-Encoding"),
+        ({**JSONL, "Idempotency-Key": "x" * 201}, 422, "Idempotency-Key"),
+    ],
+)
+def test_a_wrong_request(api: ApiServer, headers: dict[str, str], status: int, field: str) -> None:
+    response = api.http.post("/v1/jobs/bulk", content=line("x"), headers=headers)
+    assert (response.status_code, response.json()["error"]["field"]) == (status, field)
+    assert jobs_there(api) == 0
+
+
+def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from omni_jobs.cli import app
+
+    url = f"http://{api.host}:{api.port}"
+    with Client(url) as client:
+        found = list(client.submit_bulk([line("a"), b"{}\n"], idempotency_key="k"))
+    assert [(answer.line, answer.id is None, answer.error is None) for answer in found] == [
+        (1, False, True),
+        (2, True, False),
+    ]
+    file, out = tmp_path / "jobs.jsonl", tmp_path / "answers.jsonl"
+    file.write_bytes(line("a") + b"\n{}\n" + line("neu 新") + b"\n")
+    command = ["submit-bulk", str(file), "--out", str(out), "--idempotency-key", "k", "--url", url]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "2 accepted, 1 refused" in result.output
+    told = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer.get("id") == found[0].id for answer in told] == [True, False, False]
+    assert (told[1]["error"]["field"], told[2]["created"]) == ("model", True)
+    assert CliRunner().invoke(app, ["submit-bulk", "nothing.jsonl"]).exit_code == 2
