@@ -159,6 +159,16 @@ async def test_a_batch_with_and_without_information_in_chunks_with_preemption(ti
     assert (after["informed"], after["loaded"], after["held_captures"], after["held_bytes"]) == (0, 0, 0, 0)
 
 
+async def test_what_information_changed_is_not_in_the_prefix_cache(tinted: Tinted) -> None:
+    words = "the same long beginning " * 3
+    for tint in ("warm", None, "cold", None):
+        prompt = replace(tinted.prompt(words, tint), capture=False)
+        before = await tinted.stats()
+        tinted.check(await tinted.run(prompt), prompt)
+        cached = (await tinted.stats())["cached_tokens"] - before["cached_tokens"]
+    assert cached > 0  # the last one's, by the second
+
+
 async def test_embeddings_for_a_prompt(tinted: Tinted) -> None:
     """Of the same tokens they give the same as the tokens, with information and without."""
     prompts = [tinted.prompt(words, tint) for words in WORDS for tint in ("warm", None)]

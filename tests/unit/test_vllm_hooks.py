@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+from typing import TypeGuard
+
 import pytest
 
 pytest.importorskip("vllm")
 
+import workers
 from workers import vllm_hooks
 from workers.models.components import QWEN_TALKER, model_classes
 from workers.vllm_hooks import HOOKS, Hook, moved_hooks
@@ -55,13 +60,39 @@ def test_register_is_an_entry_point_and_registers_our_models() -> None:
     assert {model.architecture for model in model_classes()} <= set(ModelRegistry.get_supported_archs())
 
 
+OVER_VLLM = (
+    "vllm_hooks/runner.py",
+    "vllm_hooks/worker.py",
+    "runners/gpu_model_runner.py",
+    "runners/gpu_ar_model_runner.py",
+    "runners/gpu_ar_worker.py",
+)
+"""Classes on vLLM's own: what they say of self and do not define is vLLM's."""
+
+
+def test_what_our_classes_take_from_vllms_stands_in_the_table() -> None:
+    used: set[str] = set()
+    ours: set[str] = set()
+    for file in OVER_VLLM:
+        tree = ast.parse((Path(workers.__file__).parent / file).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                ours.add(node.name)
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+                ours |= {target.attr for target in targets if is_of_self(target)}
+                ours |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if is_of_self(node):
+                used.add(node.attr)
+    assert used - (ours - {"model_runner"}) - {hook.name for hook in HOOKS} == set()
+
+
+def is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
 def test_only_vllm_hooks_and_models_import_vllm_internals() -> None:
     """The runners see vLLM through workers.vllm_hooks; model classes use its model library."""
-    import ast
-    from pathlib import Path
-
-    import workers
-
     root = Path(workers.__file__).parent
     found = []
     for path in root.rglob("*.py"):

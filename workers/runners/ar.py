@@ -21,6 +21,7 @@ from workers.models.components import component_of
 from workers.models.interface import INFORMATION
 from workers.runners.base import ProgressSink
 from workers.runners.captures import CAPTURE
+from workers.runners.grouped_calls import GroupedCalls
 from workers.spool import Spool
 from workers.stage_io import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
 
@@ -46,6 +47,8 @@ class ARRunner:
         self._stop_ids: list[int] = []
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._dropping: set[asyncio.Task[None]] = set()
+        self._load = GroupedCalls(lambda calls: self._running().call("omni_load", calls))
+        self._take_rows = GroupedCalls(lambda calls: self._running().call("omni_take", calls))
         self._closed = False
 
     async def start(self) -> None:
@@ -98,6 +101,8 @@ class ARRunner:
         engine, self._engine = self._engine, None
         for task in (*self._runs, *self._dropping):
             task.cancel()
+        self._load.close()
+        self._take_rows.close()
         if engine is not None:
             await asyncio.to_thread(engine.close)
             gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
@@ -152,6 +157,8 @@ class ARRunner:
         try:
             await engine.abort(key)
             await engine.call("omni_drop", key)
+            if self._spool is not None:
+                self._spool.remove(key)  # a take that was under way has written it meanwhile
         except EngineDead:
             return  # its memory went with it
 
@@ -164,7 +171,7 @@ class ARRunner:
         prompt_tokens = len(
             stage_input.prompt_token_ids if stage_input.prompt_embeds is None else stage_input.prompt_embeds
         )
-        answers = await self._running().call("omni_load", key, prompt_tokens)
+        answers = await self._load(key, prompt_tokens)
         spool.remove(key)
         _raise_first(answers)
         return {INFORMATION: key}
@@ -178,6 +185,9 @@ class ARRunner:
     ) -> OmniModelRunnerOutput:
         sampling = self._sampling(stage_input, options)
         prompt = _vllm_prompt(stage_input)
+        if INFORMATION in options:
+            # What is computed of these inputs must not be read by a request with the same token ids.
+            prompt["cache_salt"] = key
         token_ids: list[int] = []
         text: list[str] = []
         prompt_token_ids: Sequence[int] = ()
@@ -207,7 +217,7 @@ class ARRunner:
         Raises ModelError when a row is missing.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
-        _raise_first(await self._running().call("omni_take", key, rows))
+        _raise_first(await self._take_rows(key, rows))
         found = self._spooled().read(key)
         values = {"mrope_delta": found.pop("mrope_delta")} if "mrope_delta" in found else {}
         return OmniModelRunnerOutput(
@@ -249,7 +259,7 @@ class ARRunner:
         )
 
 
-def _vllm_prompt(stage_input: OmniTextPrompt | OmniTokensPrompt) -> Any:
+def _vllm_prompt(stage_input: OmniTextPrompt | OmniTokensPrompt) -> dict[str, Any]:
     if isinstance(stage_input, OmniTextPrompt):
         prompt: dict[str, Any] = {"prompt": stage_input.prompt}
         if stage_input.multi_modal_data:

@@ -8,7 +8,8 @@ a request's error never ends the engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,9 @@ from workers.spool import SpoolReader
 from workers.vllm_hooks.worker import HookedWorker
 
 __all__ = ["GPUARWorker"]
+
+Answer = dict[str, str] | None
+"""What went wrong with one request; None: nothing."""
 
 
 class GPUARWorker(HookedWorker):
@@ -33,37 +37,34 @@ class GPUARWorker(HookedWorker):
         self._spool = SpoolReader(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
 
-    def omni_load(self, key: str, prompt_tokens: int) -> dict[str, str] | None:
-        """Load the information in spool file ``key`` for a coming request. An error, or None."""
+    def omni_load(self, calls: Sequence[tuple[str, int]]) -> list[Answer]:
+        """Per (key, prompt tokens): load the information in spool file ``key`` for a coming request."""
+        return [_answer(partial(self._load, *call)) for call in calls]
 
-        def load() -> None:
-            self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
+    def _load(self, key: str, prompt_tokens: int) -> None:
+        self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
 
-        return _answer(load)
-
-    def omni_take(self, key: str, rows: int) -> dict[str, Any] | None:
-        """Write the first ``rows`` captured rows, what the model makes of them and the positions to spool file ``key``.
-
-        An error, or None.
+    def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[Answer]:
+        """Per (key, rows): write the first ``rows`` captured rows, the model's named outputs and the positions
+        to spool file ``key``. Other ranks than the one that captures have nothing to do.
         """
         if not self.model_runner.holds_output():
-            return None
+            return [None] * len(calls)
+        return [_answer(partial(self._take, *call)) for call in calls]
 
-        def take() -> None:
-            capture = self.model_runner.take(key)
-            if capture is None:
-                raise StageError("the engine holds no hidden states of this request", field="hidden_states")
-            if missing := capture.missing(rows):
-                raise StageError(
-                    f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
-                    field="hidden_states",
-                )
-            found: dict[str, Any] = dict(self.model_runner.outputs_of(capture, rows))
-            if capture.positions is not None:
-                found |= {"mrope_positions": capture.positions, "mrope_delta": capture.delta}
-            self._spool.write(key, found)
-
-        return _answer(take)
+    def _take(self, key: str, rows: int) -> None:
+        capture = self.model_runner.take(key)
+        if capture is None:
+            raise StageError("the engine holds no hidden states of this request", field="hidden_states")
+        if missing := capture.missing(rows):
+            raise StageError(
+                f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
+                field="hidden_states",
+            )
+        found: dict[str, Any] = dict(self.model_runner.outputs_of(capture, rows))
+        if capture.positions is not None:
+            found |= {"mrope_positions": capture.positions, "mrope_delta": capture.delta}
+        self._spool.write(key, found)
 
     def omni_drop(self, key: str) -> None:
         """Forget what is held under ``key``: the request was cancelled or has failed."""
@@ -74,7 +75,7 @@ class GPUARWorker(HookedWorker):
         return {**self.model_runner.stats(), "pid": os.getpid()}
 
 
-def _answer(action: Callable[[], None]) -> dict[str, str] | None:
+def _answer(action: Callable[[], None]) -> Answer:
     try:
         with torch.inference_mode():
             action()

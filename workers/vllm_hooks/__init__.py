@@ -46,6 +46,7 @@ _BATCH = "vllm.v1.worker.gpu_input_batch:InputBatch"
 _STATE = "vllm.v1.worker.gpu_input_batch:CachedRequestState"
 _NEW = "vllm.v1.core.sched.output:NewRequestData"
 _CACHED = "vllm.v1.core.sched.output:CachedRequestData"
+_STEP = "vllm.v1.core.sched.output:SchedulerOutput"
 
 HOOKS: tuple[Hook, ...] = (
     # Overridden: the steps of vLLM's model runner.
@@ -71,12 +72,16 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_RUNNER, "get_model", ()),
     Hook(_RUNNER, "query_start_loc", read_in="_prepare_inputs"),
     Hook(_RUNNER, "requests", read_in="_update_states"),
+    Hook(_RUNNER, "input_batch", read_in="_update_states"),
     Hook(_RUNNER, "max_num_tokens", read_in="__init__"),
+    Hook(_RUNNER, "max_num_reqs", read_in="__init__"),
+    Hook(_RUNNER, "device", read_in="__init__"),
     Hook(_RUNNER, "enable_prompt_embeds", read_in="_preprocess"),
     Hook(_RUNNER, "supports_mm_inputs", read_in="_preprocess"),
     Hook(_BATCH, "num_computed_tokens_cpu", read_in="__init__"),
     Hook(_RUNNER, "discard_request_mask", read_in="_bookkeeping_sync"),
     Hook(_BATCH, "req_ids"),
+    Hook(_BATCH, "num_reqs"),
     Hook(_BATCH, "req_id_to_index", read_in="__init__"),
     Hook(_BATCH, "generators", read_in="__init__"),
     Hook(_STATE, "generator"),
@@ -88,14 +93,25 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_NEW, "sampling_params"),
     Hook(_NEW, "num_computed_tokens"),
     Hook(_CACHED, "resumed_req_ids"),
+    Hook(_STEP, "scheduled_new_reqs"),
+    Hook(_STEP, "scheduled_cached_reqs"),
+    Hook("vllm.multimodal.inputs:PlaceholderRange", "offset"),
+    Hook("vllm.multimodal.inputs:PlaceholderRange", "length"),
+    Hook("vllm.multimodal.inputs:PlaceholderRange", "is_embed"),
     # Overridden: where a worker builds its runner.
     Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", ()),
     Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", read_in="_init_workspace_and_model_runner"),
+    Hook("vllm.v1.worker.gpu_worker:Worker", "device", read_in="init_device"),
+    Hook("vllm.v1.worker.worker_base:WorkerBase", "vllm_config", read_in="__init__"),
     Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device", ()),
     Hook("vllm.v1.worker.cpu_worker:CPUWorker", "model_runner", read_in="init_device"),
     # The engine.
     Hook("vllm.v1.engine.async_llm:AsyncLLM", "collective_rpc", ("method", "timeout", "args", "kwargs")),
     Hook("vllm.v1.engine.async_llm:AsyncLLM", "abort", ("request_id", "internal")),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "shutdown", ("timeout",)),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "errored"),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "model_config", read_in="__init__"),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "engine_core", read_in="__init__"),
     Hook("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
     Hook("vllm.v1.engine.core_client:MPClient", "resources", read_in="__init__"),
     Hook("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
