@@ -138,10 +138,12 @@ def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = 
             if stage.progress is not None and stage.progress.text:
                 print_on(stage.progress.text)
 
-    with waiting:
-        job = client.wait(job_id, timeout=timeout, on_update=take)
-    print_on((job.result or {}).get("text") or shown)
-    console.print()
+    try:
+        with waiting:
+            job = client.wait(job_id, timeout=timeout, on_update=take)
+        print_on((job.result or {}).get("text") or shown)
+    finally:
+        console.print()
     return job
 
 

@@ -277,8 +277,10 @@ class EmbeddedStack:
         return children
 
     def _threads_per_worker(self) -> int:
+        """Its share of all cores but one: a worker's threads all wait for the one that the rest of the stack delays."""
         workers = sum(len(pipeline.stages) for pipeline in self._chosen)
-        return max(1, len(os.sched_getaffinity(0)) // max(1, workers)) if hasattr(os, "sched_getaffinity") else 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return max(1, (cores - 1) // max(1, workers))
 
     def _child(
         self, name: str, command: list[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()

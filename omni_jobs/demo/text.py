@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TextDemo"]
 
-PROMPT = "Why do ships need lighthouses? Answer in three sentences."
+PROMPT = "Why do ships need lighthouses?"
 MAX_TOKENS = 256
 JOB_LIMIT_S = 1800.0
 SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9}  # its makers' own
