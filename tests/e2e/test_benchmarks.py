@@ -43,3 +43,8 @@ def test_payloads(tmp_path: Path) -> None:
     }
     for name in ("written: safetensors", "read with a digest: torch.load", "read with a digest: msgpack"):
         assert figures[name]["runs"]
+
+
+def test_the_control_plane(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "control_plane", "--database", "sqlite")
+    assert {"sqlite, jobs/s", "sqlite / celery_chain", "sqlite / dramatiq_pipeline"} <= set(figures)
