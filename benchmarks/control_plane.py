@@ -141,8 +141,8 @@ def _unfinished(db: Database) -> bool:
 def peer(name: str, broker: str) -> Iterator[Side]:
     os.environ["PEER_BROKER"] = broker
     module = __import__(f"benchmarks.peers.{name}", fromlist=["commands"])
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    workers = [subprocess.Popen(command, cwd=ROOT, **quiet) for command in module.commands()]
+    out = subprocess.DEVNULL
+    workers = [subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) for command in module.commands()]
     try:
         yield lambda count: _through_peer(module, broker, count)
     finally:
