@@ -168,14 +168,21 @@ class DiffusionRunner:
             return
         loop.call_soon_threadsafe(_succeed, loaded)
         try:
-            while batch := self._next_batch():
-                self._run_batch(batch)
+            while self._run_next():
+                pass
         except Exception as error:
             # The batch was told; the supervisor sees an unhealthy runner.
             logger.exception("%s: the diffusion engine broke", self._stage)
             self._stop(f"the diffusion engine broke: {error}")
         finally:
             self._worker.close()
+
+    def _run_next(self) -> bool:
+        """False at the end. A frame of its own: while the thread waits, it holds no batch and no result."""
+        batch = self._next_batch()
+        if batch:
+            self._run_batch(batch)
+        return bool(batch)
 
     def _next_batch(self) -> list[_Entry]:
         """Wait for the next batch; empty at the end."""

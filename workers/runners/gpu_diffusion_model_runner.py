@@ -24,6 +24,8 @@ __all__ = ["BatchWatcher", "GPUDiffusionModelRunner"]
 
 logger = logging.getLogger(__name__)
 
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a primitive")
+
 
 class BatchWatcher(Protocol):
     """Who waits for a batch; called on the thread that runs it, with the row's number in the batch."""
@@ -136,8 +138,8 @@ def _stage_error(error: RuntimeError | MemoryError) -> StageError:
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # The CPU's allocator, and C++ code that allocates by itself, come as plain RuntimeErrors.
-    return any(words in str(error) for words in ("can't allocate memory", "bad_alloc"))
+    # The CPU's allocator, C++ code that allocates by itself and oneDNN come as plain RuntimeErrors.
+    return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager
