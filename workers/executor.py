@@ -19,17 +19,13 @@ from omni_jobs.errors import (
     EngineDead,
     Fenced,
     ModelError,
-    ObjectCorrupt,
     OmniJobsError,
     OutOfMemory,
-    PayloadCorrupt,
-    PayloadTooLarge,
     StageError,
-    StorageError,
 )
-from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, ProgressReport
-from omni_jobs.payloads import Payload, PayloadLimits
-from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
+from omni_jobs.jobs import Claim, Completion, Failure, ProgressReport
+from omni_jobs.storage import ObjectStore
+from workers.handoff import HandOff
 from workers.isolation import WaitingHints
 from workers.stage_io import OmniModelRunnerOutput, Progress, StageSource
 
@@ -84,7 +80,7 @@ class Executor:
         self._llm = llm
         self._stage = llm.stage
         self._ledger = ledger
-        self._store = store
+        self._handoff = HandOff(self._stage, store, ledger.worker.worker_id, inline_bytes=settings.inline_payload_bytes)
         self._settings = settings
         self._on_room = on_room
         self._on_broken = on_broken
@@ -239,38 +235,9 @@ class Executor:
 
     async def _load(self, claim: Claim) -> StageSource:
         """What the stage's input is made from: the request, its media, the payloads of earlier stages."""
-        if claim.media or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values()):
-            return await self._in_thread(lambda: self._read(claim))
-        return self._read(claim)
-
-    def _read(self, claim: Claim) -> StageSource:
-        refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
-        media = [self._read_object(ref, max_bytes=ref.size) for ref in refs]
-        return self._stage.source(
-            job_id=claim.job_id,
-            request=claim.request,
-            media=media,
-            upstream={stage: self._read_payload(stage, payload) for stage, payload in claim.upstream.items()},
-            seed=claim.seed,
-            capture=claim.capture,
-        )
-
-    def _read_payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
-        limits = PayloadLimits(max_bytes=self._stage.pipeline.stage(stage).max_payload_bytes)
-        if payload is None:
-            raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
-        if isinstance(payload, bytes):
-            return Payload.decode(payload, limits, stage=self._stage.name)
-        data = self._read_object(payload, max_bytes=limits.max_bytes)
-        return Payload.decode(data, limits, key=payload.key, stage=self._stage.name)
-
-    def _read_object(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
-        """Damage may have happened on the way: a second look decides."""
-        try:
-            return self._store.read(ref, max_bytes=max_bytes)
-        except ObjectCorrupt as error:
-            logger.warning("read once more: %s", error)
-            return self._store.read(ref, max_bytes=max_bytes)
+        if self._handoff.needs_store(claim):
+            return await self._in_thread(lambda: self._handoff.source(claim))
+        return self._handoff.source(claim)
 
     # Run.
 
@@ -293,55 +260,10 @@ class Executor:
 
     async def _keep(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Completion:
         """Payload and artifacts in the object store, or inline, before anything says that they exist."""
-        if output.multimodal_outputs or output.hidden_states is not None:
-            return await self._in_thread(lambda: self._put(claim, source, output))
-        return self._put(claim, source, output)
-
-    def _put(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Completion:
-        stored: list[ObjectRef] = []
-        try:
-            payload, inline, payload_bytes = None, None, 0
-            if claim.capture:
-                payload, inline, payload_bytes = self._put_payload(claim, source, output)
-                stored += [payload] if payload is not None else []
-            artifacts = []
-            for artifact in self._stage.artifacts_of(output):
-                key = artifact_key(claim.job_id, claim.stage, claim.attempt, artifact.name)
-                ref = self._store.put(key, [artifact.data], media_type=artifact.media_type)
-                stored.append(ref)
-                artifacts.append(NewArtifact(artifact.name, artifact.media_type, ref))
-            return Completion(
-                stage_run_id=claim.stage_run_id,
-                attempt=claim.attempt,
-                worker_id=self._ledger.worker.worker_id,
-                payload=payload,
-                inline_payload=inline,
-                payload_bytes=payload_bytes,
-                artifacts=artifacts,
-                result=self._stage.result_of(output, source),
-            )
-        except Exception:
-            self._delete(stored)
-            raise
-
-    def _put_payload(
-        self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput
-    ) -> tuple[ObjectRef | None, bytes | None, int]:
-        payload = self._stage.payload_of(output, source, claim.attempt)
-        size, most = payload.nbytes, self._stage.config.max_payload_bytes
-        key = payload_key(claim.job_id, claim.stage, claim.attempt)
-        if size > most:
-            raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
-        if size <= self._settings.inline_payload_bytes:
-            return None, b"".join(payload.buffers()), size
-        return self._store.put(key, payload.buffers()), None, size
-
-    def _delete(self, refs: Sequence[ObjectRef]) -> None:
-        if refs:
-            try:
-                self._store.delete([ref.key for ref in refs])
-            except StorageError as error:
-                logger.warning("%d objects nobody refers to stay: %s", len(refs), error)
+        payload = self._handoff.payload(claim, source, output)
+        if self._handoff.makes_artifacts or not self._handoff.fits_inline(payload):
+            return await self._in_thread(lambda: self._handoff.complete(claim, source, output, payload))
+        return self._handoff.complete(claim, source, output, payload)
 
     # Complete, or not.
 
@@ -349,9 +271,7 @@ class Executor:
         outcome = await self._ledger.complete(completion)
         if not outcome.won:
             logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
-            refs = [artifact.ref for artifact in completion.artifacts]
-            refs += [completion.payload] if completion.payload is not None else []
-            await self._in_thread(lambda: self._delete(refs))
+            await self._in_thread(lambda: self._handoff.forget(completion))
 
     async def _fail(self, claim: Claim, error: OmniJobsError) -> None:
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)

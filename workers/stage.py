@@ -164,10 +164,15 @@ class Stage:
                 result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
+    @property
+    def makes_artifacts(self) -> bool:
+        """Whether the user may fetch something of this stage's output."""
+        audio_output = self.pipeline.outputs.get("audio")
+        return audio_output is not None and audio_output.stage == self.name
+
     def artifacts_of(self, output: OmniModelRunnerOutput) -> list[Artifact]:
         """What the user may fetch of this stage's output."""
-        audio_output = self.pipeline.outputs.get("audio")
-        if audio_output is None or audio_output.stage != self.name:
+        if not self.makes_artifacts:
             return []
         from workers.wav import encode_wav
 
