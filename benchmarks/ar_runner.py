@@ -11,17 +11,20 @@
   one, and padded into one batch.
 
 The sides of a comparison alternate, and a ratio is of one round. A tiny checkpoint with random
-weights: what is measured is the runner, not the model.
+weights: what is measured is the runner, not the model. On CPUs every process computes with one
+thread. On a busy machine the ratios of CPU time, of this process and the engines' together, tell
+more than those of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,12 +49,25 @@ from workers.vllm_hooks.runner import AddedRequest
 
 Times = dict[str, list[float]]
 
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds per round of each side."""
+
+    clock: Times
+    cpu: Times
+
+
 HIDDEN_SIZE = 2048  # the 3B thinker's
 STEPS = 64  # of a request, in the measure of a step alone
 
 
 def figures(*, runs: int, quick: bool) -> list[Figure]:
     """Quick: one engine, few requests; that it runs, not how fast."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker in the engine's process: none waits busily
+    if _device().type == "cpu":  # threads that wait for a busy neighbour's core would be all one sees
+        os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        torch.set_num_threads(1)
     counts = (1, 4) if quick else (1, 8, 32, 128)
     tokens = 8 if quick else 32
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
@@ -97,7 +113,7 @@ async def _with_engines(
                 words = [prompt.prompt for prompt in plain]
                 sides["Transformers, one by one"] = _in_thread(partial(transformers.one_by_one, words, tokens))
                 sides["Transformers, one batch"] = _in_thread(partial(transformers.batch, words, tokens))
-            found += _throughputs(await _alternate(f"{count} requests", sides, runs), count, tokens)
+            found += _compared(await _alternate(f"{count} requests", sides, runs), count, tokens)
         return found
     finally:
         await ours.close()
@@ -105,20 +121,21 @@ async def _with_engines(
             await stock.close()
 
 
-def _throughputs(times: Times, count: int, tokens: int) -> list[Figure]:
-    unit, wanted = "tokens/s", count * tokens
-    found = [figure(f"{count} requests, {name}", unit, [wanted / one for one in runs]) for name, runs in times.items()]
-    ratios = [
+def _compared(rounds: Rounds, count: int, tokens: int) -> list[Figure]:
+    said, of = count * tokens, f"{count} request{'s' if count > 1 else ''}"
+    found = [
+        figure(f"{of}, {name}", "tokens/s", [said / seconds for seconds in runs]) for name, runs in rounds.clock.items()
+    ]
+    for ours, theirs in (
         ("capture on", "capture off"),
         ("capture off", "vLLM's worker"),
         ("capture on", "Transformers, one by one"),
         ("capture on", "Transformers, one batch"),
-    ]
-    return found + [
-        figure(f"{count} requests, tokens/s: {ours} / {theirs}", "×", _ratios(times[theirs], times[ours]))
-        for ours, theirs in ratios
-        if theirs in times
-    ]
+    ):
+        for name, times in (("time", rounds.clock), ("CPU time", rounds.cpu)):
+            if theirs in times:
+                found.append(figure(f"{of}, {name}: {ours} / {theirs}", "×", _ratios(times[ours], times[theirs])))
+    return found
 
 
 def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
@@ -157,17 +174,37 @@ def _in_thread(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
     return run
 
 
-async def _alternate(title: str, sides: Mapping[str, Callable[[], Awaitable[None]]], runs: int) -> Times:
-    """Seconds per round of each side; the first round warms all and is left out. The order turns each round."""
-    times: Times = {name: [] for name in sides}
+async def _alternate(title: str, sides: Mapping[str, Callable[[], Awaitable[None]]], runs: int) -> Rounds:
+    """The first round warms all and is left out. The order turns each round."""
     names = list(sides)
+    clock: Times = {name: [] for name in names}
+    cpu: Times = {name: [] for name in names}
     with Progress(transient=True) as progress:
         for turn in progress.track(range(runs + 1), description=title):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                begin = time.perf_counter()
+                begin, used = time.perf_counter(), _cpu_seconds()
                 await sides[name]()
-                times[name].append(time.perf_counter() - begin)
-    return {name: found[1:] for name, found in times.items()}
+                clock[name].append(time.perf_counter() - begin)
+                cpu[name].append(max(_cpu_seconds() - used, _TICK_S))
+    return Rounds(*({name: found[1:] for name, found in times.items()} for times in (clock, cpu)))
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_seconds() -> float:
+    """What this process and all below it have used."""
+    total, waiting = 0, [os.getpid()]
+    while waiting:
+        process = Path("/proc") / str(waiting.pop())
+        try:
+            fields = (process / "stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+            total += int(fields[11]) + int(fields[12])
+            for task in (process / "task").iterdir():
+                waiting += map(int, (task / "children").read_text(encoding="ascii").split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return total * _TICK_S
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
