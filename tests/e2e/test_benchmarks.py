@@ -48,3 +48,12 @@ def test_payloads(tmp_path: Path) -> None:
 def test_the_control_plane(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "control_plane", "--database", "sqlite")
     assert {"sqlite, jobs/s", "sqlite / celery_chain", "sqlite / dramatiq_pipeline"} <= set(figures)
+
+
+def test_the_runners(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "runners")
+    assert {
+        "a step's capture, 4 requests: time per request / batched",
+        "4 requests, CPU time: capture on / capture off",
+        "4 requests, time: capture on / Transformers, one batch",
+    } <= set(figures)
