@@ -57,3 +57,13 @@ def test_the_runners(tmp_path: Path) -> None:
         "4 requests, CPU time: capture on / capture off",
         "4 requests, time: capture on / Transformers, one batch",
     } <= set(figures)
+
+
+def test_submits(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "submit", "--database", "sqlite")
+    assert {"sqlite: 32 clients, submits/s", "sqlite: a bulk of 500"} <= set(figures)
+
+
+def test_an_idle_system(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "idle", "--database", "sqlite")
+    assert "sqlite: submit → started, p50" in figures
