@@ -29,7 +29,7 @@ __all__ = ["SAMPLING_RATE", "Token2Wav", "load_token2wav"]
 SAMPLING_RATE = 24_000  # Hz; BigVGAN makes 240 samples of each of the 100 mel frames per second
 
 _PREFIX = "token2wav."
-_VOCODER_FRAMES = {"cpu": 512, "cuda": 16_384}  # mel frames in one call
+_VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call
 
 
 def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[str] = ()) -> Token2Wav:
@@ -149,8 +149,8 @@ class Token2Wav:
     def vocoder_groups(self, frames: Sequence[int]) -> list[list[int]]:
         """Indices of rows of these lengths that go through the vocoder together.
 
-        They are of equal length, because the convolutions see the end; and on the CPU few, because
-        the activations of more no longer fit its caches.
+        They are of equal length, because the convolutions see the end; and on the CPU short, because
+        long ones are slower together than one by one (benchmarks.diffusion_runner).
         """
         most = _VOCODER_FRAMES[self.device.type]
         groups: list[list[int]] = []
