@@ -152,3 +152,12 @@ def test_links_lead_somewhere(text: str) -> None:
         content = (ROOT / "docs" / file).read_text(encoding="utf-8") if file else text
         titles = re.findall(r"^#+ (.*)", content, re.MULTILINE)
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
+    shown = set(
+        re.findall(r"python -m benchmarks\.(\w+)", (ROOT / "docs" / "performance.md").read_text(encoding="utf-8"))
+    )
+    tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")
+    assert shown
+    assert shown <= set(re.findall(r'figures_of\(tmp_path, "(\w+)"', tests))
