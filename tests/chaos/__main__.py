@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import exc, text
 
-from tests.chaos.checker import Checked, Sampler, StoredBytes, check, unfinished, unreferenced
+from tests.chaos.checker import ORPHAN_S, Checked, Sampler, StoredBytes, check, unfinished, wait_until_collected
 from tests.chaos.clients import Abilities, Clients, Log, Record
 from tests.chaos.faults import KINDS, Faults, Struck
 from tests.chaos.recovery import Recoveries, Recovery, percentile
@@ -35,7 +35,6 @@ from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
 
 IN_NAMESPACES = "OMNI_CHAOS_IN_NAMESPACES"
 LIMIT_S = 120.0  # after the last fault everything must have ended within so long
-ORPHAN_S = 60.0  # and an object of nobody's be gone, with the stack's short times to live
 VIOLATION, UNUSABLE = 1, 3
 
 _HELP = """
@@ -259,10 +258,8 @@ class Run:
         return None
 
     def _collect(self, stack: ChaosStack, objects: StoredBytes) -> None:
-        """Wait until what nobody refers to is gone, as long as that may take."""
         self._phase, self._until = "collecting", time.monotonic() + ORPHAN_S
-        while time.monotonic() < self._until and unreferenced(stack.engine, objects):
-            time.sleep(0.5)
+        wait_until_collected(stack.engine, objects)
 
     # -- what a person sees -------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ _NEVER = {
 }
 
 
+ORPHAN_S = 60.0  # an object of nobody's must be gone by then, with a chaos stack's short times to live
+
+
 @dataclass
 class Checked:
     """``lost``: accepted, and not in SQL. ``doubled``: two jobs or outcomes. ``stuck``: never ended."""
@@ -171,6 +174,13 @@ def unreferenced(engine: Engine, objects: StoredBytes) -> list[tuple[str, int, f
         for media in connection.execute(text("SELECT media FROM jobs")).scalars():
             named |= {each["key"] for each in json.loads(media)}
     return [each for each in objects.list() if each[0] not in named]
+
+
+def wait_until_collected(engine: Engine, objects: StoredBytes) -> None:
+    """Wait until what nobody refers to is gone, as long as that may take."""
+    until = time.monotonic() + ORPHAN_S
+    while time.monotonic() < until and unreferenced(engine, objects):
+        time.sleep(0.5)
 
 
 def check(

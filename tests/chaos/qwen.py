@@ -30,7 +30,7 @@ from omni_jobs.sentinel import processes_of
 from omni_jobs.settings import Settings
 from omni_jobs.stack import EmbeddedStack
 from omni_jobs.views import JobView
-from tests.chaos.checker import Sampler, StoredBytes, check, unfinished
+from tests.chaos.checker import Sampler, StoredBytes, check, unfinished, wait_until_collected
 from tests.chaos.clients import Record
 from tests.chaos.recovery import Recoveries, percentile
 
@@ -126,6 +126,7 @@ class _Run:
         self._recoveries.stop()
         self._sampler.stop()
         objects = StoredBytes(self._stack.settings.data_dir / "objects", None)
+        wait_until_collected(self._engine, objects)
         checked = check(self._engine, objects, self._records, self._sampler, echoes=False)
         for code, count in checked.errors.items():
             self._violations.append(f"failed: {count} jobs ended with {code}")
