@@ -37,6 +37,9 @@ _REVISION = text("SELECT version_num FROM alembic_version")
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
+_LOCK_S = 10.0  # SQLite: how long a writer waits for the others
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0002, 0.005
+
 # SQLSTATE classes and codes after which the same transaction may well succeed.
 _TRANSIENT_CLASSES = ("08", "40")  # connection trouble; serialization failure, deadlock
 _TRANSIENT_CODES = frozenset(
@@ -202,7 +205,7 @@ class Database:
 
 
 def _sqlite_engine(url: Any, connections: int) -> Engine:
-    engine = create_engine(url, pool_size=connections, connect_args={"timeout": 10.0})
+    engine = create_engine(url, pool_size=connections, connect_args={"timeout": _LOCK_S})
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, record: object) -> None:
@@ -215,10 +218,37 @@ def _sqlite_engine(url: Any, connections: int) -> Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # A transaction that reads first and writes later would find the file changed meanwhile.
-        writing = connection.get_execution_options().get("omni_jobs_writing", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        if connection.get_execution_options().get("omni_jobs_writing", False):
+            _take_turn(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _take_turn(connection: Connection) -> None:
+    """``BEGIN IMMEDIATE``, asked for every fraction of a millisecond while another writes.
+
+    SQLite itself sleeps up to a tenth of a second between two looks, while the lock is
+    held for a few milliseconds: under load writers would mostly sleep.
+    """
+    raw: Any = connection.connection.dbapi_connection
+    deadline = time.monotonic() + _LOCK_S
+    pause = _SHORTEST_LOOK_S
+    raw.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    break
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 — spreads the rivals
+            pause = min(pause * 1.2, _LONGEST_LOOK_S)
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {round(_LOCK_S * 1000)}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # its error is SQLAlchemy's
 
 
 def _postgresql_engine(url: Any, connections: int) -> Engine:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, exc, select, text
 
+from omni_jobs import db
 from omni_jobs.db import Database, now
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
@@ -146,6 +147,22 @@ def test_a_locked_file_is_waited_for(database: Database) -> None:
         holder.result()
         writer.result()
     assert database.read(lambda tx: tx.execute(SLOTS).scalar_one()) == 1
+
+
+@sqlite_only
+def test_a_file_that_stays_locked_is_unavailable(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "_LOCK_S", 0.2)
+    other = Database(database_url, retry_for_s=0.1)
+    with database.begin() as tx:
+        tx.execute(INSERT_WORKER, {"id": "a"})
+        with pytest.raises(DatabaseUnavailable, match="locked"):
+            other.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "b"}))
+    other.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "b"}))
+    busy_timeout = other.read(lambda tx: tx.exec_driver_sql("PRAGMA busy_timeout").scalar_one())
+    other.close()
+    assert busy_timeout == 200
 
 
 def test_a_database_that_stays_away_is_unavailable() -> None:
