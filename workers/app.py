@@ -16,7 +16,7 @@ app.set_current()
 app.steps["consumer"].add(HintIntake)
 
 
-@app.task(name=TASK, Strategy="workers.pool:hint_strategy", ignore_result=True)  # type: ignore[untyped-decorator]
+@app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(hints: list[Any]) -> None:
-    """The name hints travel under. Its messages go to the pool's executor, never to a call of this."""
+    """The name hints travel under. They go to the pool's executor as they are popped, never to a call of this."""
     raise TypeError("stage runs are carried out by workers.pool:StagePool; start the worker with -P custom")

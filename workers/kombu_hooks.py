@@ -1,7 +1,7 @@
 """Every use of Celery's and kombu's private API, in one place; the tests name what each relies on.
 
-    screen_pops     what BRPOP gives is read here before kombu reads it: stock kombu ends the worker on a
-                    message that is not JSON, has bad base64 or lacks a property
+    take_pops       what BRPOP gives is read here in place of kombu, which ends the worker on a message that
+                    is not JSON, has bad base64 or lacks a property, and takes one message at a time
     gate_pops       BRPOP is sent only while there is room
     guard_control   a malformed broadcast is dropped: stock kombu ends the worker on one
     ask_to_stop     ends the worker's main loop, from any thread
@@ -12,10 +12,10 @@ Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import redis
 from celery.worker import state
@@ -26,42 +26,68 @@ from redis.exceptions import RedisError
 from omni_jobs.broker import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
 
-__all__ = ["ask_to_stop", "gate_pops", "guard_control", "screen_pops", "stop_asked"]
+__all__ = ["ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_POISON = 10_000  # the list keeps the newest
 
 
-def screen_pops(channel: Channel, answered: Callable[[], None]) -> None:
-    """Move whatever is not a hint to ``<queue>.poison``; the worker then sees an empty BRPOP.
+def take_pops(
+    channel: Channel,
+    *,
+    answered: Callable[[], None],
+    offer: Callable[[Sequence[tuple[int, int]]], None],
+    room: Callable[[], int],
+) -> None:
+    """Hand what BRPOP gives straight to the pool, and what else waits while there is room; kombu sees an empty BRPOP.
 
-    ``answered`` is called for every BRPOP that got its answer, the empty ones included.
+    A message's way through kombu and Celery costs more than all that is done for its hints. Whatever is
+    not a hint moves to ``<queue>.poison``. ``answered`` is called for every BRPOP that got its answer,
+    the empty ones included.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
     """
+    # redis-py's own client: kombu's would put the key prefix before a key that has it.
+    client = redis.Redis(connection_pool=channel.pool)
 
-    def screen(reply: Any, **options: Any) -> tuple[bytes, bytes] | None:
+    def take(reply: Any, **options: Any) -> None:
         answered()
-        if not reply:
-            return None
-        key, raw = reply
+        if reply:
+            key, raw = reply
+            take_more(key, each_holds=max(1, give(key, raw)))
+
+    def take_more(key: bytes, each_holds: int) -> None:
+        while (wanted := room()) > 0:
+            count = -(-wanted // each_holds)
+            try:
+                found = cast("list[bytes] | None", client.rpop(key, count))
+            except RedisError as error:
+                logger.warning("%s gives no more at once: %s", _text(key), error)
+                return
+            for raw in found or ():
+                give(key, raw)
+            if len(found or ()) < count:
+                return
+
+    def give(key: bytes, raw: bytes) -> int:
+        """How many hints it held."""
         try:
-            read_hints(raw)
+            hints = read_hints(raw)
         except BadMessage as error:
             logger.error("a bad message of %d bytes moves to %s%s: %s", len(raw), _text(key), POISON_SUFFIX, error)
-            _poison(channel, _text(key) + POISON_SUFFIX, raw)
-            return None
-        return key, raw
+            _poison(client, _text(key) + POISON_SUFFIX, raw)
+            return 0
+        offer(hints)
+        return len(hints)
 
-    channel.client.set_response_callback("BRPOP", screen)
+    channel.client.set_response_callback("BRPOP", take)
 
 
-def _poison(channel: Channel, key: str, raw: bytes) -> None:
+def _poison(client: redis.Redis, key: str, raw: bytes) -> None:
     try:
-        # redis-py's own client: kombu's would put the key prefix before a key that has it.
-        with redis.Redis(connection_pool=channel.pool).pipeline() as pipe:
+        with client.pipeline() as pipe:
             pipe.lpush(key, raw)
             pipe.ltrim(key, 0, _MAX_POISON - 1)
             pipe.execute()

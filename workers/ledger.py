@@ -34,7 +34,9 @@ __all__ = ["Ledger"]
 
 logger = logging.getLogger(__name__)
 
-_GATHER_S = 0.001
+# Under load a turn waits a moment for more company: the larger the last one's, the longer.
+_GATHER_PER_ENTRY_S = 0.0002
+_LONGEST_GATHER_S = 0.004
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
@@ -93,7 +95,7 @@ class Ledger:
         self._beat_at = 0.0
         self._look_at = 0.0  # for cancels, while anything is held
         self._held: set[int] = set()  # stage runs claimed and not reported yet; the thread's own
-        self._busy = False  # the last turn had company: wait a moment for more
+        self._gather_s = 0.0  # how long the next turn waits for more
         self._closing = False
         self._close_by = 0.0
         self._fenced: Fenced | None = None
@@ -214,15 +216,16 @@ class Ledger:
                     if wait <= 0:
                         break
                     self._changed.wait(wait)
-            if self._busy and self._entries and not self._closing:
-                self._changed.wait_for(lambda: self._closing, timeout=_GATHER_S)
+            if self._gather_s and self._entries and not self._closing:
+                self._changed.wait_for(lambda: self._closing, timeout=self._gather_s)
             turn = _Turn(entries=list(self._entries))
             self._entries.clear()
             if self._progress and time.monotonic() >= self._progress_at:
                 turn.progress = list(self._progress.values())
                 self._progress.clear()
                 self._progress_at = time.monotonic() + self._settings.progress_every_s
-        self._busy = len(turn.entries) > 1
+        company = len(turn.entries) - 1
+        self._gather_s = min(company * _GATHER_PER_ENTRY_S, _LONGEST_GATHER_S) if company > 0 else 0.0
         return turn
 
     def _next_timer(self) -> float:

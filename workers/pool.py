@@ -29,7 +29,7 @@ from celery.exceptions import WorkerShutdown
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.tasks import Tasks
 
-from omni_jobs.broker import HintPublisher, OmniCelery, Relay, hints_in, queue_depth
+from omni_jobs.broker import HintPublisher, OmniCelery, Relay, queue_depth
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from workers.executor import Executor
     from workers.stage import StageLLM
 
-__all__ = ["HintIntake", "StagePool", "hint_strategy", "stage_of_queues"]
+__all__ = ["HintIntake", "StagePool", "stage_of_queues"]
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +208,10 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         # Between the two lines above a slot may have become free, with nobody told: ask again.
         return room or (executor is not None and executor.room > 0)
 
+    def room(self) -> int:
+        """How many more hints are of use."""
+        return self._executor.room if self._executor is not None else 0
+
     def popped(self) -> None:
         """A pop got its answer: this worker consumes."""
         if self._liveness is not None:
@@ -357,19 +361,6 @@ def _nothing() -> None:
     """What the hub does when it is woken: its next turn asks for room."""
 
 
-def hint_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
-    """How Celery hands a message of our task on: hints to the pool, nothing else of it is read.
-
-    Named by the task's ``Strategy``; stock Celery would build a Request from the message's
-    headers and fail on malformed ones.
-    """
-
-    def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **_: Any) -> None:
-        consumer.pool.offer(hints_in(message.decode()))
-
-    return on_message
-
-
 class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
     """Consumer step: once the queue is consumed, and after every reconnect, set the channel up for hints."""
 
@@ -377,7 +368,7 @@ class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, c: Any) -> None:
         channel = c.task_consumer.channel
-        kombu_hooks.screen_pops(channel, c.pool.popped)
+        kombu_hooks.take_pops(channel, answered=c.pool.popped, offer=c.pool.offer, room=c.pool.room)
         kombu_hooks.gate_pops(channel, c.pool.has_room)
         kombu_hooks.guard_control(c.connection)
 

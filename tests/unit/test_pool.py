@@ -51,7 +51,7 @@ sys.exit(", ".join(sorted({"torch", "transformers", "vllm", "safetensors"} & set
 # What workers.kombu_hooks relies on. When one of these fails after an upgrade, read the hook of that name.
 
 
-def test_screen_pops_relies_on_brpop_being_read_through_parse_response() -> None:
+def test_take_pops_relies_on_brpop_being_read_through_parse_response() -> None:
     source = inspect.getsource(transport.Channel._brpop_read)
     assert "self.client.parse_response(self.client.connection" in source
     assert "raise Empty()" in source
