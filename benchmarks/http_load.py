@@ -5,30 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-__all__ = ["post_all"]
+__all__ = ["Answers", "post_all"]
 
 
-def post_all(host: str, port: int, path: str, bodies: Sequence[bytes], *, clients: int) -> tuple[float, list[float]]:
-    """Post each body once; the seconds from the first to the last answer, and each one's own. Raises SystemExit
-    for an answer that is no success.
-    """
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Seconds from the first post to the last answer; each answer's own, and its body, as they came."""
+
+    seconds: float
+    latencies: Sequence[float]
+    bodies: Sequence[bytes]
+
+
+def post_all(host: str, port: int, path: str, bodies: Sequence[bytes], *, clients: int) -> Answers:
+    """Post each body once. Raises SystemExit for an answer that is no success."""
     return asyncio.run(_post_all(host, port, path, bodies, clients))
 
 
-async def _post_all(
-    host: str, port: int, path: str, bodies: Sequence[bytes], clients: int
-) -> tuple[float, list[float]]:
+async def _post_all(host: str, port: int, path: str, bodies: Sequence[bytes], clients: int) -> Answers:
     waiting = iter(bodies)
-    latencies: list[float] = []
+    told: list[tuple[float, bytes]] = []
     connections = [await asyncio.open_connection(host, port) for _ in range(clients)]
     head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
     begin = time.perf_counter()
-    await asyncio.gather(*(_client(*connection, head, waiting.__next__, latencies) for connection in connections))
+    await asyncio.gather(*(_client(*connection, head, waiting.__next__, told) for connection in connections))
     seconds = time.perf_counter() - begin
     for _, writer in connections:
         writer.close()
-    return seconds, latencies
+    return Answers(seconds, [latency for latency, _ in told], [body for _, body in told])
 
 
 async def _client(
@@ -36,7 +42,7 @@ async def _client(
     writer: asyncio.StreamWriter,
     head: str,
     next_body: Callable[[], bytes],
-    latencies: list[float],
+    told: list[tuple[float, bytes]],
 ) -> None:
     while True:
         try:
@@ -49,7 +55,7 @@ async def _client(
         length = next(
             int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-length:")
         )
-        told = await reader.readexactly(length)
+        content = await reader.readexactly(length)
         if not answer.startswith(b"HTTP/1.1 2"):
-            raise SystemExit(f"{answer.decode()}{told.decode()}")
-        latencies.append(time.perf_counter() - begin)
+            raise SystemExit(f"{answer.decode()}{content.decode()}")
+        told.append((time.perf_counter() - begin, content))

@@ -11,14 +11,14 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
-from benchmarks.http_load import post_all
+from benchmarks.http_load import Answers, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
@@ -58,9 +58,9 @@ def _of(kind: str, jobs: int, bulk: int, runs: int) -> Iterator[Figure]:
             _single(host, port, min(jobs, 200))  # warm
             rates, slow = [], []
             for _ in track(range(runs), description=f"{kind}: single submits"):
-                seconds, latencies = _single(host, port, jobs)
-                rates.append(jobs / seconds)
-                slow.append(sorted(latencies)[int(0.99 * len(latencies))] * 1000)
+                answers = _single(host, port, jobs)
+                rates.append(jobs / answers.seconds)
+                slow.append(sorted(answers.latencies)[int(0.99 * jobs)] * 1000)
             list(client.submit_bulk(_lines(100)))
             before = _peak_mib(api)
             seconds_of_bulk = [_bulk(client, bulk) for _ in track(range(min(runs, 3)), description=f"{kind}: bulk")]
@@ -75,7 +75,7 @@ def _body(number: int) -> bytes:
     return json.dumps({"model": "echo", "messages": [{"role": "user", "content": f"Hello {number}"}]}).encode()
 
 
-def _single(host: str, port: int, jobs: int) -> tuple[float, Sequence[float]]:
+def _single(host: str, port: int, jobs: int) -> Answers:
     return post_all(host, port, "/v1/jobs", [_body(number) for number in range(jobs)], clients=CLIENTS)
 
 

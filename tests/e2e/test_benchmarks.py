@@ -67,3 +67,11 @@ def test_submits(tmp_path: Path) -> None:
 def test_an_idle_system(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "idle", "--database", "sqlite")
     assert "sqlite: submit → started, p50" in figures
+
+
+def test_start_up(tmp_path: Path) -> None:
+    assert "omni-jobs --help" in figures_of(tmp_path, "startup")
+
+
+def test_the_engine(tmp_path: Path) -> None:
+    assert "the platform / the bare engine" in figures_of(tmp_path, "engine")
