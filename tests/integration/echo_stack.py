@@ -200,9 +200,11 @@ class EchoStack:
         return self.until(look, within_s)
 
     def running(self, job_id: str, stage: str, within_s: float = 20.0) -> JobView:
-        """Wait until the stage runs and has said so."""
+        """Wait until the stage runs and has said so, rescuing meanwhile: a hint may have died with who popped it."""
+        rescuer = Rescuer(self.jobs, self.publisher, self.settings.rescue_every_s)
 
         def look() -> JobView | None:
+            rescuer.round()
             view = self.jobs.get(job_id)
             found = next(run for run in view.stages if run.name == stage)
             return view if found.status == StageRunState.RUNNING and found.progress else None

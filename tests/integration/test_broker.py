@@ -14,6 +14,7 @@ from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import load_pipelines
+from tests.services.valkey import start_valkey
 
 
 def make_app(url: str, **options: object) -> OmniCelery:
@@ -79,8 +80,7 @@ def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> Non
 @pytest.fixture
 def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
     """Wants the password ``secret-word``."""
-    server = ValkeyServer(data_dir=tmp_path)
-    server.start()
+    server = start_valkey(tmp_path)
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "secret-word")
     yield server

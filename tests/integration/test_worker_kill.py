@@ -19,6 +19,7 @@ from omni_jobs.jobs import JobView
 from omni_jobs.models import WorkerRow
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.echo_stack import START_S, EchoStack
+from tests.services.valkey import start_valkey
 
 
 @pytest.fixture
@@ -165,8 +166,7 @@ def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
 
 
 def test_workers_outlive_the_broker(tmp_path: Path) -> None:
-    server = ValkeyServer(data_dir=tmp_path / "valkey", persist=True)
-    server.start()
+    server = start_valkey(tmp_path / "valkey")
     port = server.port
     stack = _on_sqlite(tmp_path, f"redis://127.0.0.1:{port}/0")
     try:
