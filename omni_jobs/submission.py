@@ -1,4 +1,4 @@
-"""Submission: an admitted request becomes a job. Media to the object store, then SQL, then hints."""
+"""Submission: what an admitted request becomes. Its media in the object store, and then its job, to be written."""
 
 from __future__ import annotations
 

@@ -39,12 +39,14 @@ def take_pops(
     answered: Callable[[], None],
     offer: Callable[[Sequence[tuple[int, int]]], None],
     room: Callable[[], int],
+    per_message: int,
 ) -> None:
     """Hand what BRPOP gives straight to the pool, and what else waits while there is room; kombu sees an empty BRPOP.
 
     A message's way through kombu and Celery costs more than all that is done for its hints. Whatever is
     not a hint moves to ``<queue>.poison``. ``answered`` is called for every BRPOP that got its answer,
-    the empty ones included.
+    the empty ones included. ``per_message``: the hints of a full message; no more than that is taken too
+    much, for what one worker holds another cannot take.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
@@ -56,11 +58,12 @@ def take_pops(
         answered()
         if reply:
             key, raw = reply
-            take_more(key, each_holds=max(1, give(key, raw)))
+            give(key, raw)
+            take_more(key)
 
-    def take_more(key: bytes, each_holds: int) -> None:
+    def take_more(key: bytes) -> None:
         while (wanted := room()) > 0:
-            count = -(-wanted // each_holds)
+            count = max(1, wanted // per_message)
             try:
                 found = cast("list[bytes] | None", client.rpop(key, count))
             except RedisError as error:
@@ -71,16 +74,14 @@ def take_pops(
             if len(found or ()) < count:
                 return
 
-    def give(key: bytes, raw: bytes) -> int:
-        """How many hints it held."""
+    def give(key: bytes, raw: bytes) -> None:
         try:
             hints = read_hints(raw)
         except BadMessage as error:
             logger.error("a bad message of %d bytes moves to %s%s: %s", len(raw), _text(key), POISON_SUFFIX, error)
             _poison(client, _text(key) + POISON_SUFFIX, raw)
-            return 0
-        offer(hints)
-        return len(hints)
+        else:
+            offer(hints)
 
     channel.client.set_response_callback("BRPOP", take)
 

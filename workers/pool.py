@@ -368,7 +368,13 @@ class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, c: Any) -> None:
         channel = c.task_consumer.channel
-        kombu_hooks.take_pops(channel, answered=c.pool.popped, offer=c.pool.offer, room=c.pool.room)
+        kombu_hooks.take_pops(
+            channel,
+            answered=c.pool.popped,
+            offer=c.pool.offer,
+            room=c.pool.room,
+            per_message=c.app.settings.hints_per_message,
+        )
         kombu_hooks.gate_pops(channel, c.pool.has_room)
         kombu_hooks.guard_control(c.connection)
 

@@ -15,6 +15,7 @@ from omni_jobs.jobs import Hint
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import load_pipelines
 from tests.services.valkey import start_valkey
+from workers.kombu_hooks import take_pops
 
 
 def make_app(url: str, **options: object) -> OmniCelery:
@@ -50,6 +51,22 @@ def test_celery_reads_what_is_published(app: OmniCelery) -> None:
     assert message.headers["task"] == TASK
     args, kwargs, _ = message.decode()
     assert (args, kwargs) == ([[[7, 1], [8, 0]]], {})
+
+
+def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: OmniCelery) -> None:
+    publisher = HintPublisher(app)  # 4 hints a message
+    publisher.publish([Hint(1, 0, "echo.first")])
+    publisher.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
+    taken: list[tuple[int, int]] = []
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        take_pops(channel, answered=lambda: None, offer=taken.extend, room=lambda: 10 - len(taken), per_message=4)
+        queue = f"{app.settings.broker_key_prefix}echo.first".encode()
+        first = redis.Redis(connection_pool=channel.pool).rpop(queue)
+        assert channel.client.response_callbacks["BRPOP"]((queue, first)) is None, "kombu sees an empty pop"
+    assert taken == [(n, 0) for n in range(1, len(taken) + 1)]
+    assert 10 <= len(taken) < 10 + 4
+    assert queue_depths(app)["echo.first"] == (101 - len(taken)) // 4
 
 
 def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
