@@ -44,12 +44,15 @@ __all__ = [
     "Seconds",
     "StageRunRow",
     "WorkerRow",
+    "encode_json",
+    "literal",
     "state_is",
     "state_seen",
 ]
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""JSON as the columns keep it, for statements that take it as text."""
 
 
 class JsonText(TypeDecorator[Any]):
@@ -59,7 +62,7 @@ class JsonText(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else _encode(value)
+        return None if value is None else encode_json(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
@@ -73,7 +76,12 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows onl
 
 def state_is(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
     """``column = 'state'`` with the state written out: a partial index serves no bound parameter."""
-    return column == literal_column(f"'{state.value}'")  # type: ignore[no-any-return]
+    return column == literal(state)  # type: ignore[no-any-return]
+
+
+def literal(state: JobState | StageRunState) -> ColumnElement[str]:
+    """The state's name written out."""
+    return literal_column(f"'{state.value}'")
 
 
 def state_seen(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
@@ -82,7 +90,7 @@ def state_seen(column: Any, state: JobState | StageRunState) -> ColumnElement[bo
     PostgreSQL's statistics lag behind a queue: thinking that few rows are in the state, it
     would walk the whole backlog in the state's index to find the ones named.
     """
-    return column.concat("") == literal_column(f"'{state.value}'")  # type: ignore[no-any-return]
+    return column.concat(literal_column("''")) == literal(state)  # type: ignore[no-any-return]
 
 
 class Base(DeclarativeBase):

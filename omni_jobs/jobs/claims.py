@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Row, bindparam, select, tuple_, update
+from sqlalchemy import Connection, Row, Text, bindparam, literal_column, null, select, type_coerce, update
 
+from omni_jobs.batch import listed, one_of, pairs_of
 from omni_jobs.db import now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
-from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_seen
+from omni_jobs.models import JobRow, StageRunRow, WorkerRow, literal, state_seen
 from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -23,23 +26,24 @@ _LEASE = select(
     now().label("now"),
     select(WorkerRow.lease_until).where(WorkerRow.id == bindparam("worker")).scalar_subquery().label("until"),
 )
-_ids: BindParameter[Any] = bindparam("ids", expanding=True)
-_pairs: BindParameter[Any] = bindparam("pairs", expanding=True)
+_ids = bindparam("ids", type_=Text)
+_pair_id, _pair_attempt = pairs_of(bindparam("pairs", type_=Text))
 _LOCK_JOBS_NOBODY_STARTED = (
     select(JobRow.id)
     .where(
         state_seen(JobRow.state, JobState.QUEUED),
-        JobRow.id.in_(select(StageRunRow.job_id).where(StageRunRow.id.in_(_ids))),
+        JobRow.id.in_(select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))),
     )
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
 )
+# JSON as text where it is nearly always the same.
 _COLUMNS = (
     StageRunRow.id,
     StageRunRow.job_id,
     StageRunRow.stage,
     StageRunRow.attempt,
-    StageRunRow.inputs,
+    type_coerce(StageRunRow.inputs, Text).label("inputs"),
     StageRunRow.capture,
     StageRunRow.retries,
     StageRunRow.failures,
@@ -51,47 +55,48 @@ _CLAIM_IF_QUEUED = (
         StageRunRow.id.in_(
             select(StageRunRow.id)
             .where(
-                StageRunRow.id.in_(_ids),  # says no more than the pairs, but an index serves it
-                tuple_(StageRunRow.id, StageRunRow.attempt).in_(_pairs),
+                StageRunRow.id == _pair_id,
+                StageRunRow.attempt == _pair_attempt,
                 state_seen(StageRunRow.state, StageRunState.QUEUED),
                 StageRunRow.due <= bindparam("at"),
             )
             .order_by(StageRunRow.id)
-            .with_for_update(skip_locked=True)
+            .with_for_update(skip_locked=True, of=StageRunRow)
+            .correlate(None)
         )
     )
     .values(
-        state=StageRunState.RUNNING.value,
-        attempt=StageRunRow.attempt + 1,
+        state=literal(StageRunState.RUNNING),
+        attempt=StageRunRow.attempt + literal_column("1"),
         owner=bindparam("worker"),
         started_at=bindparam("at"),
-        reason=None,
-        progress=None,
+        reason=null(),
+        progress=null(),
     )
     .returning(*_COLUMNS)
 )
 _CLAIMED_BEFORE = select(*_COLUMNS).where(
-    StageRunRow.id.in_(_ids),
-    tuple_(StageRunRow.id, StageRunRow.attempt).in_(_pairs),
+    StageRunRow.id == _pair_id,
+    StageRunRow.attempt == _pair_attempt,
     state_seen(StageRunRow.state, StageRunState.RUNNING),
     StageRunRow.owner == bindparam("worker"),
 )
 _START_IF_QUEUED = (
     update(JobRow)
-    .where(JobRow.id.in_(_ids), state_seen(JobRow.state, JobState.QUEUED))
-    .values(state=JobState.IN_PROGRESS.value, started_at=bindparam("at"))
+    .where(one_of(JobRow.id, _ids), state_seen(JobRow.state, JobState.QUEUED))
+    .values(state=literal(JobState.IN_PROGRESS), started_at=bindparam("at"))
 )
 _JOBS = select(
     JobRow.id,
     JobRow.pipeline,
     JobRow.pipeline_version,
     JobRow.request,
-    JobRow.media,
+    type_coerce(JobRow.media, Text).label("media"),
     JobRow.seed,
-    JobRow.modalities,
-).where(JobRow.id.in_(_ids))
+    type_coerce(JobRow.modalities, Text).label("modalities"),
+).where(one_of(JobRow.id, _ids))
 _PAYLOADS = select(StageRunRow.job_id, StageRunRow.stage, StageRunRow.payload_ref, StageRunRow.payload_inline).where(
-    StageRunRow.job_id.in_(_ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
+    one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
 )
 
 
@@ -105,20 +110,20 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
     if not attempts:
         return []
-    started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": sorted(attempts)}).scalars())
-    these = {"ids": sorted(attempts), "pairs": sorted(attempts.items()), "worker": worker_id}
-    runs = list(tx.execute(_CLAIM_IF_QUEUED, {**these, "at": lease.now}))
+    started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).scalars())
+    these = {"pairs": listed(attempts.items()), "worker": worker_id, "at": lease.now}
+    runs = list(tx.execute(_CLAIM_IF_QUEUED, these))
     if len(runs) < len(attempts):
-        missed = sorted(attempts.keys() - {run.id for run in runs})
+        missed = attempts.keys() - {run.id for run in runs}
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
-        runs += tx.execute(_CLAIMED_BEFORE, {"ids": missed, "pairs": claimed, "worker": worker_id})
+        runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
     if not runs:
         return []
-    job_ids = sorted({run.job_id for run in runs})
+    job_ids = {run.job_id for run in runs}
     started.intersection_update(job_ids)
     if started:
-        tx.execute(_START_IF_QUEUED, {"ids": sorted(started), "at": lease.now})
-    jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": job_ids})}
+        tx.execute(_START_IF_QUEUED, {"ids": listed(sorted(started)), "at": lease.now})
+    jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": listed(job_ids)})}
     upstream = _upstream(tx, runs)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run.id])
@@ -126,6 +131,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
 
 
 def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], ObjectRef | bytes | None]) -> Claim:
+    inputs = _names(run.inputs)
     return Claim(
         stage_run_id=run.id,
         job_id=run.job_id,
@@ -134,10 +140,10 @@ def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], Object
         pipeline=job.pipeline,
         pipeline_version=job.pipeline_version,
         request=job.request,
-        media=() if run.inputs else job.media,
+        media=() if inputs else json.loads(job.media),
         seed=job.seed,
-        modalities=tuple(job.modalities),
-        upstream={earlier: upstream[run.job_id, earlier] for earlier in run.inputs},
+        modalities=_names(job.modalities),
+        upstream={earlier: upstream[run.job_id, earlier] for earlier in inputs},
         capture=run.capture,
         failures=run.failures or {},
         alone=bool(run.failures) and is_last_chance(run.failures, RetryLimits(**(run.retries or {}))),
@@ -147,11 +153,16 @@ def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], Object
 
 def _upstream(tx: Connection, runs: Sequence[_AnyRow]) -> dict[tuple[str, str], ObjectRef | bytes | None]:
     """(job, stage) → its payload, for every stage run that takes any."""
-    job_ids = sorted({run.job_id for run in runs if run.inputs})
+    job_ids = {run.job_id for run in runs if _names(run.inputs)}
     if not job_ids:
         return {}
     found: dict[tuple[str, str], ObjectRef | bytes | None] = {}
-    for row in tx.execute(_PAYLOADS, {"ids": job_ids}):
+    for row in tx.execute(_PAYLOADS, {"ids": listed(job_ids)}):
         ref = row.payload_ref
         found[row.job_id, row.stage] = row.payload_inline if ref is None else ObjectRef.model_validate(ref)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))

@@ -8,13 +8,32 @@ announcements and progress skip stage runs that are locked: they wait for none.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Row,
+    Text,
+    bindparam,
+    func,
+    insert,
+    null,
+    select,
+    type_coerce,
+    update,
+)
 
+from omni_jobs.batch import Batch, Given, listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Expired, OmniJobsError, Quarantined
 from omni_jobs.jobs.graph import Run, next_step, unneeded_payloads
@@ -25,9 +44,10 @@ from omni_jobs.models import (
     EventRow,
     GarbageRow,
     JobRow,
-    JsonText,
     Seconds,
     StageRunRow,
+    encode_json,
+    literal,
     state_seen,
 )
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_after
@@ -35,68 +55,105 @@ from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["LockedJobs"]
 
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+_ids = bindparam("ids", type_=Text)
+_JOB_IDS = select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))
+_LOCK = (
+    select(JobRow.id, JobRow.state, JobRow.ending, now().label("now"))
+    .order_by(JobRow.id)
+    .with_for_update(key_share=True)
+)
+_LOCK_JOBS = _LOCK.where(one_of(JobRow.id, _ids))
+_LOCK_JOBS_OF_STAGE_RUNS = _LOCK.where(JobRow.id.in_(_JOB_IDS))
+# JSON as text: nearly all of it is alike from row to row.
 _STAGE_RUNS_OF_JOBS = (
     select(
         StageRunRow.id,
         StageRunRow.job_id,
         StageRunRow.stage,
         StageRunRow.queue,
-        StageRunRow.inputs,
+        type_coerce(StageRunRow.inputs, Text),
         StageRunRow.state,
         StageRunRow.attempt,
-        StageRunRow.failures,
-        StageRunRow.retries,
+        type_coerce(StageRunRow.failures, Text),
+        type_coerce(StageRunRow.retries, Text),
         StageRunRow.queue_limit_s,
         StageRunRow.owner,
         StageRunRow.payload_ref,
         StageRunRow.payload_gone,
     )
-    .where(StageRunRow.job_id.in_(bindparam("jobs", expanding=True)))
+    .where(one_of(StageRunRow.job_id, _ids))
     .order_by(StageRunRow.id)
 )
 
-_IF_RUNNING = (
-    (StageRunRow.id == bindparam("run")),
-    (StageRunRow.attempt == bindparam("of_attempt")),
-    state_seen(StageRunRow.state, StageRunState.RUNNING),
-)
-_SUCCEED_IF_RUNNING = (
-    update(StageRunRow)
-    .where(*_IF_RUNNING)
-    .values(
-        state=StageRunState.SUCCEEDED.value,
-        result=bindparam("its_result"),
-        payload_ref=bindparam("its_payload_ref"),
-        payload_inline=bindparam("its_payload_inline"),
-        payload_bytes=bindparam("its_payload_bytes"),
-        finished_at=bindparam("at"),
+
+def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
+    return (
+        StageRunRow.id == given["run"],
+        StageRunRow.attempt == given["of_attempt"],
+        state_seen(StageRunRow.state, StageRunState.RUNNING),
     )
+
+
+_SUCCEED_IF_RUNNING = Batch.update(
+    {
+        "run": BigInteger,
+        "of_attempt": Integer,
+        "its_result": Text,
+        "its_payload_ref": Text,
+        "its_payload_inline": LargeBinary,
+        "its_payload_bytes": BigInteger,
+        "at": Seconds,
+    },
+    lambda given: (
+        update(StageRunRow)
+        .where(*_is_running(given))
+        .values(
+            state=literal(StageRunState.SUCCEEDED),
+            result=given["its_result"],
+            payload_ref=given["its_payload_ref"],
+            payload_inline=given["its_payload_inline"],
+            payload_bytes=given["its_payload_bytes"],
+            finished_at=given["at"],
+        )
+    ),
 )
-_END_IF_RUNNING = (
-    update(StageRunRow)
-    .where(*_IF_RUNNING)
-    .values(state=bindparam("to"), failures=bindparam("so_many"), finished_at=bindparam("at"))
+_END_IF_RUNNING = Batch.update(
+    {"run": BigInteger, "of_attempt": Integer, "to": Text, "so_many": Text, "at": Seconds},
+    lambda given: (
+        update(StageRunRow)
+        .where(*_is_running(given))
+        .values(state=given["to"], failures=given["so_many"], finished_at=given["at"])
+    ),
 )
-_REQUEUE_IF_RUNNING = (
-    update(StageRunRow)
-    .where(*_IF_RUNNING)
-    .values(
-        state=StageRunState.QUEUED.value,
-        owner=None,
-        failures=bindparam("so_many"),
-        due=bindparam("from_when"),
-        announce_at=bindparam("announce"),
-        queue_deadline=bindparam("from_when", type_=Seconds) + StageRunRow.queue_limit_s,
-        reason=bindparam("why"),
-        progress=None,
-    )
+_REQUEUE_IF_RUNNING = Batch.update(
+    {
+        "run": BigInteger,
+        "of_attempt": Integer,
+        "so_many": Text,
+        "from_when": Seconds,
+        "announce": Seconds,
+        "why": Text,
+    },
+    lambda given: (
+        update(StageRunRow)
+        .where(*_is_running(given))
+        .values(
+            state=literal(StageRunState.QUEUED),
+            owner=null(),
+            failures=given["so_many"],
+            due=given["from_when"],
+            announce_at=given["announce"],
+            queue_deadline=given["from_when"] + StageRunRow.queue_limit_s,
+            reason=given["why"],
+            progress=null(),
+        )
+    ),
 )
 _QUEUE_IF_PENDING = (
     update(StageRunRow)
-    .where(
-        StageRunRow.id.in_(bindparam("ids", expanding=True)),
-        state_seen(StageRunRow.state, StageRunState.PENDING),
-    )
+    .where(one_of(StageRunRow.id, _ids), state_seen(StageRunRow.state, StageRunState.PENDING))
     .values(
         state=StageRunState.QUEUED.value,
         queued_at=bindparam("at"),
@@ -108,26 +165,28 @@ _QUEUE_IF_PENDING = (
 _CANCEL_IF_WAITING = (
     update(StageRunRow)
     .where(
-        StageRunRow.id.in_(bindparam("ids", expanding=True)),
+        one_of(StageRunRow.id, _ids),
         StageRunRow.state.in_([StageRunState.PENDING.value, StageRunState.QUEUED.value]),
     )
     .values(state=StageRunState.CANCELLED.value, finished_at=bindparam("at"), reason=None)
 )
-_SET_JOB = (
-    update(JobRow)
-    .where(JobRow.id == bindparam("job"))
-    .values(
-        state=bindparam("to"),
-        ending=bindparam("in_the_end"),
-        error=func.coalesce(bindparam("why", type_=JsonText), JobRow.error),  # cancelling keeps it for the end
-        error_code=func.coalesce(bindparam("code"), JobRow.error_code),
-        finished_at=bindparam("at"),
-        prune_at=bindparam("at"),
-    )
+_SET_JOB = Batch.update(
+    {"job": Text, "to": Text, "in_the_end": Text, "why": Text, "code": Text, "at": Seconds},
+    lambda given: (
+        update(JobRow)
+        .where(JobRow.id == given["job"])
+        .values(
+            state=given["to"],
+            ending=given["in_the_end"],
+            error=func.coalesce(given["why"], JobRow.error),  # cancelling keeps it for the end
+            error_code=func.coalesce(given["code"], JobRow.error_code),
+            finished_at=given["at"],
+            prune_at=given["at"],
+        )
+    ),
 )
-_FORGET_PAYLOAD = (
-    update(StageRunRow).where(StageRunRow.id == bindparam("run")).values(payload_ref=None, payload_gone=True)
-)
+_FORGET_PAYLOAD = update(StageRunRow).where(one_of(StageRunRow.id, _ids)).values(payload_ref=None, payload_gone=True)
+_NEW_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
 
 
 class LockedJobs:
@@ -138,15 +197,22 @@ class LockedJobs:
     however many jobs there are.
     """
 
-    def __init__(self, tx: Connection, job_ids: Select[str] | Sequence[str], *, announce_after_s: float) -> None:
+    def __init__(self, tx: Connection, job_ids: Sequence[str], *, announce_after_s: float) -> None:
+        """Those of these jobs that there are."""
+        self._lock(tx, tx.execute(_LOCK_JOBS, {"ids": listed(job_ids)}).all(), announce_after_s)
+
+    @classmethod
+    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> Self:
+        """The jobs that these stage runs belong to."""
+        jobs = cls.__new__(cls)
+        jobs._lock(tx, tx.execute(_LOCK_JOBS_OF_STAGE_RUNS, {"ids": listed(ids)}).all(), announce_after_s)
+        return jobs
+
+    def _lock(
+        self, tx: Connection, locked: Sequence[Row[str, str, str | None, float]], announce_after_s: float
+    ) -> None:
         self._tx = tx
         self._announce_after_s = announce_after_s
-        locked = tx.execute(
-            select(JobRow.id, JobRow.state, JobRow.ending, now().label("now"))
-            .where(JobRow.id.in_(job_ids))
-            .order_by(JobRow.id)
-            .with_for_update(key_share=True)
-        ).all()
         self.now: float = locked[0].now if locked else 0.0
         self._stored = {row.id: JobState(row.state) for row in locked}
         self._endings = {row.id: JobState(row.ending) for row in locked if row.ending is not None}
@@ -154,42 +220,38 @@ class LockedJobs:
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
         self._read_runs()
-        self._succeeded: list[dict[str, Any]] = []
+        self._succeeded: list[tuple[Any, ...]] = []
         self._succeeded_runs: list[Run] = []
-        self._ended: list[dict[str, Any]] = []
-        self._requeued: list[dict[str, Any]] = []
+        self._ended: list[tuple[Any, ...]] = []
+        self._requeued: list[tuple[Any, ...]] = []
+        self._delayed: set[int] = set()
         self._errors: list[dict[str, Any]] = []
         self._artifacts: list[dict[str, Any]] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
-
-    @classmethod
-    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> LockedJobs:
-        """The jobs that these stage runs belong to."""
-        jobs = select(StageRunRow.job_id).where(StageRunRow.id.in_(sorted(set(ids))))
-        return cls(tx, jobs, announce_after_s=announce_after_s)
 
     def _read_runs(self) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         if not self.states:
             return
-        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"jobs": list(self.states)}):
+        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}):
+            id_, job_id, stage, queue, inputs, state, attempt, failures, retries, queue_limit_s, owner, ref, gone = row
             run = Run(
-                id=row.id,
-                job_id=row.job_id,
-                stage=row.stage,
-                queue=row.queue,
-                inputs=tuple(row.inputs),
-                state=StageRunState(row.state),
-                attempt=row.attempt,
-                failures=row.failures or {},
-                retries=DEFAULT_RETRIES if row.retries is None else RetryLimits(**row.retries),
-                queue_limit_s=row.queue_limit_s,
-                owner=row.owner,
-                payload_key=None if row.payload_ref is None else row.payload_ref["key"],
-                payload_gone=row.payload_gone,
+                id=id_,
+                job_id=job_id,
+                stage=stage,
+                queue=queue,
+                inputs=_names(inputs),
+                state=StageRunState(state),
+                attempt=attempt,
+                failures=_NONE if failures is None else json.loads(failures),
+                retries=_limits(retries),
+                queue_limit_s=queue_limit_s,
+                owner=owner,
+                payload_key=None if ref is None else ref["key"],
+                payload_gone=gone,
             )
-            self.runs[run.id] = run
-            self._runs_of_job[run.job_id].append(run)
+            self.runs[id_] = run
+            self._runs_of_job[job_id].append(run)
 
     def runs_of(self, job_id: str) -> Sequence[Run]:
         return self._runs_of_job[job_id]
@@ -213,15 +275,15 @@ class LockedJobs:
         run.payload_key = None if ref is None else ref.key
         self._succeeded_runs.append(run)
         self._succeeded.append(
-            {
-                "run": run.id,
-                "of_attempt": run.attempt,
-                "its_result": dict(completion.result),
-                "its_payload_ref": None if ref is None else ref.model_dump(mode="json"),
-                "its_payload_inline": completion.inline_payload,
-                "its_payload_bytes": completion.payload_bytes,
-                "at": self.now,
-            }
+            (
+                run.id,
+                run.attempt,
+                completion.result_json,
+                None if ref is None else ref.model_dump_json(),
+                completion.inline_payload,
+                completion.payload_bytes,
+                self.now,
+            )
         )
         self._artifacts.extend(
             {
@@ -275,28 +337,15 @@ class LockedJobs:
         run.state = StageRunState.QUEUED
         run.owner = None
         due = self.now + delay_s
-        self._requeued.append(
-            {
-                "run": run.id,
-                "of_attempt": run.attempt,
-                "so_many": run.failures or None,
-                "from_when": due,
-                "announce": due if delay_s else due + self._announce_after_s,
-                "why": "retry_backoff" if delay_s else None,
-            }
-        )
+        announce = due if delay_s else due + self._announce_after_s
+        why = "retry_backoff" if delay_s else None
+        self._requeued.append((run.id, run.attempt, _failures(run), due, announce, why))
+        if delay_s:
+            self._delayed.add(run.id)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
-        self._ended.append(
-            {
-                "run": run.id,
-                "of_attempt": run.attempt,
-                "to": state.value,
-                "so_many": run.failures or None,
-                "at": self.now,
-            }
-        )
+        self._ended.append((run.id, run.attempt, state.value, _failures(run), self.now))
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """These active jobs are to stop: what waits is cancelled, what runs is asked to end.
@@ -304,7 +353,7 @@ class LockedJobs:
         With an error the job will have expired, without one it is cancelled.
         """
         waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
-        self._tx.execute(_CANCEL_IF_WAITING, {"ids": waiting, "at": self.now})
+        self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
         self._read_runs()  # a claim may have come first
         for job_id, error in errors.items():
             self.states[job_id] = JobState.CANCELLING
@@ -316,38 +365,33 @@ class LockedJobs:
         """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow."""
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
-        job_changes: list[dict[str, Any]] = []
+        changes: list[tuple[Any, ...]] = []
+        events: list[tuple[Any, ...]] = []
         for job_id, stored in self._stored.items():
             ending = self._endings.get(job_id, JobState.CANCELLED)
             step = next_step(self.states[job_id], self._runs_of_job[job_id], ending)
             to_queue += step.queue
             to_cancel += step.cancel
-            self.states[job_id] = step.job_state
-            if step.job_state != stored:
+            to = step.job_state
+            self.states[job_id] = to
+            if to != stored:
                 error = self._job_errors.get(job_id)
-                job_changes.append(
-                    {
-                        "job": job_id,
-                        "to": step.job_state.value,
-                        "in_the_end": ending.value if step.job_state == JobState.CANCELLING else None,
-                        "why": error,
-                        "code": None if error is None else error["code"],
-                        "at": self.now if step.job_state.is_final else None,
-                    }
-                )
-        if job_changes:
-            self._tx.execute(_SET_JOB, job_changes)
-            self._tx.execute(insert(EventRow), [self._event(change) for change in job_changes])
-        for guarded, changes in (
+                why, code = (None, None) if error is None else (encode_json(error), error["code"])
+                in_the_end = ending.value if to == JobState.CANCELLING else None
+                changes.append((job_id, to.value, in_the_end, why, code, self.now if to.is_final else None))
+                data = encode_json({} if error is None else {"error": error})
+                events.append((job_id, f"job.{to.value}", data, self.now))
+        _SET_JOB.run(self._tx, changes)
+        _NEW_EVENT.run(self._tx, events)
+        for guarded, rows in (
             (_SUCCEED_IF_RUNNING, self._succeeded),
             (_END_IF_RUNNING, self._ended),
             (_REQUEUE_IF_RUNNING, self._requeued),
         ):
-            if changes:
-                changes.sort(key=itemgetter("run"))
-                changed = self._tx.execute(guarded, changes).rowcount
-                if changed != len(changes):
-                    raise RuntimeError(f"{len(changes) - changed} stage runs changed under their job's lock")
+            rows.sort(key=itemgetter(0))
+            changed = guarded.run(self._tx, rows)
+            if changed != len(rows):
+                raise RuntimeError(f"{len(rows) - changed} stage runs changed under their job's lock")
         if self._errors:
             self._tx.execute(insert(AttemptErrorRow), self._errors)
         if self._artifacts:
@@ -355,18 +399,14 @@ class LockedJobs:
         self._forget_payloads()
         if to_queue:
             announce = self.now + self._announce_after_s
-            ids = [run.id for run in to_queue]
+            ids = listed(run.id for run in to_queue)
             self._tx.execute(_QUEUE_IF_PENDING, {"ids": ids, "at": self.now, "announce": announce})
         if to_cancel:
-            self._tx.execute(_CANCEL_IF_WAITING, {"ids": [run.id for run in to_cancel], "at": self.now})
+            self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
-
-    def _event(self, change: Mapping[str, Any]) -> dict[str, Any]:
-        data = {} if change["why"] is None else {"error": change["why"]}
-        return {"job_id": change["job"], "type": f"job.{change['to']}", "data": data, "at": self.now}
 
     def _forget_payloads(self) -> None:
         """Payloads in the object store that no stage needs any more become garbage."""
@@ -378,10 +418,23 @@ class LockedJobs:
             run for job_id, runs in succeeded.items() for run in unneeded_payloads(runs, self._runs_of_job[job_id])
         ]
         if unneeded:
-            self._tx.execute(_FORGET_PAYLOAD, [{"run": run.id} for run in unneeded])
+            self._tx.execute(_FORGET_PAYLOAD, {"ids": listed(run.id for run in unneeded)})
             self._tx.execute(insert(GarbageRow), [{"job_id": run.job_id, "what": run.payload_key} for run in unneeded])
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
         """What to publish for those of ``runs`` that may be claimed at once."""
-        delayed = {change["run"] for change in self._requeued if change["why"] is not None}
-        return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in delayed]
+        return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
+
+
+@lru_cache(maxsize=1024)
+def _names(inputs: str) -> tuple[str, ...]:
+    return tuple(json.loads(inputs))
+
+
+@lru_cache(maxsize=1024)
+def _limits(retries: str | None) -> RetryLimits:
+    return DEFAULT_RETRIES if retries is None else RetryLimits(**json.loads(retries))
+
+
+def _failures(run: Run) -> str | None:
+    return encode_json(run.failures) if run.failures else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.models import encode_json
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
@@ -82,6 +82,7 @@ class Submitted:
     job_id: str
     created: bool  # False: the idempotency key named a job that was there
     hints: Sequence[Hint] = ()
+    created_at: float | None = None  # seconds since 1970; None: the job may have been there before this call
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,12 @@ class Completion:
     payload_bytes: int = 0
     artifacts: Sequence[NewArtifact] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
+    result_json: str = field(init=False)
 
     def __post_init__(self) -> None:
         # Found here it fails one stage run; found in the transaction it would fail the whole group.
         try:
-            json.dumps(dict(self.result), allow_nan=False)
+            object.__setattr__(self, "result_json", encode_json(dict(self.result)))
         except (TypeError, ValueError) as error:
             raise StageError(f"the stage's result is not JSON: {error}", field="result") from error
 

@@ -1,0 +1,196 @@
+"""Statements for many rows at once, whose text does not grow with the rows.
+
+    Batch       an UPDATE or an INSERT for each of many rows
+    one_of      ``column IN (…)``, the list one parameter, made by ``listed``
+    pairs_of    a table of two numbers a row, one parameter, made by ``listed``
+
+SQLite runs a prepared statement for each row faster than anything else. PostgreSQL wants one
+round trip, and gets the rows as one parameter of JSON: in arrays they cost the client three
+times as much. A statement with a parameter for each value would be rendered, parsed and
+planned anew for each number of rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Self
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Text,
+    bindparam,
+    column,
+    func,
+    insert,
+    literal_column,
+    select,
+)
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+from omni_jobs.models import Base
+
+__all__ = ["Batch", "Given", "listed", "one_of", "pairs_of"]
+
+_Type = type[TypeEngine[Any]]
+Given = Mapping[str, ColumnElement[Any]]
+"""The columns of the rows that a statement is run for."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Batch:
+    """A statement, and the columns of the rows that it is run for.
+
+    Values go to the database as they are given: those of JSON columns are given as text.
+    """
+
+    def __init__(self, columns: Mapping[str, _Type], one: UpdateBase, many: UpdateBase) -> None:
+        """``one`` runs for one row of bound parameters, ``many`` for a record set of all."""
+        self._names = list(columns)
+        self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
+        compiled: Any = one.compile(dialect=sqlite.dialect())
+        order: list[str] = compiled.positiontup
+        if foreign := set(order) - columns.keys():
+            raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
+        self._one = str(compiled)
+        self._in_order = itemgetter(*(self._names.index(name) for name in order))
+        self._many = many.execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
+
+    @classmethod
+    def update(cls, columns: Mapping[str, _Type], statement: Callable[[Given], UpdateBase]) -> Self:
+        """``columns``: Text, Integer, BigInteger, Double, Boolean or LargeBinary, two at least, by name.
+
+        ``statement`` builds the update from them; constants in it are to be literal columns.
+        """
+        one = statement({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
+        return cls(columns, one, statement(_record_set(columns)))
+
+    @classmethod
+    def insert(cls, table: type[Base], columns: Mapping[str, _Type], *, unless_there: bool = False) -> Self:
+        """Insert the rows; ``columns`` of the table, which leave out only what may be NULL or has a server's default.
+
+        ``unless_there``: rows that would break a unique constraint are passed over.
+        """
+        target: Any = table.__table__
+        given = _record_set(columns)
+        values = {name: bindparam(name, type_=type_()) for name, type_ in columns.items()}
+        if not unless_there:
+            return cls(
+                columns,
+                insert(target).values(values),
+                insert(target).from_select(list(given), select(*given.values())),
+            )
+        return cls(
+            columns,
+            sqlite.insert(target).values(values).on_conflict_do_nothing(),
+            postgresql.insert(target).from_select(list(given), select(*given.values())).on_conflict_do_nothing(),
+        )
+
+    def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        """How many rows of the table it changed. ``rows`` give the columns in their order."""
+        if not rows:
+            return 0
+        if tx.dialect.name == "sqlite":
+            return tx.exec_driver_sql(self._one, [self._in_order(row) for row in rows]).rowcount
+        items = [dict(zip(self._names, row, strict=True)) for row in rows]
+        for name in self._bytes:
+            for item in items:
+                item[name] = item[name] and item[name].hex()
+        return tx.execute(self._many, {"rows": _encode(items)}).rowcount
+
+
+def _record_set(columns: Mapping[str, _Type]) -> Given:
+    types = {name: Text if type_ is LargeBinary else type_ for name, type_ in columns.items()}
+    rows = func.json_to_recordset(sql_cast(bindparam("rows", type_=Text), JSON))
+    given = rows.table_valued(*(column(name, type_) for name, type_ in types.items()))
+    found = given.render_derived(name="given", with_types=True).c
+    return {
+        name: func.decode(found[name], literal_column("'hex'"), type_=LargeBinary)
+        if type_ is LargeBinary
+        else found[name]
+        for name, type_ in columns.items()
+    }
+
+
+def listed(values: Iterable[Any]) -> str:
+    """The parameter for a list: of numbers, of strings, or of pairs of numbers."""
+    return _encode(list(values))
+
+
+class one_of(FunctionElement[Any]):
+    """``one_of(column, bindparam(…, type_=Text))``: the column is one of the numbers or strings listed.
+
+    Not a Boolean to SQLAlchemy, which would compare it with 1 in SQLite: no index serves that.
+    """
+
+    inherit_cache = True
+    name = "one_of"
+
+
+@compiles(one_of, "sqlite")
+def _one_of_sqlite(element: one_of, compiler: Any, **options: Any) -> str:
+    which, values = (compiler.process(part, **options) for part in element.clauses)
+    return f"{which} IN (SELECT value FROM json_each({values}))"
+
+
+@compiles(one_of, "postgresql")
+def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
+    # An array found first, not a join: whatever the statistics say, the column's index serves it.
+    which, values = (compiler.process(part, **options) for part in element.clauses)
+    type_ = "bigint" if isinstance(list(element.clauses)[0].type, Integer) else "text"
+    found = f"SELECT value::{type_} FROM json_array_elements_text(CAST({values} AS JSON))"
+    return f"{which} = ANY (ARRAY({found}))"
+
+
+def pairs_of(pairs: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """The two columns of a table made of the pairs of numbers listed; select from them by naming them."""
+    rows = _elements(pairs).table_valued("value", name="pairs").c.value
+    return _number_at(rows, 0), _number_at(rows, 1)
+
+
+class _elements(FunctionElement[Any]):
+    inherit_cache = True
+    name = "elements"
+
+
+class _number_at(FunctionElement[int]):
+    inherit_cache = True
+    name = "number_at"
+    type = BigInteger()
+
+    def __init__(self, pair: ColumnElement[Any], position: int) -> None:
+        super().__init__(pair, literal_column(str(position)))
+
+
+@compiles(_elements, "sqlite")
+def _elements_sqlite(element: _elements, compiler: Any, **options: Any) -> str:
+    return f"json_each({compiler.process(element.clauses, **options)})"
+
+
+@compiles(_elements, "postgresql")
+def _elements_postgresql(element: _elements, compiler: Any, **options: Any) -> str:
+    return f"json_array_elements(CAST({compiler.process(element.clauses, **options)} AS JSON))"
+
+
+@compiles(_number_at, "sqlite")
+def _number_at_sqlite(element: _number_at, compiler: Any, **options: Any) -> str:
+    pair, position = (compiler.process(part, **options) for part in element.clauses)
+    return f"json_extract({pair}, '$[{position}]')"
+
+
+@compiles(_number_at, "postgresql")
+def _number_at_postgresql(element: _number_at, compiler: Any, **options: Any) -> str:
+    pair, position = (compiler.process(part, **options) for part in element.clauses)
+    return f"({pair} ->> {position})::bigint"
