@@ -18,10 +18,11 @@ import binascii
 import json
 import logging
 import queue
+import secrets
 import threading
-import uuid
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -62,6 +63,10 @@ _MAX_MESSAGE_BYTES = 256 * 1024
 _MAX_HINTS_IN_MESSAGE = 1024
 _SOCKET_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 3.0
+_MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage; more than any have been seen to
+_LONGEST_HOLD_S = 1.0
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 _UNAVAILABLE = (OperationalError, LimitExceeded, RedisError, OSError)
 
 
@@ -120,42 +125,62 @@ class HintPublisher:
 
     def __init__(self, app: OmniCelery) -> None:
         self._app = app
-        self._per_message = app.settings.hints_per_message
+        self.per_message: int = app.settings.hints_per_message
 
-    def publish(self, hints: Iterable[Hint]) -> None:
-        """Best effort. Raises BrokerUnavailable: callers after a commit log it and go on."""
-        by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for hint in hints:
-            by_queue[hint.queue].append((hint.stage_run_id, hint.attempt))
-        for name, pairs in by_queue.items():
+    def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
+        """Best effort; how many messages each of their queues holds now.
+
+        Raises BrokerUnavailable: callers after a commit log it and go on.
+        """
+        depths = {}
+        for name, pairs in _by_queue(hints).items():
             if name not in self._app.amqp.queues:
                 logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
                 continue
-            starts = range(0, len(pairs), self._per_message)
-            self._push(name, [write_hints(name, pairs[start : start + self._per_message]) for start in starts])
+            starts = range(0, len(pairs), self.per_message)
+            messages = [write_hints(name, pairs[start : start + self.per_message]) for start in starts]
+            depths[name] = self._push(name, messages)
+        return depths
 
-    def _push(self, name: str, messages: Sequence[bytes]) -> None:
+    def _push(self, name: str, messages: Sequence[bytes]) -> int:
         """All in one command: Celery's own way of sending costs a third of a millisecond a message."""
         try:
-            self._push_once(name, messages)
+            return self._push_once(name, messages)
         except _UNAVAILABLE:
             # It may have met a connection that a restarted broker had closed; hints that come twice do no harm.
             try:
-                self._push_once(name, messages)
+                return self._push_once(name, messages)
             except _UNAVAILABLE as error:
                 raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
 
-    def _push_once(self, name: str, messages: Sequence[bytes]) -> None:
+    def _push_once(self, name: str, messages: Sequence[bytes]) -> int:
         with self._app.pool.acquire(block=True, timeout=_CONNECT_TIMEOUT_S) as connection:
-            connection.default_channel.client.lpush(name, *messages)  # redis-py's client, with the key prefix
+            client = connection.default_channel.client  # redis-py's, with the key prefix
+            depth: int = client.lpush(name, *messages)
+            return depth
+
+
+def _by_queue(hints: Iterable[Hint]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for hint in hints:
+        found[hint.queue].append((hint.stage_run_id, hint.attempt))
+    return found
 
 
 class Relay:
-    """Publishes hints from a thread of its own, so that a slow broker holds no transaction up."""
+    """Publishes hints from a thread of its own, so that a slow broker holds no transaction up.
 
-    def __init__(self, publisher: HintPublisher) -> None:
+    A message costs the broker some 300 bytes whatever it holds. So while a queue is long, what
+    does not fill a message waits for more: never so long that a worker could have emptied the queue.
+    """
+
+    def __init__(self, publisher: HintPublisher, clock: Callable[[], float] = time.monotonic) -> None:
         self._publisher = publisher
+        self._clock = clock
         self._waiting: queue.SimpleQueue[Sequence[Hint] | None] = queue.SimpleQueue()
+        self._held: dict[str, list[Hint]] = {}  # by queue, fewer than a message holds
+        self._held_until: dict[str, float] = {}
+        self._busy_until: dict[str, float] = {}  # by queue: not before then can it be empty
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
 
     def start(self) -> None:
@@ -175,7 +200,7 @@ class Relay:
         closing = False
         while not closing:
             batch: list[Hint] = []
-            item = self._waiting.get()
+            item = self._next()
             while True:
                 if item is None:
                     closing = True
@@ -185,33 +210,62 @@ class Relay:
                     item = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            if not batch:
+            due = self._due(batch, everything=closing)
+            if not due:
                 continue
             try:
-                self._publisher.publish(batch)
+                depths = self._publisher.publish(due)
             except BrokerUnavailable as error:
-                logger.warning("%d hints wait for the rescuer: %s", len(batch), error)
+                logger.warning("%d hints wait for the rescuer: %s", len(due), error)
+            else:
+                at = self._clock()
+                self._busy_until |= {name: at + depth / _MOST_POPPED_PER_S for name, depth in depths.items()}
+
+    def _next(self) -> Sequence[Hint] | None:
+        """What comes next; nothing when what is held must go first. None: the end."""
+        if not self._held:
+            return self._waiting.get()
+        try:
+            return self._waiting.get(timeout=max(0.0, min(self._held_until.values()) - self._clock()))
+        except queue.Empty:
+            return ()
+
+    def _due(self, batch: Sequence[Hint], *, everything: bool) -> list[Hint]:
+        """What is to be published now of these and of what is held; the rest is held."""
+        at = self._clock()
+        by_queue: dict[str, list[Hint]] = {name: list(held) for name, held in self._held.items()}
+        for hint in batch:
+            by_queue.setdefault(hint.queue, []).append(hint)
+        self._held.clear()
+        due: list[Hint] = []
+        for name, hints in by_queue.items():
+            until = self._held_until.pop(name, min(self._busy_until.get(name, at), at + _LONGEST_HOLD_S))
+            rest = 0 if everything or until <= at else len(hints) % self._publisher.per_message
+            due += hints[: len(hints) - rest]
+            if rest:
+                self._held[name] = hints[len(hints) - rest :]
+                # Of a group that was held, only the latest hints are left.
+                fresh = len(hints) > rest
+                self._held_until[name] = min(self._busy_until[name], at + _LONGEST_HOLD_S) if fresh else until
+        return due
 
 
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
-    """A message as Celery and kombu would put it into the broker's list, and read it."""
-    message_id = str(uuid.uuid4())
-    body = json.dumps([[hints], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
+    """A message as Celery and kombu read it from the broker's list, with no more in it than they need."""
+    message_id = secrets.token_hex(8)
+    body = _encode([[hints], {}, {}])
     message = {
         "body": base64.b64encode(body.encode()).decode("ascii"),
         "content-encoding": "utf-8",
         "content-type": "application/json",
-        "headers": {"lang": "py", "task": TASK, "id": message_id, "root_id": message_id, "retries": 0},
+        "headers": {"task": TASK, "id": message_id},
         "properties": {
-            "correlation_id": message_id,
-            "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": queue_name},
-            "priority": 0,
             "body_encoding": "base64",
+            "delivery_info": {"exchange": "", "routing_key": queue_name},
             "delivery_tag": message_id,
         },
     }
-    return json.dumps(message).encode()
+    return _encode(message).encode()
 
 
 def read_hints(raw: bytes) -> list[tuple[int, int]]:

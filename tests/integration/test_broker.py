@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,33 @@ def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> Non
         relay.send([Hint(n, 0, "echo.first")])
     relay.close()
     assert 25 <= queue_depths(app)["echo.first"] <= 100
+
+
+def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app: OmniCelery, valkey_url: str) -> None:
+    at = 0.0
+    relay = Relay(HintPublisher(app), clock=lambda: at)
+    relay.start()
+    prefix = app.settings.broker_key_prefix
+
+    def messages_once(there: int, name: str = "echo.first") -> list[list[tuple[int, int]]]:
+        deadline = time.monotonic() + 10
+        while queue_depths(app)[name] != there and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with redis.Redis.from_url(valkey_url) as client:
+            return [read_hints(raw) for raw in client.lrange(f"{prefix}{name}", 0, -1)[::-1]]
+
+    relay.send([Hint(1, 0, "echo.first")])
+    assert messages_once(1) == [[(1, 0)]]
+    for n in range(2, 7):
+        relay.send([Hint(n, 0, "echo.first")])
+    relay.send([Hint(99, 0, "echo.second")])  # a queue that is short
+    assert messages_once(2)[1:] == [[(2, 0), (3, 0), (4, 0), (5, 0)]]
+    assert messages_once(1, "echo.second") == [[(99, 0)]]
+    at = 10.0
+    assert messages_once(3)[2:] == [[(6, 0)]]
+    relay.send([Hint(7, 0, "echo.first")])
+    relay.close()
+    assert messages_once(4)[3:] == [[(7, 0)]]
 
 
 @pytest.fixture
