@@ -115,7 +115,7 @@ class JobRow(Base):
     __table_args__ = (
         UniqueConstraint("idempotency_key"),
         Index(None, "state", "id"),
-        Index(None, "pipeline", "id"),
+        Index(None, "pipeline", "state", "id"),
         # With the state in front, or SQLite takes (state, id) and looks every row up.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import CompoundSelect, Connection, Row, Select, func, select, union_all
 
 from omni_jobs.db import now
 from omni_jobs.errors import Gone, InvalidRequest, NotFound
 from omni_jobs.jobs.values import StoredArtifact
-from omni_jobs.models import WISH, ArtifactRow, AttemptErrorRow, EventRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.models import (
+    WISH,
+    ArtifactRow,
+    AttemptErrorRow,
+    EventRow,
+    JobRow,
+    StageRunRow,
+    WorkerRow,
+    state_is,
+    state_seen,
+)
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import (
@@ -69,19 +79,37 @@ def jobs(
         raise InvalidRequest("not a pipeline's name", field="pipeline")
     if error_code is not None and not error_code.isprintable():
         raise InvalidRequest("not an error's code", field="error_code")
-    query = select(JobRow.__table__).order_by(JobRow.id.desc()).limit(limit + 1)
+    newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit + 1)
     if cursor is not None:
-        query = query.where(JobRow.id < cursor)
-    if state is not None:
-        query = query.where(JobRow.state == state.value)
-    if pipeline is not None:
-        query = query.where(JobRow.pipeline == pipeline)
+        newest = newest.where(JobRow.id < cursor)
+    ids: Select[str] | CompoundSelect[str]
     if error_code is not None:
-        query = query.where(JobRow.error_code == error_code)
-    rows = tx.execute(query).all()
+        ids = _of_error(newest, error_code, state, pipeline)
+    elif pipeline is not None:
+        ids = _of_pipeline(newest, pipeline, JobState if state is None else [state])
+    else:
+        ids = newest if state is None else newest.where(JobRow.state == state.value)
+    found = sorted(tx.execute(ids).scalars(), reverse=True)[: limit + 1]
+    rows = tx.execute(select(JobRow.__table__).where(JobRow.id.in_(found)).order_by(JobRow.id.desc())).all()
     more = len(rows) > limit
     rows = rows[:limit]
     return Page(jobs=_views(tx, rows), next_cursor=rows[-1].id if more else None)
+
+
+def _of_error(newest: Select[str], error_code: str, state: JobState | None, pipeline: str | None) -> Select[str]:
+    """Few jobs have an error, so its index serves, and no other may."""
+    newest = newest.where(JobRow.error_code == error_code)
+    if state is not None:
+        newest = newest.where(state_seen(JobRow.state, state))
+    if pipeline is not None:
+        newest = newest.where(JobRow.pipeline.concat("") == pipeline)
+    return newest
+
+
+def _of_pipeline(newest: Select[str], pipeline: str, states: Iterable[JobState]) -> CompoundSelect[str]:
+    """The newest of each state: in the index a pipeline's jobs lie apart by state."""
+    parts = [newest.where(JobRow.pipeline == pipeline, JobRow.state == state.value).subquery() for state in states]
+    return union_all(*(select(part.c.id) for part in parts))
 
 
 def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
