@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
@@ -36,8 +36,7 @@ class Manifest:
 def dump_manifest(manifest: Manifest) -> str:
     """Raises PayloadError for what a reader would refuse."""
     _check(manifest)
-    found = asdict(manifest)
-    return dump({name: found[name] for name in _FIELDS}, "manifest")
+    return dump({name: getattr(manifest, name) for name in _FIELDS}, "manifest")
 
 
 def load_manifest(text: str) -> Manifest:

@@ -7,7 +7,6 @@ is touched (but those of BOOL).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.payloads.limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
 from omni_jobs.payloads.names import TENSORS
 from omni_jobs.payloads.refusals import shown, too_many
-from omni_jobs.payloads.strict_json import load
+from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def encode_header(placed: Iterable[tuple[str, Tensor]], metadata: Mapping[str, s
     for name, tensor in placed:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    encoded = dump(header, "header").encode()
     length = -(-len(encoded) // _ALIGNMENT) * _ALIGNMENT
     if length > WRITER_LIMITS.max_header_bytes:
         raise PayloadTooLarge(f"{length} bytes, at most {WRITER_LIMITS.max_header_bytes}", field="header")

@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
 __all__ = ["check_text", "dump", "load"]
 
 
+class _Refused(ValueError):
+    """JSON to Python's parser, not to the standard or to us."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Refused("a name stands twice in one object")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise _Refused(f"{name} is not JSON")
+
+
+def _integer(digits: str) -> int:
+    if digits == "-0":  # to other parsers a float: to safetensors' no size and no offset
+        raise _Refused("-0 is not an integer")
+    return int(digits)
+
+
+# Made once: every json.loads and json.dumps with options makes its own.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer).decode
+
+
 def dump(value: object, at: str) -> str:
     """JSON without spaces, not escaped. Raises PayloadError, of the field ``at``."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _encode(value)
     except (TypeError, ValueError) as error:
         raise PayloadError(str(error), field=at) from error
 
 
 def load(text: str | bytes, at: str) -> Any:
     """JSON of bounded size. Raises PayloadCorrupt and PayloadTooLarge, of the field ``at``."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise PayloadCorrupt("a name stands twice in one object", field=at)
-        return found
-
-    def constant(name: str) -> NoReturn:
-        raise PayloadCorrupt(f"{name} is not JSON", field=at)
-
-    def integer(digits: str) -> int:
-        if digits == "-0":  # to other parsers a float: to safetensors' no size and no offset
-            raise PayloadCorrupt("-0 is not an integer", field=at)
-        return int(digits)
-
     try:
         if isinstance(text, bytes):
             text = text.decode()
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_int=integer)
+        return _decode(text)
     except UnicodeDecodeError:
         raise PayloadCorrupt("not UTF-8", field=at) from None
+    except _Refused as refused:
+        raise PayloadCorrupt(str(refused), field=at) from None
     except ValueError:  # malformed, or an integer of thousands of digits
         raise PayloadCorrupt("not JSON", field=at) from None
     except RecursionError:

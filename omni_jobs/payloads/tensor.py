@@ -73,15 +73,16 @@ class Tensor:
     data: memoryview
 
     def __post_init__(self) -> None:
-        if self.nbytes != self.data.nbytes:
-            raise PayloadError(f"{self.data.nbytes} bytes where dtype and shape need {self.nbytes}", field="data")
+        needed = tensor_bytes(self.dtype, self.shape, max_rank=WRITER_LIMITS.max_rank)
+        if needed != self.data.nbytes:
+            raise PayloadError(f"{self.data.nbytes} bytes where dtype and shape need {needed}", field="data")
         if self.data.format != "B" or self.data.ndim != 1 or not self.data.c_contiguous:
             raise PayloadError("the data is not a flat view of bytes", field="data")
 
     @property
     def nbytes(self) -> int:
-        """The bytes that dtype and shape ask for."""
-        return tensor_bytes(self.dtype, self.shape, max_rank=WRITER_LIMITS.max_rank)
+        """The bytes that dtype and shape ask for, which are those there are."""
+        return self.data.nbytes
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Tensor:
