@@ -98,6 +98,7 @@ class Executor:
         self._suspect_runs = False  # nothing is claimed beside it
         self._stuck_threads = 0
         self._taking = True
+        self._using_room = False  # it is about to
 
     @property
     def in_flight(self) -> int:
@@ -382,6 +383,13 @@ class Executor:
             self._on_broken(f"stage run {run.claim.stage_run_id} does not stop")
 
     def _make_room(self) -> None:
+        """Slots are free: what is free in one turn of the loop is used at once, in one claim."""
+        if not self._using_room:
+            self._using_room = True
+            self._loop.call_soon(self._use_room)
+
+    def _use_room(self) -> None:
+        self._using_room = False
         self._claim_waiting()
         self._on_room()
 
