@@ -112,7 +112,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
         return []
     started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).scalars())
     these = {"pairs": listed(attempts.items()), "worker": worker_id, "at": lease.now}
-    runs = list(tx.execute(_CLAIM_IF_QUEUED, these))
+    runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
     if len(runs) < len(attempts):
         missed = attempts.keys() - {run.id for run in runs}
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
@@ -123,7 +123,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
     started.intersection_update(job_ids)
     if started:
         tx.execute(_START_IF_QUEUED, {"ids": listed(sorted(started)), "at": lease.now})
-    jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": listed(job_ids)})}
+    jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": listed(job_ids)}).all()}
     upstream = _upstream(tx, runs)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run.id])
@@ -157,7 +157,7 @@ def _upstream(tx: Connection, runs: Sequence[_AnyRow]) -> dict[tuple[str, str], 
     if not job_ids:
         return {}
     found: dict[tuple[str, str], ObjectRef | bytes | None] = {}
-    for row in tx.execute(_PAYLOADS, {"ids": listed(job_ids)}):
+    for row in tx.execute(_PAYLOADS, {"ids": listed(job_ids)}).all():
         ref = row.payload_ref
         found[row.job_id, row.stage] = row.payload_inline if ref is None else ObjectRef.model_validate(ref)
     return found

@@ -233,7 +233,7 @@ class LockedJobs:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         if not self.states:
             return
-        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}):
+        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all():
             id_, job_id, stage, queue, inputs, state, attempt, failures, retries, queue_limit_s, owner, ref, gone = row
             run = Run(
                 id=id_,
