@@ -1,18 +1,18 @@
-"""Keep-alive clients that post as fast as they are answered, on plain sockets: the load itself must cost little."""
+"""Keep-alive clients that ask as fast as they are answered, on plain sockets: the load itself must cost little."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Answers", "post_all"]
+__all__ = ["Answers", "get_all", "post_all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Seconds from the first post to the last answer; each answer's own, and its body, as they came."""
+    """Seconds from the first request to the last answer; each answer's own, and its body, as they came."""
 
     seconds: float
     latencies: Sequence[float]
@@ -21,16 +21,22 @@ class Answers:
 
 def post_all(host: str, port: int, path: str, bodies: Sequence[bytes], *, clients: int) -> Answers:
     """Post each body once. Raises SystemExit for an answer that is no success."""
-    return asyncio.run(_post_all(host, port, path, bodies, clients))
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
+    requests = (f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies)
+    return asyncio.run(_send_all(host, port, requests, clients))
 
 
-async def _post_all(host: str, port: int, path: str, bodies: Sequence[bytes], clients: int) -> Answers:
-    waiting = iter(bodies)
+def get_all(host: str, port: int, paths: Sequence[str], *, clients: int) -> Answers:
+    """Get each path once. Raises SystemExit for an answer that is no success."""
+    requests = (f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode() for path in paths)
+    return asyncio.run(_send_all(host, port, requests, clients))
+
+
+async def _send_all(host: str, port: int, waiting: Iterator[bytes], clients: int) -> Answers:
     told: list[tuple[float, bytes]] = []
     connections = [await asyncio.open_connection(host, port) for _ in range(clients)]
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
     begin = time.perf_counter()
-    await asyncio.gather(*(_client(*connection, head, waiting.__next__, told) for connection in connections))
+    await asyncio.gather(*(_client(*connection, waiting.__next__, told) for connection in connections))
     seconds = time.perf_counter() - begin
     for _, writer in connections:
         writer.close()
@@ -40,17 +46,16 @@ async def _post_all(host: str, port: int, path: str, bodies: Sequence[bytes], cl
 async def _client(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    head: str,
-    next_body: Callable[[], bytes],
+    next_request: Callable[[], bytes],
     told: list[tuple[float, bytes]],
 ) -> None:
     while True:
         try:
-            body = next_body()
+            request = next_request()
         except StopIteration:
             return
         begin = time.perf_counter()
-        writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
+        writer.write(request)
         answer = await reader.readuntil(b"\r\n\r\n")
         length = next(
             int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-length:")

@@ -2,7 +2,7 @@
 
 Each API process goes by a count of its own: what SQL said last, and what it has
 submitted itself since. A count costs a query, so there is one a second at most, and
-queries that take long take no more than a twentieth of the time. Requests do not wait
+queries that take long take no more than a hundredth of the time. Requests do not wait
 for it: they go by the last count while another thread makes the next one, and wait
 only at the start, or when the last count is very old.
 
@@ -29,7 +29,7 @@ __all__ = ["Backlog", "Place"]
 logger = logging.getLogger(__name__)
 
 _SHORTEST_PAUSE_S = 1.0
-_PAUSE_PER_COUNT = 20.0
+_PAUSE_PER_COUNT = 100.0
 _PAUSES_UNTIL_OLD = 10.0
 _UNKNOWN_RETRY_S = 10  # nothing is seen to leave the queue
 _LONGEST_RETRY_S = 60

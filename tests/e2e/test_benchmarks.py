@@ -75,3 +75,18 @@ def test_start_up(tmp_path: Path) -> None:
 
 def test_the_engine(tmp_path: Path) -> None:
     assert "the platform / the bare engine" in figures_of(tmp_path, "engine")
+
+
+def test_a_backlog(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "backlog", "--database", "sqlite")
+    assert {
+        "sqlite: claims, 1024 / 256",
+        "sqlite: a submit's p99, 1024 / 256",
+        "sqlite: broker, bytes a job, submitted 64 at a time",
+        "sqlite: a round of the rescuer, 1024 / 256",
+    } <= set(figures)
+
+
+def test_several(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "all", "--only", "startup", "--only", "idle")
+    assert {"startup: omni-jobs --help", "idle: sqlite: submit → started, p50"} <= set(figures)

@@ -101,7 +101,7 @@ def test_a_slow_count_is_made_less_often() -> None:
     queue.takes_s = 0.5
     backlog = queue.backlog()
     accepted(backlog)
-    queue.now += 9.0
+    queue.now += 49.0
     accepted(backlog)
     backlog.close()
     assert queue.counts == 1
