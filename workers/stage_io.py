@@ -95,7 +95,7 @@ class EchoPrompt:
     """Input of the stage without a model."""
 
     text: str
-    upstream_bytes: int  # payload bytes received, checked against the digest
+    upstream_bytes: int  # of the payloads' tensors, checked against the digest
     parameters: EchoParameters
     seed: int
     capture: bool

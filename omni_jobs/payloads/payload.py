@@ -56,7 +56,12 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """The size of the file."""
-        return len(self._header) + sum(tensor.nbytes for _, tensor in self._in_file_order)
+        return len(self._header) + self.tensor_bytes
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes of the tensors alone."""
+        return sum(tensor.nbytes for _, tensor in self._in_file_order)
 
     def write(self, path: Path) -> int:
         """Write the file, whole or not at all (not synced); its size. Raises StorageUnavailable."""

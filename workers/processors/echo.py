@@ -27,7 +27,7 @@ class EchoProcessor:
             raise ModelError("an echo stage has echo parameters", field="parameters")
         return EchoPrompt(
             text=_last_user_text(source.request.get("messages", ())),
-            upstream_bytes=sum(payload.nbytes for payload in source.upstream.values()),
+            upstream_bytes=sum(payload.tensor_bytes for payload in source.upstream.values()),
             parameters=source.parameters,
             seed=source.seed,
             capture=source.capture,
