@@ -11,6 +11,7 @@ the platform and not the model; --quick measures the pipeline without a model.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -18,10 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
+from benchmarks.http_load import post_all
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
 from omni_jobs.stack import EmbeddedStack
@@ -59,6 +62,7 @@ SPEECH = Work(
     stages={"thinker": {**GREEDY, "ignore_eos": True}, "talker": {**GREEDY, "max_tokens": 64}},
     artifacts=("audio.wav",),
 )
+_POLL_S = 0.1
 ECHO = Work(pipeline="echo", modalities=("text",), stages={}, artifacts=())
 
 
@@ -99,42 +103,47 @@ def _compare(work: Work, client: Client, settings: Settings, jobs: int, runs: in
     with OmniLLM(work.pipeline, settings=settings) as llm:
         times: dict[str, list[float]] = {"stack 1": [], "offline 1": [], "stack n": [], "offline n": []}
         for _ in track(range(runs + 1), description="alternating"):
-            times["stack 1"].append(_timed(lambda: _through_stack(client, work, one)))
-            times["offline 1"].append(_timed(lambda: _offline(llm, one)))
-            times["stack n"].append(_timed(lambda: _through_stack(client, work, many)))
-            times["offline n"].append(_timed(lambda: _offline(llm, many)))
+            times["stack 1"].append(timed(lambda: through_stack(client, work, one)))
+            times["offline 1"].append(timed(lambda: offline(llm, one)))
+            times["stack n"].append(timed(lambda: through_stack(client, work, many)))
+            times["offline n"].append(timed(lambda: offline(llm, many)))
     warm = {name: found[1:] for name, found in times.items()}  # the first round warms both
     return [
         figure("1 job, stack", "s", warm["stack 1"]),
         figure("1 job, OmniLLM", "s", warm["offline 1"]),
-        figure("1 job, OmniLLM's time / the stack's", "×", _ratios(warm["offline 1"], warm["stack 1"])),
+        figure("1 job, OmniLLM's time / the stack's", "×", ratios(warm["offline 1"], warm["stack 1"])),
         figure(f"{jobs} jobs, stack", "s", warm["stack n"]),
         figure(f"{jobs} jobs, OmniLLM", "s", warm["offline n"]),
-        figure(f"{jobs} jobs, OmniLLM's time / the stack's", "×", _ratios(warm["offline n"], warm["stack n"])),
+        figure(f"{jobs} jobs, OmniLLM's time / the stack's", "×", ratios(warm["offline n"], warm["stack n"])),
     ]
 
 
-def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
-def _through_stack(client: Client, work: Work, requests: Sequence[dict[str, Any]]) -> None:
-    submitted = [client.submit({"model": work.pipeline, **request}) for request in requests]
-    for job in submitted:
-        done = client.wait(job.id, timeout=600)
+def through_stack(client: Client, work: Work, requests: Sequence[dict[str, Any]]) -> None:
+    """Submit all at once, as so many users would; look for the end of each often, and fetch what it made."""
+    where = urlsplit(client.base_url)
+    bodies = [json.dumps({"model": work.pipeline, **request}).encode() for request in requests]
+    answers = post_all(where.hostname or "", where.port or 0, "/v1/jobs", bodies, clients=len(bodies))
+    for told in answers.bodies:
+        job_id = json.loads(told)["id"]
+        while not (done := client.get(job_id)).status.is_final:
+            time.sleep(_POLL_S)
         if done.status is not JobState.COMPLETED:
             raise SystemExit(f"job {done.id} is {done.status.value}: {done.error}")
         for name in work.artifacts:
             client.artifact(done.id, name)
 
 
-def _offline(llm: OmniLLM, requests: Sequence[dict[str, Any]]) -> None:
+def offline(llm: OmniLLM, requests: Sequence[dict[str, Any]]) -> None:
     for output in llm.generate(requests):
         if isinstance(output, Exception):
             raise output
 
 
-def _timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], None]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

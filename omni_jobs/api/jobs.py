@@ -18,8 +18,8 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.backlog import Place
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound, TooManyJobs
-from omni_jobs.jobs import new_job_id
-from omni_jobs.requests import Admitted, admit, cancel_after, check_deadline
+from omni_jobs.jobs import NewJob, as_written, new_job_id
+from omni_jobs.requests import Admitted, Parsed, admit, cancel_after, check_deadline, parse
 from omni_jobs.states import JobState
 from omni_jobs.submission import forget_media, new_job, store_media
 from omni_jobs.views import EventView, JobView, Page
@@ -28,12 +28,13 @@ __all__ = ["JobId", "router"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_LIGHT_BYTES = 16 << 10
 _JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 
 _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": JOB}}}}
 
 
-def _job_id(job_id: str) -> str:
+async def _job_id(job_id: str) -> str:  # async: others are called on a thread of the pool
     if not _JOB_ID.fullmatch(job_id):
         raise NotFound(f"there is no job {job_id!r:.80}", field="job_id")
     return job_id
@@ -91,53 +92,87 @@ async def submit_job(
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     submission = await read_submission(request, services.settings.max_body_bytes)
     with ExitStack() as stack:
-        admitted, place = await run_sync(
-            _admit, services, submission, idempotency_key, tenant, expires_in_s, stack, limiter=services.admissions
-        )
-        job_id = new_job_id()
-        media = await run_sync(store_media, job_id, admitted, services.store) if admitted.media else []
-        job = new_job(job_id, admitted, media, tenant=tenant, expires_in_s=expires_in_s)
+        wish = _Wish(services, submission, idempotency_key, tenant, expires_in_s, stack)
+        if not wish.is_light():
+            await run_sync(wish.admit, limiter=services.admissions)
+            await run_sync(wish.store_media)
         try:
-            submitted = await asyncio.wrap_future(services.submitter.submit(job, idempotency_key))
+            job, submitted = await asyncio.wrap_future(services.submitter.submit(wish.job, idempotency_key))
         except Conflict:
-            await run_sync(forget_media, media, services.store)
+            await run_sync(forget_media, wish.media, services.store)
             raise
-        place.taken = submitted.created
-    if not submitted.created:
-        await run_sync(forget_media, media, services.store)
+        wish.place.taken = submitted.created
+    if not submitted.created and wish.media:
+        await run_sync(forget_media, wish.media, services.store)
     response.status_code = 202 if submitted.created else 200
     response.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
+    if submitted.created_at is not None:
+        return as_written(job, submitted.created_at)
     return await run_sync(services.jobs.get, submitted.job_id)
 
 
-def _admit(
-    services: Services,
-    submission: Submission,
-    idempotency_key: str | None,
-    tenant: str,
-    expires_in_s: float | None,
-    stack: ExitStack,
-) -> tuple[Admitted, Place]:
-    """The admitted request, and its place among those that wait, until ``stack`` is closed."""
-    admitted = admit(
-        submission.body,
-        services.pipelines,
-        services.settings,
-        services.renderers,
-        prompt_embeds=submission.prompt_embeds,
-    )
-    if admitted.expires_at is not None and expires_in_s is not None:
-        raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
-    try:
-        if admitted.expires_at is not None:
-            check_deadline(admitted.expires_at, time.time())
-        place = stack.enter_context(services.backlog.place(admitted.pipeline.name, tenant))
-    except (InvalidRequest, TooManyJobs):
-        # Sent again, a submit gives its job of the first time, however late it is and however much waits.
-        if idempotency_key is None or not services.jobs.is_known(idempotency_key):
-            raise
-        place = Place()
-    return admitted, place
+class _Wish:
+    """A submit on its way to a job: admitted, with a place among those that wait, its media stored."""
+
+    def __init__(
+        self,
+        services: Services,
+        submission: Submission,
+        idempotency_key: str | None,
+        tenant: str,
+        expires_in_s: float | None,
+        stack: ExitStack,
+    ) -> None:
+        """The place is kept until ``stack`` is closed."""
+        self._services = services
+        self._body: bytes | Parsed = submission.body
+        self._prompt_embeds = submission.prompt_embeds
+        self._idempotency_key = idempotency_key
+        self._tenant = tenant
+        self._expires_in_s = expires_in_s
+        self._stack = stack
+        self._admitted: Admitted | None = None
+        self._job_id = new_job_id()
+        self.place = Place()
+        self.media: list[dict[str, Any]] = []
+
+    def is_light(self) -> bool:
+        """Little text and nothing to decode: a thread of its own would cost more than its admission.
+
+        Raises InvalidRequest naming the field.
+        """
+        if isinstance(self._body, bytes) and len(self._body) <= _LIGHT_BYTES and self._prompt_embeds is None:
+            self._body = parse(self._body, self._services.settings.max_body_bytes)
+            return self._body.is_text
+        return False
+
+    def admit(self) -> Admitted:
+        services = self._services
+        admitted = admit(
+            self._body, services.pipelines, services.settings, services.renderers, prompt_embeds=self._prompt_embeds
+        )
+        if admitted.expires_at is not None and self._expires_in_s is not None:
+            raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
+        try:
+            if admitted.expires_at is not None:
+                check_deadline(admitted.expires_at, time.time())
+            self.place = self._stack.enter_context(services.backlog.place(admitted.pipeline.name, self._tenant))
+        except (InvalidRequest, TooManyJobs):
+            # Sent again, a submit gives its job of the first time, however late it is and however much waits.
+            if self._idempotency_key is None or not services.jobs.is_known(self._idempotency_key):
+                raise
+        self._admitted = admitted
+        return admitted
+
+    def store_media(self) -> None:
+        """Raises StorageUnavailable."""
+        if self._admitted is not None and self._admitted.media:
+            self.media = store_media(self._job_id, self._admitted, self._services.store)
+
+    def job(self) -> NewJob:
+        """The job to be; admitted here unless it is already."""
+        admitted = self._admitted or self.admit()
+        return new_job(self._job_id, admitted, self.media, tenant=self._tenant, expires_in_s=self._expires_in_s)
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

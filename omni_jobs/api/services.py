@@ -79,7 +79,7 @@ class Services:
         self.db.close()
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # async: others are called on a thread of the pool
     services: Services = request.app.state.services
     return services
 

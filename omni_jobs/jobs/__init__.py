@@ -16,7 +16,7 @@ from functools import partial
 from omni_jobs.db import Database
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
-from omni_jobs.jobs.submit import new_job_id, submit
+from omni_jobs.jobs.submit import as_written, new_job_id, submit
 from omni_jobs.jobs.values import (
     Claim,
     Completion,
@@ -79,6 +79,7 @@ __all__ = [
     "StoredArtifact",
     "Submitted",
     "WorkerView",
+    "as_written",
     "new_job_id",
 ]
 

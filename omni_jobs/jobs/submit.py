@@ -5,37 +5,77 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, bindparam, select
 
+from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Conflict
-from omni_jobs.jobs.values import Hint, NewJob, Submitted
-from omni_jobs.models import JobRow, StageRunRow
+from omni_jobs.jobs.values import Hint, NewJob, NewStage, Submitted
+from omni_jobs.models import JobRow, Seconds, StageRunRow, encode_json, state_seen
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import JobView, StageRunView
 
-__all__ = ["new_job_id", "submit"]
+__all__ = ["as_written", "new_job_id", "submit"]
 
 _NOW = select(now())
-_INSERT_JOBS_IF_NEW = {
-    "sqlite": sqlite.insert(JobRow).on_conflict_do_nothing().returning(JobRow.id),
-    "postgresql": postgresql.insert(JobRow).on_conflict_do_nothing().returning(JobRow.id),
-}
-_INSERT_STAGE_RUNS = insert(StageRunRow).returning(
-    StageRunRow.id, StageRunRow.job_id, StageRunRow.attempt, StageRunRow.queue, StageRunRow.state
+_INSERT_JOBS = Batch.insert(
+    JobRow,
+    {
+        "id": Text,
+        "state": Text,
+        "pipeline": Text,
+        "pipeline_version": Text,
+        "pipeline_digest": Text,
+        "modalities": Text,
+        "request": Text,
+        "request_digest": Text,
+        "idempotency_key": Text,
+        "media": Text,
+        "metadata": Text,
+        "seed": BigInteger,
+        "tenant": Text,
+        "deadline": Seconds,
+        "retries": Integer,
+        "created_at": Seconds,
+        "payloads_gone": Boolean,
+        "inputs_gone": Boolean,
+        "artifacts_gone": Boolean,
+    },
+    unless_there=True,
 )
-_THERE_ALREADY = select(JobRow.id, JobRow.request_digest, JobRow.idempotency_key).where(
-    JobRow.id.in_(bindparam("ids", expanding=True)) | JobRow.idempotency_key.in_(bindparam("keys", expanding=True))
+_INSERT_STAGE_RUNS = Batch.insert(
+    StageRunRow,
+    {
+        "job_id": Text,
+        "position": Integer,
+        "pipeline": Text,
+        "stage": Text,
+        "queue": Text,
+        "inputs": Text,
+        "capture": Boolean,
+        "retries": Text,
+        "queue_limit_s": Seconds,
+        "state": Text,
+        "attempt": Integer,
+        "queued_at": Seconds,
+        "due": Seconds,
+        "announce_at": Seconds,
+        "queue_deadline": Seconds,
+        "payload_gone": Boolean,
+    },
+    unless_there=True,
 )
-_QUEUED_STAGE_RUNS = (
-    select(StageRunRow.id, StageRunRow.job_id, StageRunRow.attempt, StageRunRow.queue, StageRunRow.state)
-    .where(StageRunRow.job_id.in_(bindparam("ids", expanding=True)))
-    .order_by(StageRunRow.id)
+_THERE = select(JobRow.id, JobRow.request_digest, JobRow.idempotency_key).where(
+    one_of(JobRow.id, bindparam("ids", type_=Text)) | one_of(JobRow.idempotency_key, bindparam("keys", type_=Text))
+)
+_HINTS = select(StageRunRow.job_id, StageRunRow.id, StageRunRow.attempt, StageRunRow.queue).where(
+    one_of(StageRunRow.job_id, bindparam("ids", type_=Text)),
+    state_seen(StageRunRow.state, StageRunState.QUEUED),
 )
 
 
@@ -56,94 +96,151 @@ def submit(
     """
     at: float = tx.execute(_NOW).scalar_one()
     # In the order of their keys: two batches that share some must not wait for each other.
-    rows = [_job(job, key, at) for job, key in sorted(wishes, key=lambda wish: (wish[1] or "", wish[0].job_id))]
-    created = set(tx.execute(_INSERT_JOBS_IF_NEW[tx.dialect.name], rows).scalars())
-    stage_runs = [row for job, _ in wishes if job.job_id in created for row in _stage_runs(job, at, announce_after_s)]
-    hints = _hints(tx.execute(_INSERT_STAGE_RUNS, stage_runs)) if stage_runs else {}
-    there = _there_already(tx, [(job, key) for job, key in wishes if job.job_id not in created])
-    return [
-        Submitted(job.job_id, created=True, hints=hints[job.job_id]) if job.job_id in created else there[job.job_id]
-        for job, _ in wishes
-    ]
+    written = _INSERT_JOBS.run(
+        tx, [_job(job, key, at) for job, key in sorted(wishes, key=lambda wish: (wish[1] or "", wish[0].job_id))]
+    )
+    if written == len(wishes):
+        answers: dict[str, Submitted | Conflict] = {}
+        ours = [job for job, _ in wishes]
+    else:
+        answers = _there_already(tx, wishes)
+        ours = [job for job, _ in wishes if job.job_id not in answers]
+    # All new, or some written by an earlier try of this transaction, whose answer was lost.
+    _INSERT_STAGE_RUNS.run(tx, [row for job in ours for row in _stage_runs(job, at, announce_after_s)])
+    hints = _hints(tx, [job.job_id for job in ours])
+    created_at = at if not answers and written == len(wishes) else None
+    for job in ours:
+        answers[job.job_id] = Submitted(job.job_id, created=True, hints=hints[job.job_id], created_at=created_at)
+    return [answers[job.job_id] for job, _ in wishes]
 
 
 def _there_already(tx: Connection, wishes: Sequence[tuple[NewJob, str | None]]) -> dict[str, Submitted | Conflict]:
-    """The answers to wishes that made no job, by the id it would have had."""
-    if not wishes:
-        return {}
-    keys = [key for _, key in wishes if key is not None]
-    found = tx.execute(_THERE_ALREADY, {"ids": [job.job_id for job, _ in wishes], "keys": keys}).all()
+    """The answers to wishes whose key another job has, by the id theirs would have had."""
+    ids, keys = [job.job_id for job, _ in wishes], [key for _, key in wishes if key is not None]
+    found = tx.execute(_THERE, {"ids": listed(ids), "keys": listed(keys)}).all()
+    there = {row.id for row in found}
     by_key = {row.idempotency_key: row for row in found if row.idempotency_key is not None}
-    by_id = {row.id: row for row in found}
-    # Written by an earlier try of this transaction, whose answer was lost.
-    ours = [job.job_id for job, _ in wishes if job.job_id in by_id]
-    hints = _hints(tx.execute(_QUEUED_STAGE_RUNS, {"ids": ours})) if ours else {}
     answers: dict[str, Submitted | Conflict] = {}
     for job, key in wishes:
-        row = by_id.get(job.job_id) or by_key[key]
-        if row.request_digest != job.request_digest:
-            answers[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
-        elif row.id == job.job_id:
-            answers[job.job_id] = Submitted(row.id, created=True, hints=hints.get(row.id, []))
-        else:
+        if job.job_id in there:
+            continue
+        row = by_key[key]
+        if row.request_digest == job.request_digest:
             answers[job.job_id] = Submitted(row.id, created=False)
+        else:
+            answers[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
     return answers
 
 
-def _hints(stage_runs: Iterable[Row[Any]]) -> dict[str, list[Hint]]:
-    """Of those that are queued, by job."""
+def _hints(tx: Connection, job_ids: Sequence[str]) -> dict[str, list[Hint]]:
+    """Of the stage runs that are queued, by job."""
     found: dict[str, list[Hint]] = defaultdict(list)
-    for row in sorted(stage_runs, key=attrgetter("id")):
-        if row.state == StageRunState.QUEUED.value:
-            found[row.job_id].append(Hint(row.id, row.attempt, row.queue))
+    # Sorted here: asked for the order, PostgreSQL may walk the whole table in it.
+    for job_id, stage_run_id, attempt, queue in sorted(tx.execute(_HINTS, {"ids": listed(job_ids)})):
+        found[job_id].append(Hint(stage_run_id, attempt, queue))
     return found
 
 
-def _job(job: NewJob, idempotency_key: str | None, at: float) -> dict[str, Any]:
-    return {
-        "id": job.job_id,
-        "state": JobState.QUEUED.value,
-        "pipeline": job.pipeline,
-        "pipeline_version": job.pipeline_version,
-        "pipeline_digest": job.pipeline_digest,
-        "modalities": list(job.modalities),
-        "request": dict(job.request),
-        "request_digest": job.request_digest,
-        "idempotency_key": idempotency_key,
-        "media": [dict(item) for item in job.media],
-        "metadata": dict(job.metadata),
-        "seed": job.seed,
-        "tenant": job.tenant,
-        "deadline": job.expires_at if job.expires_in_s is None else at + job.expires_in_s,
-        "created_at": at,
-    }
+def as_written(job: NewJob, at: float) -> JobView:
+    """What readers see of a job written at ``at`` (unix seconds by the database's clock), until it changes."""
+    created_at = datetime.fromtimestamp(at, UTC)
+    names = {stage.name for stage in job.stages}
+    deadline = _deadline(job, at)
+    return JobView(
+        id=job.job_id,
+        pipeline=job.pipeline,
+        pipeline_version=job.pipeline_version,
+        status=JobState.QUEUED,
+        created_at=created_at,
+        started_at=None,
+        finished_at=None,
+        modalities=list(job.modalities),
+        stages=[
+            _stage_as_written(stage, created_at if names.isdisjoint(stage.inputs) else None) for stage in job.stages
+        ],
+        result=None,
+        artifacts=[],
+        error=None,
+        metadata=dict(job.metadata),
+        seed=job.seed,
+        expires_at=None if deadline is None else datetime.fromtimestamp(deadline, UTC),
+        tenant=job.tenant,
+    )
 
 
-def _stage_runs(job: NewJob, at: float, announce_after_s: float) -> list[dict[str, Any]]:
+def _stage_as_written(stage: NewStage, queued_at: datetime | None) -> StageRunView:
+    return StageRunView(
+        name=stage.name,
+        status=StageRunState.PENDING if queued_at is None else StageRunState.QUEUED,
+        attempt=0,
+        reason=None,
+        queued_at=queued_at,
+        started_at=None,
+        finished_at=None,
+        progress=None,
+        payload_bytes=None,
+        worker=None,
+        errors=[],
+    )
+
+
+def _deadline(job: NewJob, at: float) -> float | None:
+    return job.expires_at if job.expires_in_s is None else at + job.expires_in_s
+
+
+def _job(job: NewJob, idempotency_key: str | None, at: float) -> tuple[Any, ...]:
+    """A row of ``_INSERT_JOBS``."""
+    return (
+        job.job_id,
+        JobState.QUEUED.value,
+        job.pipeline,
+        job.pipeline_version,
+        job.pipeline_digest,
+        encode_json(list(job.modalities)),
+        encode_json(dict(job.request)),
+        job.request_digest,
+        idempotency_key,
+        encode_json([dict(item) for item in job.media]),
+        encode_json(dict(job.metadata)),
+        job.seed,
+        job.tenant,
+        _deadline(job, at),
+        0,
+        at,
+        False,
+        False,
+        False,
+    )
+
+
+def _stage_runs(job: NewJob, at: float, announce_after_s: float) -> list[tuple[Any, ...]]:
+    """Rows of ``_INSERT_STAGE_RUNS``."""
     names = {stage.name for stage in job.stages}
     taken = {earlier for stage in job.stages for earlier in stage.inputs}
     rows = []
     for position, stage in enumerate(job.stages):
         inputs = [earlier for earlier in stage.inputs if earlier in names]
         first = not inputs
+        limit = stage.queue_limit_s
+        retries = stage.retries
         rows.append(
-            {
-                "job_id": job.job_id,
-                "position": position,
-                "pipeline": job.pipeline,
-                "stage": stage.name,
-                "queue": stage.queue,
-                "inputs": inputs,
-                "capture": stage.name in taken,
-                "retries": None
-                if stage.retries == DEFAULT_RETRIES
-                else stage.retries.model_dump(exclude_defaults=True),
-                "queue_limit_s": stage.queue_limit_s,
-                "state": (StageRunState.QUEUED if first else StageRunState.PENDING).value,
-                "queued_at": at if first else None,
-                "due": at if first else None,
-                "announce_at": at + announce_after_s if first else None,
-                "queue_deadline": at + stage.queue_limit_s if first and stage.queue_limit_s is not None else None,
-            }
+            (
+                job.job_id,
+                position,
+                job.pipeline,
+                stage.name,
+                stage.queue,
+                encode_json(inputs),
+                stage.name in taken,
+                None if retries == DEFAULT_RETRIES else encode_json(retries.model_dump(exclude_defaults=True)),
+                limit,
+                (StageRunState.QUEUED if first else StageRunState.PENDING).value,
+                0,
+                at if first else None,
+                at if first else None,
+                at + announce_after_s if first else None,
+                at + limit if first and limit is not None else None,
+                False,
+            )
         )
     return rows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from omni_jobs.settings import Settings
     from omni_jobs.stage_config import Pipeline, Pipelines, StageConfig
 
-__all__ = ["Admitted", "Media", "MediaKind", "admit"]
+__all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
 
 MediaKind = Literal["audio", "image", "video", "prompt_embeds"]
 
@@ -44,6 +44,23 @@ class Media:
     kind: MediaKind
     media_type: str  # told from the bytes
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A body that is a request by its form; whether its pipeline takes it is not looked at yet."""
+
+    tree: Mapping[str, Any]  # the JSON
+    request: JobRequest
+
+    @property
+    def is_text(self) -> bool:
+        """No media and no embeddings: nothing of it has to be decoded."""
+        messages = self.request.messages
+        return messages is not None and all(
+            isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content)
+            for message in messages
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +92,17 @@ class Admitted:
     expires_at: float | None = None
 
 
+def parse(body: bytes, max_bytes: int) -> Parsed:
+    """The first step of ``admit``, for a caller who wants to know what is coming.
+
+    Raises InvalidRequest and RequestTooLarge naming the field.
+    """
+    tree = parse_body(body, max_bytes)
+    return Parsed(tree, JobRequest.parse(tree))
+
+
 def admit(
-    body: bytes | Mapping[str, Any],
+    body: bytes | Mapping[str, Any] | Parsed,
     pipelines: Pipelines,
     settings: Settings,
     models: Renderers | None = None,
@@ -90,8 +116,9 @@ def admit(
     Raises InvalidRequest and RequestTooLarge naming the field, NotFound for an unknown
     pipeline, ModelMissing when this host lacks the pipeline's checkpoint.
     """
-    tree = parse_body(body if isinstance(body, bytes) else _encoded(body), settings.max_body_bytes)
-    request = JobRequest.parse(tree)
+    if not isinstance(body, Parsed):
+        body = parse(body if isinstance(body, bytes) else _encoded(body), settings.max_body_bytes)
+    tree, request = body.tree, body.request
     pipeline = pipelines.named(request.model)
     modalities = _modalities(request, pipeline)
     stages = pipeline.stages_for(modalities)

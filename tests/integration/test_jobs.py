@@ -31,6 +31,7 @@ from omni_jobs.jobs import (
     NewArtifact,
     ProgressReport,
     Submitted,
+    as_written,
     new_job_id,
 )
 from omni_jobs.states import JobState, StageRunState
@@ -79,6 +80,29 @@ def test_submit_queues_the_first_stages(jobs: Jobs) -> None:
     assert view.started_at is None
     assert view.created_at.utcoffset() is not None
     assert stages(jobs, job.job_id) == {"a": "queued", "b": "pending", "c": "pending", "d": "pending"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"graph": DIAMOND, "metadata": {"user": ANY_SCRIPT}, "tenant": "t", "modalities": ["text", "audio"]},
+        {"graph": {"second": ["first"]}, "seed": 0, "expires_in_s": 90.25},
+        {"expires_at": 4e9 + 0.1},
+    ],
+    ids=["plain", "diamond", "limited", "dated"],
+)
+def test_a_new_job_reads_as_it_was_written(database: Database, changes: dict[str, Any]) -> None:
+    job = new_job(**changes)
+    submitted = Jobs(database).submit(job)
+    assert submitted.created_at is not None
+    assert as_written(job, submitted.created_at) == Jobs(database).get(job.job_id)
+
+
+def test_a_job_that_may_have_been_there_has_no_time_of_its_own(database: Database) -> None:
+    jobs, job = Jobs(database), new_job()
+    first = jobs.submit(job)
+    assert jobs.submit(job) == replace(first, created_at=None)
 
 
 def test_inputs_outside_the_job_are_not_waited_for(jobs: Jobs) -> None:
