@@ -1,10 +1,10 @@
 """The ledger: the worker's one database thread, and its group commits.
 
 Whatever the executor wants of :class:`omni_jobs.jobs.Jobs` waits here until the thread
-is free, and then goes into one transaction per kind with everything else of its kind:
-under load hundreds of claims or completions share a transaction, an idle worker's single
-claim goes at once. The thread also renews the worker's lease, so a busy event loop
-cannot lose it, and while the worker holds stage runs it asks which of them are to stop.
+is free, and then goes into one transaction with everything else: under load hundreds of
+completions and claims share one, an idle worker's single claim goes at once. The thread
+also renews the worker's lease, so a busy event loop cannot lose it, and while the worker
+holds stage runs it asks which of them are to stop.
 
 While the database does not answer everything waits, and is tried again: a transaction
 whose COMMIT got no reply may have happened, so none is ever given up on but by fencing.
@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
@@ -89,6 +89,8 @@ class Ledger:
         self._on_fenced = on_fenced
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
+        self._waiting = False  # the thread waits to be notified of something to do
+        self._closed = threading.Event()
         self._entries: deque[_Entry] = deque()
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0
@@ -138,8 +140,9 @@ class Ledger:
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits, retire the worker, stop. What is not written in time the lease's end settles."""
         with self._changed:
-            self._closing = True
             self._close_by = time.monotonic() + timeout_s
+            self._closing = True
+            self._closed.set()
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s + 1.0)
@@ -167,12 +170,13 @@ class Ledger:
         with self._changed:
             first = not self._progress
             self._progress[report.stage_run_id] = report
-            if first:
+            if first and self._waiting:
                 self._changed.notify()
 
     def forget_progress(self, stage_run_id: int) -> None:
-        with self._changed:
-            self._progress.pop(stage_run_id, None)
+        if stage_run_id in self._progress:
+            with self._changed:
+                self._progress.pop(stage_run_id, None)
 
     async def _ask(self, kind: _Kind, item: Any) -> Any:
         if self._fenced is not None:
@@ -180,7 +184,9 @@ class Ledger:
         entry = _Entry(kind, item, asyncio.get_running_loop().create_future())
         with self._changed:
             self._entries.append(entry)
-            self._changed.notify()
+            if self._waiting:
+                self._waiting = False
+                self._changed.notify()
         return await entry.future
 
     # The thread.
@@ -207,17 +213,13 @@ class Ledger:
 
     def _next_turn(self, pause: float) -> _Turn:
         """Wait for something to do, or for the next heartbeat; take it all."""
+        if pause:
+            self._closed.wait(pause)
+        else:
+            self._wait_for_work()
+            if self._gather_s and self._entries:
+                self._closed.wait(self._gather_s)
         with self._changed:
-            if pause:
-                self._changed.wait_for(lambda: self._closing, timeout=pause)
-            else:
-                while not self._closing and not self._entries:
-                    wait = self._next_timer() - time.monotonic()
-                    if wait <= 0:
-                        break
-                    self._changed.wait(wait)
-            if self._gather_s and self._entries and not self._closing:
-                self._changed.wait_for(lambda: self._closing, timeout=self._gather_s)
             turn = _Turn(entries=list(self._entries))
             self._entries.clear()
             if self._progress and time.monotonic() >= self._progress_at:
@@ -227,6 +229,16 @@ class Ledger:
         company = len(turn.entries) - 1
         self._gather_s = min(company * _GATHER_PER_ENTRY_S, _LONGEST_GATHER_S) if company > 0 else 0.0
         return turn
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            while not self._closing and not self._entries:
+                wait = self._next_timer() - time.monotonic()
+                if wait <= 0:
+                    break
+                self._waiting = True
+                self._changed.wait(wait)
+                self._waiting = False
 
     def _next_timer(self) -> float:
         timers = [self._beat_at]
@@ -257,15 +269,40 @@ class Ledger:
         by_kind: dict[_Kind, list[_Entry]] = {kind: [] for kind in _Kind}
         for entry in turn.entries:
             by_kind[entry.kind].append(entry)
+        ended, wanted = by_kind[_Kind.COMPLETE], by_kind[_Kind.CLAIM]
+        others = by_kind[_Kind.FAIL] or by_kind[_Kind.RELEASE]
+        if ended and wanted and not others and self._commit_turn(ended, wanted):
+            turn.entries = []
         for kind, entries in by_kind.items():
-            if entries:
+            if entries and turn.entries:
                 self._relay.send(self._commit(kind, entries))
                 turn.entries = [entry for entry in turn.entries if entry.kind is not kind]
-                self._count_held(kind, entries)
-                self._on_loop(_deliver, entries)
+                self._settle(kind, entries)
         if turn.progress:
             self._jobs.report_progress(turn.progress)
             turn.progress = []
+
+    def _commit_turn(self, ended: list[_Entry], wanted: list[_Entry]) -> bool:
+        """What ended and what comes in its place, in one transaction. False: the database refused something."""
+        completions, hints = [entry.item for entry in ended], _hints_of(wanted)
+        try:
+            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, list(hints))
+        except DatabaseUnavailable:
+            raise
+        except Fenced:
+            return False  # which stops the claims; what ended may still be recorded
+        except Exception:
+            logger.exception("a turn of %d failed in the database: in parts once more", len(ended) + len(wanted))
+            return False
+        self._relay.send(_note_outcomes(ended, outcomes))
+        _note_claims(wanted, hints, claims)
+        self._settle(_Kind.COMPLETE, ended)
+        self._settle(_Kind.CLAIM, wanted)
+        return True
+
+    def _settle(self, kind: _Kind, entries: list[_Entry]) -> None:
+        self._count_held(kind, entries)
+        self._on_loop(_deliver, entries)
 
     def _commit(self, kind: _Kind, entries: list[_Entry]) -> list[Hint]:
         """One transaction for all. An error that one of them causes must not fail the others: then one by one."""
@@ -285,10 +322,7 @@ class Ledger:
         items = [entry.item for entry in entries]
         match kind:
             case _Kind.COMPLETE:
-                outcomes = self._jobs.complete(items)
-                for entry, outcome in zip(entries, outcomes, strict=True):
-                    entry.result = outcome
-                return [hint for outcome in outcomes for hint in outcome.hints]
+                return _note_outcomes(entries, self._jobs.complete(items))
             case _Kind.FAIL:
                 for entry in entries:
                     entry.result = self._jobs.fail(entry.item)
@@ -296,11 +330,8 @@ class Ledger:
             case _Kind.RELEASE:
                 return list(self._jobs.release(items, worker_id))
             case _Kind.CLAIM:
-                owner = {hint: entry for entry in entries for hint in entry.item}
-                for entry in entries:
-                    entry.result = []
-                for claim in self._jobs.claim(worker_id, list(owner)):
-                    owner[claim.stage_run_id, claim.attempt - 1].result.append(claim)
+                hints = _hints_of(entries)
+                _note_claims(entries, hints, self._jobs.claim(worker_id, list(hints)))
                 return []
 
     def _count_held(self, kind: _Kind, entries: list[_Entry]) -> None:
@@ -340,6 +371,25 @@ class Ledger:
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, argument)
+
+
+def _hints_of(entries: Sequence[_Entry]) -> dict[tuple[int, int], _Entry]:
+    """Whose they are."""
+    return {hint: entry for entry in entries for hint in entry.item}
+
+
+def _note_claims(entries: Sequence[_Entry], hints: Mapping[tuple[int, int], _Entry], claims: Sequence[Claim]) -> None:
+    for entry in entries:
+        entry.result = []
+    for claim in claims:
+        hints[claim.stage_run_id, claim.attempt - 1].result.append(claim)
+
+
+def _note_outcomes(entries: Sequence[_Entry], outcomes: Sequence[Outcome]) -> list[Hint]:
+    """The hints to publish."""
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        entry.result = outcome
+    return [hint for outcome in outcomes for hint in outcome.hints]
 
 
 def _deliver(entries: Sequence[_Entry]) -> None:

@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 
+from sqlalchemy import Connection
+
 from omni_jobs.db import Database
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
@@ -143,6 +145,17 @@ class Jobs:
         job is to stop: payload and artifacts are not recorded then.
         """
         return self._db.run(partial(endings.complete, completions=completions, announce_after_s=self._announce_after_s))
+
+    def complete_and_claim(
+        self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
+    ) -> tuple[list[Outcome], list[Claim]]:
+        """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place."""
+
+        def turn(tx: Connection) -> tuple[list[Outcome], list[Claim]]:
+            outcomes = endings.complete(tx, completions, announce_after_s=self._announce_after_s)
+            return outcomes, claims.claim(tx, worker_id, hints)
+
+        return self._db.run(turn)
 
     def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error. A retryable one with attempts left is queued again, due after
