@@ -13,6 +13,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "input_key",
+    "is_handed_on",
     "job_prefix",
     "payload_key",
 ]
@@ -43,6 +44,11 @@ def payload_key(job_id: str, stage: str, attempt: int) -> str:
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
     """An output the user may fetch."""
     return f"jobs/{job_id}/artifacts/{stage}/{attempt}/{name}"
+
+
+def is_handed_on(key: str) -> bool:
+    """Whether a stage reads it: a payload or a medium, not an artifact."""
+    return key.startswith("jobs/") and key.split("/")[2:3] in (["payloads"], ["inputs"])
 
 
 def check_key(key: str) -> str:

@@ -90,3 +90,14 @@ def test_a_backlog(tmp_path: Path) -> None:
 def test_several(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "all", "--only", "startup", "--only", "idle")
     assert {"startup: omni-jobs --help", "idle: sqlite: submit → started, p50"} <= set(figures)
+
+
+def test_the_hand_off(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "handoff", "--store", "local")
+    targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
+    assert targets == {"local: hand-off, p50": 8.0, "local: hand-off, p99": 40.0}
+
+
+def test_the_pipeline(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "pipeline")
+    assert {"the platform's rate / OmniLLM's", "4 in one batch: first", "OmniLLM's rate / the bound's"} <= set(figures)

