@@ -31,7 +31,7 @@ from sqlalchemy import text
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker import HintPublisher, celery_app, read_hints
+from omni_jobs.broker import Broker, HintPublisher, read_hints
 from omni_jobs.db import Database
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, Submitted, new_job_id
 from omni_jobs.requests import Admitted, admit
@@ -311,14 +311,14 @@ def _side(kind: str) -> Iterator[_Side]:
         )
         stack = held.enter_context(EmbeddedStack(settings, pipelines=[]))
         pipelines = load_pipelines(stack.settings.resolved_stage_configs)
-        app = celery_app(stack.settings, pipelines)
-        held.callback(app.close)
+        hints = Broker(stack.settings, pipelines)
+        held.callback(hints.close)
         db = Database(stack.settings.resolved_database_url)
         held.callback(db.close)
         jobs = Jobs(db, announce_after_s=0)  # so that every round finds as much to announce as it may
         broker = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
         admitted = admit(_body(), pipelines, stack.settings)
-        yield _Side(stack, db, jobs, HintPublisher(app), broker, pipelines["echo"].queue("first"), admitted)
+        yield _Side(stack, db, jobs, HintPublisher(hints), broker, pipelines["echo"].queue("first"), admitted)
 
 
 def _body() -> dict[str, Any]:

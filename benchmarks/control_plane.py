@@ -25,7 +25,7 @@ from sqlalchemy import text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker import HintPublisher, celery_app
+from omni_jobs.broker import Broker, HintPublisher
 from omni_jobs.db import Database
 from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
 from omni_jobs.requests import admit
@@ -103,12 +103,12 @@ def ours(kind: str) -> Iterator[Side]:
         settings = Settings(data_dir=Path(directory) / "data", database_url=url)
         with EmbeddedStack(settings, pipelines=["echo"]) as stack:
             db = Database(stack.settings.resolved_database_url)
-            app = celery_app(stack.settings, load_pipelines(stack.settings.resolved_stage_configs))
-            publisher = HintPublisher(app)
+            broker = Broker(stack.settings, load_pipelines(stack.settings.resolved_stage_configs))
+            publisher = HintPublisher(broker)
             try:
                 yield lambda count: _through(Jobs(db), publisher, db, stack.settings, count)
             finally:
-                app.close()
+                broker.close()
                 db.close()
 
 

@@ -31,7 +31,7 @@ from sqlalchemy import text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
-from omni_jobs.broker import HintPublisher, celery_app
+from omni_jobs.broker import Broker, HintPublisher
 from omni_jobs.db import Database
 from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
 from omni_jobs.requests import Admitted, admit
@@ -175,14 +175,14 @@ def _arrivals(store: str) -> Iterator[Arrivals]:
         db = Database(stack.settings.resolved_database_url)
         opened.callback(db.close)
         pipelines = load_pipelines(stack.settings.resolved_stage_configs)
-        app = celery_app(stack.settings, pipelines)
-        opened.callback(app.close)
+        broker = Broker(stack.settings, pipelines)
+        opened.callback(broker.close)
         body = {
             "model": "echo",
             "messages": [{"role": "user", "content": "Hello"}],
             "stages": {"first": {"payload_bytes": PAYLOAD_BYTES}},
         }
-        yield Arrivals(Jobs(db), HintPublisher(app), db, admit(body, pipelines, stack.settings))
+        yield Arrivals(Jobs(db), HintPublisher(broker), db, admit(body, pipelines, stack.settings))
 
 
 if __name__ == "__main__":

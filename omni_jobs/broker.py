@@ -1,10 +1,11 @@
 """The broker: one Celery queue per pipeline stage, and the hints that pass through them.
 
-    celery_app(settings, pipelines)   the app of every process that publishes or consumes hints
+    Broker(settings, pipelines)       the queues: push, depth
     HintPublisher.publish(hints)      several hints per message, grouped by queue
     Relay.send(hints)                 the same from a thread of its own; for whoever must not wait
     write_hints, read_hints           the only ways hints become bytes in a queue, and bytes hints
-    queue_depths(app)                 messages waiting, by queue; queue_depth(app, name) of one
+
+What consumes them is a Celery worker (:mod:`omni_jobs.celery_app`); whoever only publishes does without Celery.
 
 A message carries ``(stage run id, attempt)`` pairs and nothing else. It may be lost,
 late or doubled: the row in SQL is the truth, so nothing here is acknowledged,
@@ -25,10 +26,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery
-from kombu.entity import Queue
-from kombu.exceptions import LimitExceeded, OperationalError
+from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from omni_jobs.errors import BadMessage, BrokerUnavailable
 
@@ -38,15 +39,13 @@ if TYPE_CHECKING:
     from omni_jobs.stage_config import Pipelines
 
 __all__ = [
+    "CONNECTION_OPTIONS",
     "POISON_SUFFIX",
     "TASK",
+    "Broker",
     "HintPublisher",
-    "OmniCelery",
     "Relay",
-    "celery_app",
     "hints_in",
-    "queue_depth",
-    "queue_depths",
     "read_hints",
     "write_hints",
 ]
@@ -62,70 +61,71 @@ POISON_SUFFIX = ".poison"
 _MAX_MESSAGE_BYTES = 256 * 1024
 _MAX_HINTS_IN_MESSAGE = 1024
 _SOCKET_TIMEOUT_S = 5.0
-_CONNECT_TIMEOUT_S = 3.0
+
+CONNECTION_OPTIONS: Mapping[str, Any] = {
+    "socket_timeout": _SOCKET_TIMEOUT_S,  # a hung broker must not hold a publisher for ever
+    "socket_connect_timeout": 3.0,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+    "max_connections": 64,
+}
+"""Of redis-py: those of every connection to the broker."""
+
 _MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage; more than any have been seen to
 _LONGEST_HOLD_S = 1.0
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
-_UNAVAILABLE = (OperationalError, LimitExceeded, RedisError, OSError)
+_UNAVAILABLE = (RedisError, OSError)
 
 
-class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
-    """A Celery app that knows its process's settings and pipelines."""
+class Broker:
+    """The queues in Redis; safe for threads. Connects when it is first used."""
 
-    def __init__(self, settings: Settings, pipelines: Pipelines, **options: Any) -> None:
-        super().__init__("omni_jobs", **options)
-        self.settings = settings
-        self.pipelines = pipelines
+    def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
+        self.queues = [pipeline.queue(stage) for pipeline in pipelines.values() for stage in pipeline.stages]
+        self.hints_per_message = settings.hints_per_message
+        self._prefix = settings.broker_key_prefix
+        self._redis = Redis.from_url(
+            settings.broker_url.get_secret_value(), retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS
+        )
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a Celery app with its settings stays in its process")
+    def push(self, queue_name: str, messages: Sequence[bytes]) -> int:
+        """How many messages the queue holds then. Raises BrokerUnavailable.
 
+        All in one command: Celery's own way of sending costs a third of a millisecond a message.
+        """
+        key = self._prefix + queue_name
+        try:
+            return int(self._redis.lpush(key, *messages))
+        except _UNAVAILABLE:
+            # It may have met a connection that a restarted broker had closed; hints that come twice do no harm.
+            try:
+                return int(self._redis.lpush(key, *messages))
+            except _UNAVAILABLE as error:
+                raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
 
-def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
-    """The app, with one queue for every stage of every pipeline; connects to nothing yet."""
-    app = OmniCelery(settings, pipelines, set_as_current=False)
-    names = [pipeline.queue(stage) for pipeline in pipelines.values() for stage in pipeline.stages]
-    transport_options: dict[str, Any] = {
-        "socket_timeout": _SOCKET_TIMEOUT_S,  # a hung broker must not hold a publisher for ever
-        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
-        "socket_keepalive": True,
-        "health_check_interval": 10,
-        "max_connections": 64,
-        "ack_emulation": False,  # nothing is acknowledged
-        "priority_steps": [0],  # one list per queue
-    }
-    if settings.broker_key_prefix:
-        transport_options["global_keyprefix"] = settings.broker_key_prefix
-    app.conf.update(
-        broker_url=settings.broker_url.get_secret_value(),
-        broker_transport_options=transport_options,
-        broker_connection_timeout=_CONNECT_TIMEOUT_S,
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        result_backend=None,
-        task_ignore_result=True,
-        task_serializer="json",
-        accept_content=["json"],
-        task_queues=[Queue(name, routing_key=name, no_ack=True) for name in names],  # type: ignore[no-untyped-call]
-        task_create_missing_queues=False,
-        worker_prefetch_multiplier=1,
-        worker_disable_prefetch=True,
-        worker_send_task_events=False,
-        worker_enable_prefetch_count_reduction=False,
-        worker_cancel_long_running_tasks_on_connection_loss=True,  # of which Celery sees none
-        worker_soft_shutdown_timeout=settings.drain_s,
-        worker_redirect_stdouts=False,  # engines want the real file descriptors
-    )
-    return app
+    def depth(self, queue_name: str) -> int:
+        """Messages (each of several hints) waiting in one queue. Raises BrokerUnavailable."""
+        try:
+            return int(self._redis.llen(self._prefix + queue_name))
+        except _UNAVAILABLE as error:
+            raise BrokerUnavailable(f"the broker does not answer: {error}") from error
+
+    def depths(self) -> dict[str, int]:
+        """Messages waiting, by queue. Raises BrokerUnavailable."""
+        return {name: self.depth(name) for name in self.queues}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._redis.close()
 
 
 class HintPublisher:
     """Puts hints into their stages' queues; safe for threads."""
 
-    def __init__(self, app: OmniCelery) -> None:
-        self._app = app
-        self.per_message: int = app.settings.hints_per_message
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.per_message = broker.hints_per_message
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
         """Best effort; how many messages each of their queues holds now.
@@ -134,30 +134,13 @@ class HintPublisher:
         """
         depths = {}
         for name, pairs in _by_queue(hints).items():
-            if name not in self._app.amqp.queues:
+            if name not in self._broker.queues:
                 logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
                 continue
             starts = range(0, len(pairs), self.per_message)
             messages = [write_hints(name, pairs[start : start + self.per_message]) for start in starts]
-            depths[name] = self._push(name, messages)
+            depths[name] = self._broker.push(name, messages)
         return depths
-
-    def _push(self, name: str, messages: Sequence[bytes]) -> int:
-        """All in one command: Celery's own way of sending costs a third of a millisecond a message."""
-        try:
-            return self._push_once(name, messages)
-        except _UNAVAILABLE:
-            # It may have met a connection that a restarted broker had closed; hints that come twice do no harm.
-            try:
-                return self._push_once(name, messages)
-            except _UNAVAILABLE as error:
-                raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
-
-    def _push_once(self, name: str, messages: Sequence[bytes]) -> int:
-        with self._app.pool.acquire(block=True, timeout=_CONNECT_TIMEOUT_S) as connection:
-            client = connection.default_channel.client  # redis-py's, with the key prefix
-            depth: int = client.lpush(name, *messages)
-            return depth
 
 
 def _by_queue(hints: Iterable[Hint]) -> dict[str, list[tuple[int, int]]]:
@@ -334,18 +317,3 @@ def _mapping(value: Any, field: str) -> Mapping[str, Any]:
 def _expect(field: str, value: Any, wanted: str | None) -> None:
     if value != wanted:
         raise BadMessage(f"{value!r:.60} instead of {wanted!r}", field=field)
-
-
-def queue_depths(app: OmniCelery) -> dict[str, int]:
-    """Messages (each of several hints) waiting, by queue. Raises BrokerUnavailable."""
-    return {name: queue_depth(app, name) for name in app.amqp.queues}
-
-
-def queue_depth(app: OmniCelery, name: str) -> int:
-    """Messages waiting in one queue. Raises BrokerUnavailable."""
-    try:
-        with app.pool.acquire(block=True, timeout=_CONNECT_TIMEOUT_S) as connection:
-            depth: int = connection.default_channel.client.llen(name)  # redis-py's client, with the key prefix
-            return depth
-    except _UNAVAILABLE as error:
-        raise BrokerUnavailable(f"the broker does not answer: {error}") from error

@@ -15,7 +15,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from omni_jobs.broker import HintPublisher, celery_app
+from omni_jobs.broker import Broker, HintPublisher
 from omni_jobs.db import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 from omni_jobs.jobs import Jobs
@@ -96,7 +96,7 @@ def run(settings: Settings) -> None:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database, announce_after_s=settings.announce_after_s)
-    rescuer = Rescuer(jobs, HintPublisher(celery_app(settings, pipelines)), settings.rescue_every_s)
+    rescuer = Rescuer(jobs, HintPublisher(Broker(settings, pipelines)), settings.rescue_every_s)
     pruner = Pruner(jobs, open_store(settings), settings)
     # A daemon: a hung object store must not keep the process from ending, and a pruner may end anywhere.
     pruning = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)

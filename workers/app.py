@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_jobs.broker import TASK, celery_app
+from omni_jobs.broker import TASK
+from omni_jobs.celery_app import celery_app
 from omni_jobs.settings import settings
 from omni_jobs.stage_config import load_pipelines
 from workers.pool import HintIntake

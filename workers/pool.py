@@ -29,7 +29,8 @@ from celery.exceptions import WorkerShutdown
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.tasks import Tasks
 
-from omni_jobs.broker import HintPublisher, OmniCelery, Relay, queue_depth
+from omni_jobs.broker import HintPublisher, Relay
+from omni_jobs.celery_app import OmniCelery
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker
@@ -125,7 +126,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         """Free what a predecessor held, before anything slow is imported or loaded: its jobs wait for it."""
         settings = self.app.settings
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
-        self._relay = Relay(HintPublisher(self.app))
+        self._relay = Relay(HintPublisher(self.app.broker))
         self._relay.start()
         ledger = self._ledger = Ledger(
             Jobs(self._database, announce_after_s=settings.announce_after_s),
@@ -177,7 +178,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             settings.stall_after_s,
             self._loop,
             has_room=lambda: executor.room > 0,
-            queue_depth=lambda: queue_depth(self.app, pipeline.queue(stage)),
+            queue_depth=lambda: self.app.broker.depth(pipeline.queue(stage)),
             on_stall=self._on_broken,
         )
         self._liveness.start()

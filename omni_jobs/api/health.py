@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from omni_jobs.api.pipelines import trouble
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.broker import queue_depths
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
 from omni_jobs.views import ErrorView
 
@@ -62,7 +61,7 @@ async def readyz(response: Response, services: ServicesDep) -> Readiness:
     async with create_task_group() as group:
         late = f"no answer within {_PATIENCE_S:g} s"
         group.start_soon(check, "database", services.db.check, DatabaseUnavailable(late))
-        group.start_soon(check, "broker", lambda: queue_depths(services.broker), BrokerUnavailable(late))
+        group.start_soon(check, "broker", services.broker.depths, BrokerUnavailable(late))
         group.start_soon(check, "storage", services.store.check, StorageUnavailable(late))
     usable = found["database"].ok and found["storage"].ok
     response.status_code = 200 if usable else 503

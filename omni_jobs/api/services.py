@@ -11,7 +11,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from omni_jobs.backlog import Backlog
-from omni_jobs.broker import HintPublisher, OmniCelery, Relay, celery_app
+from omni_jobs.broker import Broker, HintPublisher, Relay
 from omni_jobs.db import Database
 from omni_jobs.jobs import Jobs
 from omni_jobs.prompts import Renderers
@@ -35,7 +35,7 @@ class Services:
     db: Database
     jobs: Jobs
     store: ObjectStore
-    broker: OmniCelery
+    broker: Broker
     relay: Relay
     submitter: Submitter
     backlog: Backlog
@@ -46,7 +46,7 @@ class Services:
         """Connects to nothing yet but the local object directory. Raises ConfigError, StorageUnavailable."""
         pipelines = load_pipelines(settings.resolved_stage_configs)
         db = Database(settings.resolved_database_url)
-        broker = celery_app(settings, pipelines)
+        broker = Broker(settings, pipelines)
         relay = Relay(HintPublisher(broker))
         relay.start()
         jobs = Jobs(db, announce_after_s=settings.announce_after_s)

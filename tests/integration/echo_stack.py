@@ -15,7 +15,8 @@ from uuid import uuid4
 
 import redis
 
-from omni_jobs.broker import HintPublisher, celery_app
+from omni_jobs.broker import HintPublisher
+from omni_jobs.celery_app import celery_app
 from omni_jobs.db import Database
 from omni_jobs.jobs import Jobs, JobView, NewJob, NewStage, WorkerView, new_job_id
 from omni_jobs.rescuer import Rescuer
@@ -103,7 +104,7 @@ class EchoStack:
         self.jobs = Jobs(self.database, announce_after_s=self.settings.announce_after_s)
         self.pipelines = load_pipelines(configs)
         self.app = celery_app(self.settings, self.pipelines)
-        self.publisher = HintPublisher(self.app)
+        self.publisher = HintPublisher(self.app.broker)
 
     def command(self, *arguments: str, fault: str | None = None) -> tuple[list[str], dict[str, str]]:
         """``fault``: one of ``tests.integration.faulty_worker``."""

