@@ -50,6 +50,7 @@ class _Ending(Enum):
 
     HAND_BACK = auto()  # its job is to stop, or this worker is
     ABANDON = auto()  # this worker is fenced: whatever it wrote now would be wrong
+    TIME_IS_UP = auto()  # it fails
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +60,7 @@ class _InFlight:
     started: bool = False  # a task cancelled before its first step never runs its ``finally``
     ending: _Ending | None = None
     reporting: bool = False  # its end is on its way to the database: too late to stop it
-    overdue: asyncio.TimerHandle | None = None  # when it should have stopped by
+    timer: asyncio.TimerHandle | None = None  # when its time is up; once it is told to stop, when that is too long ago
 
 
 class Executor:
@@ -201,17 +202,20 @@ class Executor:
             if run.ending is not None or not self._taking or not self._is_ours(claim):
                 await self._hand_back(claim.stage_run_id, claim.attempt)
                 return
-            self._must_end_in(run, self._stage.config.time_limit_s + self._settings.stop_limit_s)
+            run.timer = self._loop.call_later(self._stage.config.time_limit_s, self._stop, run, _Ending.TIME_IS_UP)
             completion = await self._execute(claim)
             run.reporting = True
             await self._complete(claim, completion)
         except asyncio.CancelledError:
-            if run.ending is not _Ending.ABANDON:
-                if self._llm.healthy:
-                    await self._hand_back(claim.stage_run_id, claim.attempt)
-                else:
-                    # It may be what killed the engine: that counts, or it would go on for ever.
-                    await self._fail(claim, EngineDead(stage=self._stage.name))
+            if run.ending is _Ending.ABANDON:
+                raise
+            if not self._llm.healthy:
+                # It may be what killed the engine: that counts, or it would go on for ever.
+                await self._fail(claim, EngineDead(stage=self._stage.name))
+            elif run.ending is _Ending.TIME_IS_UP:
+                await self._fail(claim, self._stage.time_limit_exceeded())
+            else:
+                await self._hand_back(claim.stage_run_id, claim.attempt)
             raise
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
@@ -221,16 +225,15 @@ class Executor:
         finally:
             del self._in_flight[claim.stage_run_id]
             self._suspect_runs = False  # if one ran, this was it
-            if run.overdue is not None:
-                run.overdue.cancel()
+            if run.timer is not None:
+                run.timer.cancel()
             self._ledger.forget_progress(claim.stage_run_id)
             self._make_room()
 
     async def _execute(self, claim: Claim) -> Completion:
-        async with self._stage.time_limit():
-            source = await self._load(claim)
-            output = await self._run(claim, source)
-            return await self._keep(claim, source, output)
+        source = await self._load(claim)
+        output = await self._run(claim, source)
+        return await self._keep(claim, source, output)
 
     # Load.
 
@@ -368,16 +371,13 @@ class Executor:
         run.ending = ending
         if run.started:
             run.task.cancel()
-        if ending is _Ending.HAND_BACK:
-            self._must_end_in(run, self._settings.stop_limit_s)
-
-    def _must_end_in(self, run: _InFlight, seconds: float) -> None:
-        """What does not stop when it is told to holds its job and this worker's slot: only a new worker helps."""
-        if run.overdue is not None:
-            run.overdue.cancel()
-        run.overdue = self._loop.call_later(seconds, self._give_up_on, run)
+        if run.timer is not None:
+            run.timer.cancel()
+        if ending is not _Ending.ABANDON:
+            run.timer = self._loop.call_later(self._settings.stop_limit_s, self._give_up_on, run)
 
     def _give_up_on(self, run: _InFlight) -> None:
+        """What does not stop when it is told to holds its job and this worker's slot: only a new worker helps."""
         # A report waits for the database, which may be away for longer than this.
         if not run.reporting and self._in_flight.get(run.claim.stage_run_id) is run:
             self._on_broken(f"stage run {run.claim.stage_run_id} does not stop")

@@ -111,14 +111,17 @@ class Stage:
     @asynccontextmanager
     async def time_limit(self) -> AsyncIterator[None]:
         """Cancel what runs inside when the stage's time is over. Raises TimeLimitExceeded."""
-        seconds = self.config.time_limit_s
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with asyncio.timeout(self.config.time_limit_s) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise TimeLimitExceeded(f"not done after {seconds:g} s, the stage's time limit", stage=self.name) from error
+            raise self.time_limit_exceeded() from error
+
+    def time_limit_exceeded(self) -> TimeLimitExceeded:
+        seconds = self.config.time_limit_s
+        return TimeLimitExceeded(f"not done after {seconds:g} s, the stage's time limit", stage=self.name)
 
     def make_input(self, source: StageSource) -> StageInput:
         """The runner's input. Errors carry this stage's name."""

@@ -131,7 +131,7 @@ class Jobs:
         after an error; pass no hint of a stage run you know you hold.
         Raises Fenced when the worker has no live lease.
         """
-        return self._db.run(partial(claims.claim, worker_id=worker_id, hints=hints))
+        return self._db.run(partial(claims.claim, worker_id=worker_id, hints=hints)).read()
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record how far attempts are; those that no longer run are passed over."""
@@ -151,11 +151,12 @@ class Jobs:
     ) -> tuple[list[Outcome], list[Claim]]:
         """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place."""
 
-        def turn(tx: Connection) -> tuple[list[Outcome], list[Claim]]:
+        def turn(tx: Connection) -> tuple[list[Outcome], claims.Claimed]:
             outcomes = endings.complete(tx, completions, announce_after_s=self._announce_after_s)
             return outcomes, claims.claim(tx, worker_id, hints)
 
-        return self._db.run(turn)
+        outcomes, claimed = self._db.run(turn)
+        return outcomes, claimed.read()
 
     def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error. A retryable one with attempts left is queued again, due after

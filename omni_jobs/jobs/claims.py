@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
-__all__ = ["claim"]
+__all__ = ["Claimed", "claim"]
 
 _AnyRow = Row[*tuple[Any, ...]]
 
@@ -37,7 +38,7 @@ _LOCK_JOBS_NOBODY_STARTED = (
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
 )
-# JSON as text where it is nearly always the same.
+# JSON as text: it is read when the transaction has ended.
 _COLUMNS = (
     StageRunRow.id,
     StageRunRow.job_id,
@@ -45,8 +46,8 @@ _COLUMNS = (
     StageRunRow.attempt,
     type_coerce(StageRunRow.inputs, Text).label("inputs"),
     StageRunRow.capture,
-    StageRunRow.retries,
-    StageRunRow.failures,
+    type_coerce(StageRunRow.retries, Text).label("retries"),
+    type_coerce(StageRunRow.failures, Text).label("failures"),
     StageRunRow.started_at,
 )
 _CLAIM_IF_QUEUED = (
@@ -90,7 +91,7 @@ _JOBS = select(
     JobRow.id,
     JobRow.pipeline,
     JobRow.pipeline_version,
-    JobRow.request,
+    type_coerce(JobRow.request, Text).label("request"),
     type_coerce(JobRow.media, Text).label("media"),
     JobRow.seed,
     type_coerce(JobRow.modalities, Text).label("modalities"),
@@ -100,7 +101,19 @@ _PAYLOADS = select(StageRunRow.job_id, StageRunRow.stage, StageRunRow.payload_re
 )
 
 
-def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> list[Claim]:
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Rows of stage runs that are the worker's now; read when the transaction has ended."""
+
+    _runs: Sequence[_AnyRow] = ()  # in the order of the hints
+    _jobs: Mapping[str, _AnyRow] = field(default_factory=dict)
+    _upstream: Mapping[tuple[str, str], ObjectRef | bytes | None] = field(default_factory=dict)
+
+    def read(self) -> list[Claim]:
+        return [_claim(run, self._jobs[run.job_id], self._upstream) for run in self._runs]
+
+
+def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> Claimed:
     """Claim what can be claimed of ``hints``; see :meth:`omni_jobs.jobs.Jobs.claim`."""
     lease = tx.execute(_LEASE, {"worker": worker_id}).one()
     if lease.until is None or lease.until <= lease.now:
@@ -109,7 +122,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
     for stage_run_id, attempt in hints:
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
     if not attempts:
-        return []
+        return Claimed()
     started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).scalars())
     these = {"pairs": listed(attempts.items()), "worker": worker_id, "at": lease.now}
     runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
@@ -118,7 +131,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
         runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
     if not runs:
-        return []
+        return Claimed()
     job_ids = {run.job_id for run in runs}
     started.intersection_update(job_ids)
     if started:
@@ -127,11 +140,13 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
     upstream = _upstream(tx, runs)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run.id])
-    return [_claim(run, jobs[run.job_id], upstream) for run in runs]
+    return Claimed(runs, jobs, upstream)
 
 
 def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], ObjectRef | bytes | None]) -> Claim:
     inputs = _names(run.inputs)
+    failures = {} if run.failures is None else json.loads(run.failures)
+    limits = {} if run.retries is None else json.loads(run.retries)
     return Claim(
         stage_run_id=run.id,
         job_id=run.job_id,
@@ -139,14 +154,14 @@ def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], Object
         attempt=run.attempt,
         pipeline=job.pipeline,
         pipeline_version=job.pipeline_version,
-        request=job.request,
+        request=json.loads(job.request),
         media=() if inputs else json.loads(job.media),
         seed=job.seed,
         modalities=_names(job.modalities),
         upstream={earlier: upstream[run.job_id, earlier] for earlier in inputs},
         capture=run.capture,
-        failures=run.failures or {},
-        alone=bool(run.failures) and is_last_chance(run.failures, RetryLimits(**(run.retries or {}))),
+        failures=failures,
+        alone=bool(failures) and is_last_chance(failures, RetryLimits(**limits)),
         claimed_at=run.started_at,
     )
 
