@@ -13,12 +13,14 @@ whole job   ``created_at`` to the job's ``finished_at``: the payload made and st
 
 Stores: a local directory, which is synced; S3, a real SeaweedFS on this machine, alone and behind the
 cache of the host (``host_cache_dir``). With S3 a quarter of the jobs arrive: the service itself takes
-much of the machine, which it, the database, the broker, the workers and the load all share.
+much of the machine, which it, the database, the broker, the workers and the load all share. What the
+cache saves of one payload is measured by itself as well: puts and reads of both, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +40,7 @@ from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack import EmbeddedStack
 from omni_jobs.stage_config import load_pipelines
+from omni_jobs.storage import open_store, payload_key
 from omni_jobs.submission import new_job
 from tests.services.seaweedfs import running_seaweedfs
 
@@ -73,6 +76,8 @@ def main() -> None:
     found: list[Figure] = []
     for store in arguments.store or STORES:
         found += _of(store, arguments.rate * STORES[store], arguments.seconds, arguments.runs)
+        if store == "s3, host cache":
+            found += _of_the_cache(3 if arguments.quick else 100)
     report(found, arguments.json)
 
 
@@ -103,6 +108,27 @@ def _of(store: str, rate: float, seconds: float, runs: int) -> Iterator[Figure]:
         for percent, target in ((50, 8.0), (99, 40.0)):
             values = [_percentile(of_run, percent) for of_run in measured]
             yield figure(f"{store}: {name}, p{percent}", "ms", values, at_most=target if is_target else None)
+
+
+def _of_the_cache(rounds: int) -> list[Figure]:
+    """One put and one read of a payload, with the cache of the host and without, by turns."""
+    payload = os.urandom(PAYLOAD_BYTES)
+    times: dict[str, list[float]] = {}
+    with ExitStack() as opened:
+        settings = _stored_in("s3, host cache", Settings(), opened)
+        stores = {"": open_store(settings.model_copy(update={"host_cache_dir": None}))}
+        stores[", host cache"] = open_store(settings)
+        for number in range(rounds + 3):
+            for name, store in stores.items():
+                begin = time.perf_counter()
+                ref = store.put(payload_key(f"job-{number}", "first", 1), [payload])
+                between = time.perf_counter()
+                store.read(ref, max_bytes=PAYLOAD_BYTES)
+                end = time.perf_counter()
+                if number >= 3:  # the first warm
+                    times.setdefault(f"s3{name}: a put", []).append((between - begin) * 1000)
+                    times.setdefault(f"s3{name}: a read", []).append((end - between) * 1000)
+    return [figure(name, "ms", found) for name, found in times.items()]
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:
@@ -159,18 +185,7 @@ def _arrivals(store: str) -> Iterator[Arrivals]:
     with ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-")))
         settings = Settings(data_dir=directory / "data", database_url=opened.enter_context(database("postgresql")))
-        if store == "s3, host cache":
-            shared_memory = Path("/dev/shm")  # noqa: S108 — a directory of our own within
-            cache = tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-", dir=shared_memory)
-            settings = settings.model_copy(update={"host_cache_dir": Path(opened.enter_context(cache))})
-        if store != "local":
-            service = opened.enter_context(running_seaweedfs())
-            settings = settings.model_copy(
-                update={
-                    "storage_url": f"s3://{service.bucket}/handoff",
-                    "s3_endpoint_url": service.endpoint_url,
-                }
-            )
+        settings = _stored_in(store, settings, opened)
         stack = opened.enter_context(EmbeddedStack(settings, pipelines=["echo"]))
         db = Database(stack.settings.resolved_database_url)
         opened.callback(db.close)
@@ -183,6 +198,19 @@ def _arrivals(store: str) -> Iterator[Arrivals]:
             "stages": {"first": {"payload_bytes": PAYLOAD_BYTES}},
         }
         yield Arrivals(Jobs(db), HintPublisher(broker), db, admit(body, pipelines, stack.settings))
+
+
+def _stored_in(store: str, settings: Settings, opened: ExitStack) -> Settings:
+    """The settings with this store, which runs until ``opened`` closes."""
+    if store == "local":
+        return settings
+    service = opened.enter_context(running_seaweedfs())
+    found = {"storage_url": f"s3://{service.bucket}/handoff", "s3_endpoint_url": service.endpoint_url}
+    if store == "s3":
+        return settings.model_copy(update=found)
+    shared_memory = Path("/dev/shm")  # noqa: S108 — a directory of our own within
+    cache = opened.enter_context(tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-", dir=shared_memory))
+    return settings.model_copy(update={**found, "host_cache_dir": Path(cache)})
 
 
 if __name__ == "__main__":
