@@ -62,8 +62,8 @@ SPEECH = Work(
     stages={"thinker": {**GREEDY, "ignore_eos": True}, "talker": {**GREEDY, "max_tokens": 64}},
     artifacts=("audio.wav",),
 )
-_POLL_S = 0.1
 ECHO = Work(pipeline="echo", modalities=("text",), stages={}, artifacts=())
+_POLL_S = 0.1
 
 
 def main() -> None:
