@@ -82,8 +82,12 @@ class Broker:
     """The queues in Redis; safe for threads. Connects when it is first used."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
-        self.queues = [pipeline.queue(stage) for pipeline in pipelines.values() for stage in pipeline.stages]
-        self.hints_per_message = settings.hints_per_message
+        self.per_message = {
+            pipeline.queue(name): stage.hints_per_message(settings.hints_per_message)
+            for pipeline in pipelines.values()
+            for name, stage in pipeline.stages.items()
+        }
+        self.queues = list(self.per_message)
         self._prefix = settings.broker_key_prefix
         self._redis = Redis.from_url(
             settings.broker_url.get_secret_value(), retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS
@@ -125,7 +129,7 @@ class HintPublisher:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.per_message = broker.hints_per_message
+        self.per_message = broker.per_message
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
         """Best effort; how many messages each of their queues holds now.
@@ -137,8 +141,8 @@ class HintPublisher:
             if name not in self._broker.queues:
                 logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
                 continue
-            starts = range(0, len(pairs), self.per_message)
-            messages = [write_hints(name, pairs[start : start + self.per_message]) for start in starts]
+            size = self.per_message[name]
+            messages = [write_hints(name, pairs[start : start + size]) for start in range(0, len(pairs), size)]
             depths[name] = self._broker.push(name, messages)
         return depths
 
@@ -223,7 +227,7 @@ class Relay:
         due: list[Hint] = []
         for name, hints in by_queue.items():
             until = self._held_until.pop(name, min(self._busy_until.get(name, at), at + _LONGEST_HOLD_S))
-            rest = 0 if everything or until <= at else len(hints) % self._publisher.per_message
+            rest = 0 if everything or until <= at else len(hints) % self._publisher.per_message.get(name, 1)
             due += hints[: len(hints) - rest]
             if rest:
                 self._held[name] = hints[len(hints) - rest :]

@@ -82,7 +82,7 @@ class Settings(BaseSettings):
     max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000
 
     # How much goes at once.
-    hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 16
+    hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # at most; and a quarter of a stage's slots
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # smaller payloads live in their SQL row
 
     @property

@@ -131,6 +131,10 @@ class StageConfig(_Frozen):
         """The stage's defaults under a job's overrides. Raises pydantic's ValidationError."""
         return PARAMETERS_OF_KIND[self.kind].model_validate({**self.parameters, **overrides})
 
+    def hints_per_message(self, at_most: int) -> int:
+        """The hints of a full message: a quarter of a worker's slots, or idle workers would get nothing of a burst."""
+        return max(1, min(at_most, self.slots // 4))
+
 
 class OutputConfig(_Frozen):
     """Where an output modality comes from."""

@@ -66,7 +66,8 @@ def worker_command(
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
-        concurrency = math.ceil(pipeline.stage(stage).slots / settings.hints_per_message)
+        config = pipeline.stage(stage)
+        concurrency = math.ceil(config.slots / config.hints_per_message(settings.hints_per_message))
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("-P", "custom", "-Q", queue, "-n", slot or f"{queue}-1@%h", "-c", str(concurrency)),

@@ -87,6 +87,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._hub: Any = None
         self._popping_stopped = False
+        self.per_message = 1  # the hints of a full message
         self._broken: str | None = None
         self._llm: StageLLM | None = None
         self._ledger: Ledger | None = None
@@ -116,8 +117,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     async def _open(self) -> None:
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
         slots = pipeline.stage(stage).slots
+        self.per_message = self.app.broker.per_message[pipeline.queue(stage)]
         if self.limit:
-            slots = min(slots, self.limit * self.app.settings.hints_per_message)
+            slots = min(slots, self.limit * self.per_message)
         ledger = await self._take_slot(pipeline, stage, slots)
         await self._load(ledger, pipeline, stage, slots)
         logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
@@ -374,7 +376,7 @@ class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
             answered=c.pool.popped,
             offer=c.pool.offer,
             room=c.pool.room,
-            per_message=c.app.settings.hints_per_message,
+            per_message=c.pool.per_message,
         )
         kombu_hooks.gate_pops(channel, c.pool.has_room)
         kombu_hooks.guard_control(c.connection)
@@ -393,4 +395,4 @@ def check_command_line(sender: str, instance: Any, conf: Any, options: dict[str,
     except ConfigError as error:
         sys.exit(f"celery worker: {error}")
     if not options.get("concurrency"):
-        conf.worker_concurrency = math.ceil(pipeline.stage(stage).slots / app.settings.hints_per_message)
+        conf.worker_concurrency = math.ceil(pipeline.stage(stage).slots / app.broker.per_message[pipeline.queue(stage)])
