@@ -45,10 +45,15 @@ class Rescuer:
 
     def run(self, database: Database) -> None:
         """Rescue until ``stop``, once ``database`` is there and has its schema."""
-        while not self._stopped.is_set() and not self._is_there(database):
-            self._stopped.wait(self._every_s)
+        there = False
         while not self._stopped.is_set():
-            self.round()
+            try:
+                there = there or self._is_there(database)
+                if there:
+                    self.round()
+            except Exception:
+                # A bug must not leave lost work lying, and the next round may go well.
+                logger.exception("rescuer")
             # Several rescuers must not march in step.
             self._stopped.wait(self._every_s * random.uniform(0.9, 1.1))  # noqa: S311
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from omni_jobs.errors import NotFound
-from omni_jobs.jobs import NewWorker
+from omni_jobs.jobs import Jobs, NewWorker, Rescued
 from omni_jobs.rescuer import Rescuer
 from omni_jobs.storage import input_key, open_store, payload_key
 from tests.integration.echo_stack import EchoStack
@@ -76,6 +76,26 @@ def test_a_round_survives_a_broker_that_is_away(stack: EchoStack, tmp_path: Path
     broken = EchoStack(_sibling(tmp_path), stack.database_url, "redis://127.0.0.1:1/0")
     assert Rescuer(broken.jobs, broken.publisher, 1).round() == 0
     broken.close()
+
+
+def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pytest.LogCaptureFixture) -> None:
+    stack.database.migrate()
+    _worker_with_free_slots(stack)
+    stack.submit(publish=False)
+    rounds: list[str] = []
+
+    class Buggy(Jobs):
+        def rescue(self) -> Rescued:
+            rounds.append("")
+            if len(rounds) == 1:
+                raise RuntimeError("nobody thought of this")
+            rescuer.stop()
+            return super().rescue()
+
+    rescuer = Rescuer(Buggy(stack.database), stack.publisher, every_s=0.01)
+    rescuer.run(stack.database)
+    assert len(rounds) == 2
+    assert "nobody thought of this" in caplog.text
 
 
 def _worker_with_free_slots(stack: EchoStack) -> None:
