@@ -64,7 +64,7 @@ class Status(BaseModel):
 @router.get("/v1/status", response_model=Status, responses=errors(503))
 def status(services: ServicesDep) -> Status:
     """Queues, workers and the newest jobs."""
-    counts = services.jobs.counts()
+    counts = services.counts.get()
     workers = list(services.jobs.workers())
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
     for count in counts.stage_runs:

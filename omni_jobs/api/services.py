@@ -10,10 +10,11 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from omni_jobs.api.sampled import Sampled
 from omni_jobs.backlog import Backlog
 from omni_jobs.broker import Broker, HintPublisher, Relay
 from omni_jobs.db import Database
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import Counts, Jobs
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
@@ -39,6 +40,7 @@ class Services:
     relay: Relay
     submitter: Submitter
     backlog: Backlog
+    counts: Sampled[Counts]  # of a long backlog it takes a second to make
     admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
 
     @classmethod
@@ -67,6 +69,7 @@ class Services:
                 per_pipeline=settings.max_queued_jobs,
                 per_tenant=settings.max_queued_jobs_per_tenant,
             ),
+            counts=Sampled(jobs.counts),
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
         )
 
