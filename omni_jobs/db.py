@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import psycopg
 from sqlalchemy import Connection, Double, Engine, create_engine, event, exc, inspect, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
 
 __all__ = ["REVISION", "Database", "is_transient", "now"]
 
@@ -86,11 +88,10 @@ def is_transient(error: exc.DBAPIError) -> bool:
     if isinstance(original, sqlite3.Error):
         name = getattr(original, "sqlite_errorname", "")
         return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"))
-    if isinstance(original, psycopg.Error):
-        if original.sqlstate is None:  # no answer from the server
-            return isinstance(original, psycopg.OperationalError | psycopg.InterfaceError)
-        return original.sqlstate.startswith(_TRANSIENT_CLASSES) or original.sqlstate in _TRANSIENT_CODES
-    return False
+    sqlstate = _sqlstate(original)
+    if sqlstate is None:  # no answer from the server
+        return isinstance(error, exc.OperationalError | exc.InterfaceError)
+    return sqlstate.startswith(_TRANSIENT_CLASSES) or sqlstate in _TRANSIENT_CODES
 
 
 def _is_at_its_end(error: exc.DBAPIError) -> bool:
@@ -98,7 +99,12 @@ def _is_at_its_end(error: exc.DBAPIError) -> bool:
     original = error.orig
     if isinstance(original, sqlite3.Error):
         return getattr(original, "sqlite_errorname", "").startswith(_NO_ROOM_NAMES)
-    return isinstance(original, psycopg.Error) and original.sqlstate in _AT_ITS_END_CODES
+    return _sqlstate(original) in _AT_ITS_END_CODES
+
+
+def _sqlstate(error: BaseException | None) -> str | None:
+    """Of an error of psycopg that the server has sent."""
+    return getattr(error, "sqlstate", None)
 
 
 class Database:

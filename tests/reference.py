@@ -157,7 +157,9 @@ def _media_of(messages: Sequence[Mapping[str, Any]], media: Sequence[Any]) -> di
 def _decoded(kind: str, item: Any) -> Any:
     if not isinstance(item, bytes | bytearray | memoryview):
         return item[0] if isinstance(item, tuple) else item  # a video without its metadata
-    from omni_jobs.media import decode_audio, decode_image, decode_video
+    from omni_jobs.media.audio import decode_audio
+    from omni_jobs.media.image import decode_image
+    from omni_jobs.media.video import decode_video
 
     if kind == "audio":
         return decode_audio(item, SAMPLING_RATE_IN)

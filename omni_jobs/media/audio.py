@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,12 @@ import numpy as np
 import soundfile  # type: ignore[import-untyped]
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
+from omni_jobs.media.info import SAMPLING_RATE, AudioInfo
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["AudioInfo", "decode_audio", "probe_audio"]
-
-SAMPLING_RATE = 16_000  # Hz, of Whisper's features and of every model that takes them
+__all__ = ["decode_audio", "probe_audio"]
 
 MIN_S = 0.1
 _RATES = range(4_000, 384_001)
@@ -30,19 +28,6 @@ _BLOCK = 1 << 16  # frames decoded at a time
 
 # A WAV written to a pipe cannot know its length: its size says about 2 or 4 GiB, or 0.
 _UNKNOWN_SIZES = (0, 0x7FFF_0000)
-
-
-@dataclass(frozen=True, slots=True)
-class AudioInfo:
-    """An accepted clip: ``samples`` once it is mono at ``sampling_rate`` Hz."""
-
-    media_type: str
-    samples: int
-    sampling_rate: int = SAMPLING_RATE
-
-    @property
-    def duration_s(self) -> float:
-        return self.samples / self.sampling_rate
 
 
 def probe_audio(data: bytes | memoryview, settings: Settings, sampling_rate: int = SAMPLING_RATE) -> AudioInfo:

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
+from omni_jobs.media.info import ImageInfo
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["ImageInfo", "check_size", "decode_image", "probe_image"]
+__all__ = ["check_size", "decode_image", "probe_image"]
 
 MIN_SIDE = 28  # pixels: one merged patch of Qwen's vision encoders
 MAX_RATIO = 200  # of the longer side to the shorter: what their processors take
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    """An accepted image; width and height in pixels, upright."""
-
-    media_type: str
-    width: int
-    height: int
 
 
 def probe_image(data: bytes | memoryview, settings: Settings) -> ImageInfo:

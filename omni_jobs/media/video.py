@@ -21,13 +21,14 @@ from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.image import check_size
+from omni_jobs.media.info import VideoInfo
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
     from omni_jobs.settings import Settings
 
-__all__ = ["FrameSampling", "VideoInfo", "decode_video", "probe_video"]
+__all__ = ["FrameSampling", "decode_video", "probe_video"]
 
 # FFmpeg would probe playlists too, which name other files: only these are handed to it.
 _DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
@@ -65,17 +66,6 @@ class FrameSampling:
 
 
 QWEN = FrameSampling()
-
-
-@dataclass(frozen=True, slots=True)
-class VideoInfo:
-    """An accepted clip as a model will get it: ``frames`` of ``width`` × ``height`` pixels, upright."""
-
-    media_type: str
-    frames: int
-    width: int
-    height: int
-    duration_s: float
 
 
 def probe_video(data: bytes | memoryview, settings: Settings, sampling: FrameSampling = QWEN) -> VideoInfo:

@@ -7,20 +7,19 @@ import binascii
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from omni_jobs.errors import InvalidRequest, OmniJobsError, RequestTooLarge
-from omni_jobs.media import MediaInfo, probe_audio, probe_image, probe_video
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.body import parse_body
-from omni_jobs.requests.embeds import check_embeds
 from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
 
 if TYPE_CHECKING:
+    from omni_jobs.media import MediaInfo
     from omni_jobs.settings import Settings
     from omni_jobs.stage_config import Pipeline, Pipelines, StageConfig
 
@@ -29,12 +28,6 @@ __all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
 MediaKind = Literal["audio", "image", "video", "prompt_embeds"]
 
 _SAFETENSORS = "application/vnd.safetensors"
-
-_PROBES: Mapping[MediaKind, Callable[[bytes, Settings], MediaInfo]] = {
-    "audio": probe_audio,
-    "image": probe_image,
-    "video": probe_video,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +133,8 @@ def admit(
     if embeds is not None:
         admitted["prompt_embeds"] = {"media": 0}
         media = (Media("prompt_embeds", _SAFETENSORS, embeds),)
+        from omni_jobs.requests.embeds import check_embeds  # loads numpy, which nothing else here needs
+
         prompt_tokens = check_embeds(embeds, renderer, stages)
     elif renderer is not None:
         prompt_tokens = _prompt_tokens(renderer, admitted, content.infos, stages)
@@ -327,13 +322,30 @@ class _Content:
 
     def _medium(self, kind: MediaKind, data: bytes, field: str) -> int:
         try:
-            info = _PROBES[kind](data, self._settings)
+            info = _probe(kind, data, self._settings)
         except OmniJobsError as error:
             error.field = field
             raise
         self.media.append(Media(kind, info.media_type, data))
         self.infos.append(info)
         return len(self.media) - 1
+
+
+def _probe(kind: MediaKind, data: bytes, settings: Settings) -> MediaInfo:
+    # The decoders are loaded with the first medium: a server starts without them, and may never need them.
+    from omni_jobs.media.audio import probe_audio
+    from omni_jobs.media.image import probe_image
+    from omni_jobs.media.video import probe_video
+
+    match kind:
+        case "audio":
+            return probe_audio(data, settings)
+        case "image":
+            return probe_image(data, settings)
+        case "video":
+            return probe_video(data, settings)
+        case "prompt_embeds":
+            raise ValueError("embeddings are no part of a message")
 
 
 def _parts(message: Message) -> Sequence[TextPart | AudioPart | ImagePart | VideoPart]:

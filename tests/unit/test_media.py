@@ -14,15 +14,9 @@ import soundfile
 from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
-from omni_jobs.media import (
-    FrameSampling,
-    decode_audio,
-    decode_image,
-    decode_video,
-    probe_audio,
-    probe_image,
-    probe_video,
-)
+from omni_jobs.media.audio import decode_audio, probe_audio
+from omni_jobs.media.image import decode_image, probe_image
+from omni_jobs.media.video import FrameSampling, decode_video, probe_video
 from omni_jobs.settings import Settings
 from tests import samples
 

@@ -13,18 +13,10 @@ import pytest
 from PIL import Image
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelMissing
-from omni_jobs.media import (
-    AudioInfo,
-    ImageInfo,
-    MediaInfo,
-    VideoInfo,
-    decode_audio,
-    decode_image,
-    decode_video,
-    probe_audio,
-    probe_image,
-    probe_video,
-)
+from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
+from omni_jobs.media.audio import decode_audio, probe_audio
+from omni_jobs.media.image import decode_image, probe_image
+from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
 from omni_jobs.prompts.qwen2_5_omni import smart_resize
 from omni_jobs.settings import Settings

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from omni_jobs.errors import ConfigError, ModelError
-from omni_jobs.media import decode_audio, decode_image, decode_video
+from omni_jobs.media.audio import decode_audio
+from omni_jobs.media.image import decode_image
+from omni_jobs.media.video import decode_video
 from omni_jobs.parameters import ArParameters
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.prompts import load_renderer
