@@ -24,22 +24,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from omni_jobs.errors import BadMessage, BrokerUnavailable
 
 if TYPE_CHECKING:
     from omni_jobs.jobs import Hint
+    from omni_jobs.redis_lists import RedisLists
     from omni_jobs.settings import Settings
     from omni_jobs.stage_config import Pipelines
 
 __all__ = [
-    "CONNECTION_OPTIONS",
     "POISON_SUFFIX",
     "TASK",
     "Broker",
@@ -60,26 +56,14 @@ POISON_SUFFIX = ".poison"
 
 _MAX_MESSAGE_BYTES = 256 * 1024
 _MAX_HINTS_IN_MESSAGE = 1024
-_SOCKET_TIMEOUT_S = 5.0
-
-CONNECTION_OPTIONS: Mapping[str, Any] = {
-    "socket_timeout": _SOCKET_TIMEOUT_S,  # a hung broker must not hold a publisher for ever
-    "socket_connect_timeout": 3.0,
-    "socket_keepalive": True,
-    "health_check_interval": 10,
-    "max_connections": 64,
-}
-"""Of redis-py: those of every connection to the broker."""
-
+_CLOSE_S = 10.0
 _MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage; more than any have been seen to
 _LONGEST_HOLD_S = 1.0
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
-_UNAVAILABLE = (RedisError, OSError)
-
 
 class Broker:
-    """The queues in Redis; safe for threads. Connects when it is first used."""
+    """The queues in Redis; safe for threads. Loads its client and connects when it is first used."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         self.per_message = {
@@ -88,32 +72,22 @@ class Broker:
             for name, stage in pipeline.stages.items()
         }
         self.queues = list(self.per_message)
+        self._url = settings.broker_url
         self._prefix = settings.broker_key_prefix
-        self._redis = Redis.from_url(
-            settings.broker_url.get_secret_value(), retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS
-        )
+
+    @cached_property
+    def _lists(self) -> RedisLists:
+        from omni_jobs.redis_lists import RedisLists  # takes long to load: the API serves meanwhile
+
+        return RedisLists(self._url.get_secret_value())
 
     def push(self, queue_name: str, messages: Sequence[bytes]) -> int:
-        """How many messages the queue holds then. Raises BrokerUnavailable.
-
-        All in one command: Celery's own way of sending costs a third of a millisecond a message.
-        """
-        key = self._prefix + queue_name
-        try:
-            return int(self._redis.lpush(key, *messages))
-        except _UNAVAILABLE:
-            # It may have met a connection that a restarted broker had closed; hints that come twice do no harm.
-            try:
-                return int(self._redis.lpush(key, *messages))
-            except _UNAVAILABLE as error:
-                raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
+        """How many messages the queue holds then. Raises BrokerUnavailable."""
+        return self._lists.push(self._prefix + queue_name, messages)
 
     def depth(self, queue_name: str) -> int:
         """Messages (each of several hints) waiting in one queue. Raises BrokerUnavailable."""
-        try:
-            return int(self._redis.llen(self._prefix + queue_name))
-        except _UNAVAILABLE as error:
-            raise BrokerUnavailable(f"the broker does not answer: {error}") from error
+        return self._lists.length(self._prefix + queue_name)
 
     def depths(self) -> dict[str, int]:
         """Messages waiting, by queue. Raises BrokerUnavailable."""
@@ -121,7 +95,7 @@ class Broker:
 
     def close(self) -> None:
         """Close all connections."""
-        self._redis.close()
+        self._lists.close()
 
 
 class HintPublisher:
@@ -178,7 +152,7 @@ class Relay:
         if hints:
             self._waiting.put(hints)
 
-    def close(self, timeout_s: float = 2 * _SOCKET_TIMEOUT_S) -> None:
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Publish what waits, then stop."""
         self._waiting.put(None)
         self._thread.join(timeout_s)

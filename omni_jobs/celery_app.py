@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from kombu.entity import Queue
 
-from omni_jobs.broker import CONNECTION_OPTIONS, Broker
+from omni_jobs.broker import Broker
+from omni_jobs.redis_lists import CONNECTION_OPTIONS
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings

@@ -49,6 +49,22 @@ for name in {[module_name(path) for path in SOURCES if path.name != "__main__.py
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+# What takes long to load, and only some processes or requests need.
+DECODERS = ("PIL", "av", "numpy", "soundfile")
+CLIENTS = ("boto3", "celery", "kombu", "psycopg", "redis")
+START = {
+    "omni_jobs.api.app": (*DECODERS, *CLIENTS, "alembic", "httpx", "jinja2", "tokenizers"),
+    "omni_jobs.cli": (*DECODERS, *CLIENTS, "fastapi", "httpx", "pydantic", "sqlalchemy", "uvicorn", "yaml"),
+}
+
+
+@pytest.mark.parametrize("module", START)
+def test_a_start_loads_nothing_that_can_wait(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({set(START[module])} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
+
+
 @pytest.fixture(scope="module")
 def locked() -> set[str]:
     return set(re.findall(r"(?m)^([\w.-]+)==", (ROOT / "locks/core.txt").read_text()))
