@@ -74,11 +74,13 @@ def main() -> None:
     if arguments.quick:
         arguments.rate, arguments.seconds, arguments.runs = 20.0, 1.0, 1
     found: list[Figure] = []
-    for store in arguments.store or STORES:
-        found += _of(store, arguments.rate * STORES[store], arguments.seconds, arguments.runs)
-        if store == "s3, host cache":
-            found += _of_the_cache(3 if arguments.quick else 100)
-    report(found, arguments.json)
+    try:
+        for store in arguments.store or STORES:
+            found += _of(store, arguments.rate * STORES[store], arguments.seconds, arguments.runs)
+            if store == "s3, host cache":
+                found += _of_the_cache(3 if arguments.quick else 100)
+    finally:
+        report(found, arguments.json)  # what was measured before a store that is too slow stays
 
 
 def _arguments() -> argparse.Namespace:
