@@ -137,6 +137,7 @@ def api(
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs api --host 0.0.0.0
     """
+    import gc
     import socket
 
     import uvicorn
@@ -151,6 +152,7 @@ def api(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
+    gc.freeze()  # what is loaded stays: the collector need not look through it again and again
     sockets = None if fd is None else [socket.socket(fileno=fd)]
     uvicorn.Server(config).run(sockets=sockets)
 
