@@ -83,8 +83,7 @@ _STAGE_RUNS_OF_JOBS = (
         StageRunRow.payload_ref,
         StageRunRow.payload_gone,
     )
-    .where(one_of(StageRunRow.job_id, _ids))
-    .order_by(StageRunRow.id)
+    .where(one_of(StageRunRow.job_id, _ids))  # in no order: for it PostgreSQL might walk the whole primary key
 )
 
 
@@ -233,7 +232,7 @@ class LockedJobs:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         if not self.states:
             return
-        for row in self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all():
+        for row in sorted(self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all(), key=itemgetter(0)):
             id_, job_id, stage, queue, inputs, state, attempt, failures, retries, queue_limit_s, owner, ref, gone = row
             run = Run(
                 id=id_,
