@@ -11,12 +11,28 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    Row,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
 
+from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.values import Garbage, Pruned, Retention
-from omni_jobs.models import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
+from omni_jobs.models import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 
@@ -24,14 +40,38 @@ __all__ = ["collected", "delete_job", "garbage", "orphans", "prune"]
 
 _AnyRow = Row[*tuple[Any, ...]]
 
-_SET = (
-    update(JobRow)
-    .where(JobRow.id == bindparam("job"))
-    .values(
-        prune_at=bindparam("next"),
-        payloads_gone=bindparam("payloads"),
-        inputs_gone=bindparam("inputs"),
-        artifacts_gone=bindparam("artifacts"),
+_ids = bindparam("ids", type_=Text)
+_LOOKED_AT = Batch.update(
+    {"job": Text, "next": Seconds, "payloads": Boolean, "inputs": Boolean, "artifacts": Boolean},
+    lambda given: (
+        update(JobRow)
+        .where(JobRow.id == given["job"])
+        .values(
+            prune_at=given["next"],
+            payloads_gone=given["payloads"],
+            inputs_gone=given["inputs"],
+            artifacts_gone=given["artifacts"],
+        )
+    ),
+)
+_DROP_PAYLOADS = (
+    update(StageRunRow)
+    .where(
+        one_of(StageRunRow.job_id, _ids),
+        or_(StageRunRow.payload_ref.is_not(None), StageRunRow.payload_inline.is_not(None)),
+    )
+    .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
+)
+_WITH_STORED_PAYLOADS = (
+    select(StageRunRow.job_id)
+    .where(one_of(StageRunRow.job_id, _ids))
+    .group_by(StageRunRow.job_id)
+    .having(
+        or_(
+            func.count(StageRunRow.payload_ref) > 0,
+            func.max(StageRunRow.attempt) > 1,
+            func.count().filter(StageRunRow.state != StageRunState.SUCCEEDED.value) > 0,
+        )
     )
 )
 _KEY = re.compile(r"jobs/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?")
@@ -68,21 +108,13 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
         tx.execute(delete(JobRow).where(JobRow.id.in_(whole)))
     _throw_away(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
     if payloads:
-        tx.execute(
-            update(StageRunRow)
-            .where(
-                StageRunRow.job_id.in_([job.id for job in payloads]),
-                or_(StageRunRow.payload_ref.is_not(None), StageRunRow.payload_inline.is_not(None)),
-            )
-            .values(payload_ref=None, payload_inline=None, payload_gone=True)
-        )
+        tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
     _throw_away(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
     _throw_away(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
     if artifacts:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
-    if rest:
-        gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
-        tx.execute(_SET, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
+    gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
+    _LOOKED_AT.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
     return Pruned(
         looked_at=len(jobs),
         payloads=len(payloads),
@@ -98,39 +130,25 @@ def _payloads_due(job: _AnyRow, retention: Retention) -> float:
     return float(job.finished_at) + kept
 
 
-def _after(job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool) -> dict[str, Any]:
-    """The job's row after this look, and when to look again."""
-    gone = {
-        "payloads": job.payloads_gone or payloads,
-        "inputs": job.inputs_gone or inputs,
-        "artifacts": job.artifacts_gone or artifacts,
-    }
-    due = {
-        "payloads": _payloads_due(job, retention),
-        "inputs": job.finished_at + retention.inputs_s,
-        "artifacts": job.finished_at + retention.artifacts_s,
-    }
-    times = [due[kind] for kind, is_gone in gone.items() if not is_gone]
-    return {"job": job.id, "next": min([*times, job.finished_at + retention.jobs_s]), **gone}
+def _after(
+    job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
+) -> tuple[str, float, bool, bool, bool]:
+    """The job's row after this look, and when to look again: the columns of ``_LOOKED_AT``."""
+    gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
+    due = (
+        _payloads_due(job, retention),
+        job.finished_at + retention.inputs_s,
+        job.finished_at + retention.artifacts_s,
+    )
+    times = [at for at, is_gone in zip(due, gone, strict=True) if not is_gone]
+    return job.id, min([*times, job.finished_at + retention.jobs_s]), *gone
 
 
 def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
     """Those that may have payloads in the object store: not only small ones, or lost attempts."""
     if not jobs:
         return []
-    found = tx.execute(
-        select(StageRunRow.job_id)
-        .where(StageRunRow.job_id.in_([job.id for job in jobs]))
-        .group_by(StageRunRow.job_id)
-        .having(
-            or_(
-                func.count(StageRunRow.payload_ref) > 0,
-                func.max(StageRunRow.attempt) > 1,
-                func.count().filter(StageRunRow.state != StageRunState.SUCCEEDED.value) > 0,
-            )
-        )
-    )
-    return sorted(found.scalars())
+    return sorted(tx.execute(_WITH_STORED_PAYLOADS, {"ids": listed(job.id for job in jobs)}).scalars())
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
