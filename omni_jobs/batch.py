@@ -12,7 +12,6 @@ planned anew for each number of rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self
@@ -39,15 +38,13 @@ from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from omni_jobs.models import Base
+from omni_jobs.models import Base, encode_json
 
 __all__ = ["Batch", "Given", "listed", "one_of", "pairs_of"]
 
 _Type = type[TypeEngine[Any]]
 Given = Mapping[str, ColumnElement[Any]]
 """The columns of the rows that a statement is run for."""
-
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Batch:
@@ -108,7 +105,7 @@ class Batch:
         for name in self._bytes:
             for item in items:
                 item[name] = item[name] and item[name].hex()
-        return tx.execute(self._many, {"rows": _encode(items)}).rowcount
+        return tx.execute(self._many, {"rows": encode_json(items)}).rowcount
 
 
 def _record_set(columns: Mapping[str, _Type]) -> Given:
@@ -126,7 +123,7 @@ def _record_set(columns: Mapping[str, _Type]) -> Given:
 
 def listed(values: Iterable[Any]) -> str:
     """The parameter for a list: of numbers, of strings, or of pairs of numbers."""
-    return _encode(list(values))
+    return encode_json(list(values))
 
 
 class one_of(FunctionElement[Any]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     BigInteger,
     Double,
@@ -51,8 +52,18 @@ __all__ = [
 ]
 
 
-encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""JSON as the columns keep it, for statements that take it as text."""
+_PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def encode_json(value: Any) -> str:
+    """JSON as the columns keep it. Raises ValueError for NaN and infinities, TypeError for what JSON does not know."""
+    try:
+        text = orjson.dumps(value, option=_PLAIN)
+    except TypeError:  # also for lone surrogates and integers of more than 64 bits, which the columns can hold
+        return _encode_exactly(value)
+    # orjson writes text as UTF-8, and NaN as null.
+    return text.decode("ascii") if text.isascii() and b"null" not in text else _encode_exactly(value)
 
 
 class JsonText(TypeDecorator[Any]):

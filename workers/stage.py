@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
+from omni_jobs.parameters import StageParameters
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import PROCESSORS, Flow, Pipeline, StageConfig
@@ -80,6 +81,10 @@ class Stage:
             )
         return kind(self.config, self.model)
 
+    @cached_property
+    def _parameters(self) -> StageParameters:
+        return self.config.parameters_with({})
+
     def source(
         self,
         *,
@@ -93,7 +98,7 @@ class Stage:
         """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest."""
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
-            parameters = self.config.parameters_with(overrides)
+            parameters = self.config.parameters_with(overrides) if overrides else self._parameters
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in ("stages", self.name, *first["loc"]))

@@ -82,8 +82,7 @@ _STAGE_RUNS_OF_JOBS = (
         StageRunRow.owner,
         StageRunRow.payload_ref,
         StageRunRow.payload_gone,
-    )
-    .where(one_of(StageRunRow.job_id, _ids))  # in no order: for it PostgreSQL might walk the whole primary key
+    ).where(one_of(StageRunRow.job_id, _ids))  # in no order: for it PostgreSQL might walk the whole primary key
 )
 
 

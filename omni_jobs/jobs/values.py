@@ -1,10 +1,13 @@
-"""What passes between the callers and :class:`omni_jobs.jobs.Jobs`: plain, frozen values."""
+"""What passes between the callers and :class:`omni_jobs.jobs.Jobs`: plain, frozen values.
+
+The most frequent ones are tuples: they are made in half the time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.models import encode_json
@@ -35,8 +38,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """Word that a stage run may be claimed. May be lost, late or doubled: the row is the truth."""
 
     stage_run_id: int
@@ -98,8 +100,7 @@ class NewWorker:
     slots: int  # stage runs it takes at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A stage run that is the worker's now, with all it takes to run it."""
 
     stage_run_id: int
@@ -169,8 +170,7 @@ class Failure:
     error: OmniJobsError
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a report about a stage run."""
 
     won: bool  # it was recorded (by this call, or by an earlier one whose answer was lost)

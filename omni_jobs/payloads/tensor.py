@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -87,7 +88,7 @@ class Tensor:
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Tensor:
         """A view of the array; a copy only where it is not contiguous or not little-endian."""
-        dtype = _OF_NUMPY_NAME.get(array.dtype.name)
+        dtype = _of_numpy(array.dtype)
         if dtype is None:
             raise PayloadError(f"numpy's {array.dtype} cannot be in a payload", field="dtype")
         if not array.dtype.isnative:
@@ -113,6 +114,11 @@ class Tensor:
             if not finite.all():
                 return False
         return True
+
+
+@lru_cache(maxsize=64)
+def _of_numpy(dtype: np.dtype[Any]) -> str | None:
+    return _OF_NUMPY_NAME.get(dtype.name)
 
 
 def tensor_bytes(dtype: object, shape: Sequence[object], *, max_rank: int) -> int:

@@ -540,7 +540,7 @@ def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jo
     submitted = jobs.submit(new_job({"a": [], "b": [], "c": ["a", "b"]}))
     for attempt in range(3):
         register(jobs, f"w{attempt}", slot="slot")
-        assert len(claim(jobs, f"w{attempt}", [replace(hint, attempt=attempt) for hint in submitted.hints])) == 2
+        assert len(claim(jobs, f"w{attempt}", [hint._replace(attempt=attempt) for hint in submitted.hints])) == 2
     assert register(jobs, "w3", slot="slot") == []
     assert stages(jobs, submitted.job_id) == {"a": "failed", "b": "cancelled", "c": "cancelled"}
 

@@ -404,6 +404,6 @@ def test_the_last_chance_is_taken_alone(jobs: Jobs) -> None:
     alone = []
     for attempt in range(3):
         register(jobs, f"w{attempt}", slot="slot")
-        (claimed,) = claim(jobs, f"w{attempt}", [replace(hint, attempt=attempt)])
+        (claimed,) = claim(jobs, f"w{attempt}", [hint._replace(attempt=attempt)])
         alone.append(claimed.alone)
     assert alone == [False, False, True]
