@@ -37,6 +37,9 @@ def _integer(digits: str) -> int:
 _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer).decode
 
 
+_SHORT: Final = 16_384  # text that may be taken apart and put together again for a moment
+
+
 def dump(value: object, at: str) -> str:
     """JSON without spaces, not escaped. Raises PayloadError, of the field ``at``; writes NaN as null."""
     try:
@@ -47,13 +50,14 @@ def dump(value: object, at: str) -> str:
 
 def load(text: str | bytes, at: str) -> Any:
     """JSON of bounded size. Raises PayloadCorrupt and PayloadTooLarge, of the field ``at``."""
-    try:
-        found = orjson.loads(text)
-        # What is written as we write it holds nothing that is to be refused; orjson by itself would take some of it.
-        if orjson.dumps(found) == (text if isinstance(text, bytes) else text.encode()).rstrip(b" "):
-            return found
-    except (ValueError, TypeError):
-        pass  # the other parser says what is wrong with it, or takes it
+    if len(text) <= _SHORT:
+        try:
+            found = orjson.loads(text)
+            # What stands as we write it holds nothing that is to be refused, of which orjson takes some.
+            if orjson.dumps(found) == (text if isinstance(text, bytes) else text.encode()).rstrip(b" "):
+                return found
+        except (ValueError, TypeError):
+            pass  # the other parser says what is wrong with it, or takes it
     try:
         if isinstance(text, bytes):
             text = text.decode()
