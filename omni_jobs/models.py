@@ -45,6 +45,7 @@ __all__ = [
     "Seconds",
     "StageRunRow",
     "WorkerRow",
+    "decode_json",
     "encode_json",
     "literal",
     "state_is",
@@ -54,6 +55,7 @@ __all__ = [
 
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_SHORT = 16_384  # text that may be taken apart and put together again for a moment
 
 
 def encode_json(value: Any) -> str:
@@ -66,6 +68,18 @@ def encode_json(value: Any) -> str:
     return text.decode("ascii") if text.isascii() and b"null" not in text else _encode_exactly(value)
 
 
+def decode_json(text: str) -> Any:
+    """What ``encode_json`` wrote."""
+    if len(text) <= _SHORT:
+        try:
+            found = orjson.loads(text)
+            if orjson.dumps(found) == text.encode():  # or orjson took an integer of more than 64 bits for a float
+                return found
+        except ValueError:  # a lone surrogate
+            pass
+    return json.loads(text)
+
+
 class JsonText(TypeDecorator[Any]):
     """JSON as ASCII text. Raises ValueError for NaN, infinities and what JSON does not know."""
 
@@ -76,7 +90,7 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else encode_json(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        return None if value is None else decode_json(value)
 
 
 Seconds = Double  # since 1970, UTC

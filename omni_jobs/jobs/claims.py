@@ -14,7 +14,7 @@ from omni_jobs.batch import listed, one_of, pairs_of
 from omni_jobs.db import now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
-from omni_jobs.models import JobRow, StageRunRow, WorkerRow, literal, state_seen
+from omni_jobs.models import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -154,7 +154,7 @@ def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], Object
         attempt=run.attempt,
         pipeline=job.pipeline,
         pipeline_version=job.pipeline_version,
-        request=json.loads(job.request),
+        request=decode_json(job.request),
         media=() if inputs else json.loads(job.media),
         seed=job.seed,
         modalities=_names(job.modalities),
