@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, bindparam, literal_column, null, select, type_coerce, update
+from sqlalchemy import Connection, Row, Text, bindparam, exists, literal_column, null, select, type_coerce, update
 
 from omni_jobs.batch import listed, one_of, pairs_of
 from omni_jobs.db import now
@@ -23,10 +23,7 @@ __all__ = ["Claimed", "claim"]
 
 _AnyRow = Row[*tuple[Any, ...]]
 
-_LEASE = select(
-    now().label("now"),
-    select(WorkerRow.lease_until).where(WorkerRow.id == bindparam("worker")).scalar_subquery().label("until"),
-)
+_HAS_LEASE = exists().where(WorkerRow.id == bindparam("worker"), WorkerRow.lease_until > now())
 _ids = bindparam("ids", type_=Text)
 _pair_id, _pair_attempt = pairs_of(bindparam("pairs", type_=Text))
 _LOCK_JOBS_NOBODY_STARTED = (
@@ -59,7 +56,8 @@ _CLAIM_IF_QUEUED = (
                 StageRunRow.id == _pair_id,
                 StageRunRow.attempt == _pair_attempt,
                 state_seen(StageRunRow.state, StageRunState.QUEUED),
-                StageRunRow.due <= bindparam("at"),
+                StageRunRow.due <= now(),
+                _HAS_LEASE,
             )
             .order_by(StageRunRow.id)
             .with_for_update(skip_locked=True, of=StageRunRow)
@@ -70,7 +68,7 @@ _CLAIM_IF_QUEUED = (
         state=literal(StageRunState.RUNNING),
         attempt=StageRunRow.attempt + literal_column("1"),
         owner=bindparam("worker"),
-        started_at=bindparam("at"),
+        started_at=now(),
         reason=null(),
         progress=null(),
     )
@@ -115,18 +113,17 @@ class Claimed:
 
 def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> Claimed:
     """Claim what can be claimed of ``hints``; see :meth:`omni_jobs.jobs.Jobs.claim`."""
-    lease = tx.execute(_LEASE, {"worker": worker_id}).one()
-    if lease.until is None or lease.until <= lease.now:
-        raise Fenced(f"worker {worker_id} has no lease")
     attempts: dict[int, int] = {}
     for stage_run_id, attempt in hints:
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
     if not attempts:
         return Claimed()
     started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).scalars())
-    these = {"pairs": listed(attempts.items()), "worker": worker_id, "at": lease.now}
+    these = {"pairs": listed(attempts.items()), "worker": worker_id}
     runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
     if len(runs) < len(attempts):
+        if not tx.execute(select(_HAS_LEASE), {"worker": worker_id}).scalar_one():
+            raise Fenced(f"worker {worker_id} has no lease")
         missed = attempts.keys() - {run.id for run in runs}
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
         runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
@@ -135,7 +132,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> C
     job_ids = {run.job_id for run in runs}
     started.intersection_update(job_ids)
     if started:
-        tx.execute(_START_IF_QUEUED, {"ids": listed(sorted(started)), "at": lease.now})
+        tx.execute(_START_IF_QUEUED, {"ids": listed(sorted(started)), "at": runs[0].started_at})
     jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": listed(job_ids)}).all()}
     upstream = _upstream(tx, runs)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
