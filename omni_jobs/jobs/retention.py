@@ -74,7 +74,9 @@ _WITH_STORED_PAYLOADS = (
         )
     )
 )
-_KEY = re.compile(r"jobs/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?")
+_KEY = re.compile(
+    r"jobs/[0-9a-f]{2}/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?"
+)
 
 
 def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:

@@ -1,9 +1,16 @@
-"""Where everything of a job stands in the object store, and what a key may look like."""
+"""Where everything of a job stands in the object store, and what a key may look like.
+
+    jobs/SHARD/JOB/inputs|payloads|artifacts/…
+
+Job ids begin with the time, and S3 spreads its load by the beginnings of keys: without the shard
+in front all jobs of the moment would be one hot spot, and one directory of a local store.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+from zlib import crc32
 
 from omni_jobs.errors import StorageError
 
@@ -28,27 +35,27 @@ _PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?\Z")
 
 def job_prefix(job_id: str) -> str:
     """Everything of one job."""
-    return f"jobs/{job_id}/"
+    return f"jobs/{crc32(job_id.encode()) & 0xFF:02x}/{job_id}/"
 
 
 def input_key(job_id: str, number: int) -> str:
     """A medium of the job's request."""
-    return f"jobs/{job_id}/inputs/{number}"
+    return f"{job_prefix(job_id)}inputs/{number}"
 
 
 def payload_key(job_id: str, stage: str, attempt: int) -> str:
     """What an attempt hands on; the commit in SQL selects which attempt counts."""
-    return f"jobs/{job_id}/payloads/{stage}/{attempt}"
+    return f"{job_prefix(job_id)}payloads/{stage}/{attempt}"
 
 
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
     """An output the user may fetch."""
-    return f"jobs/{job_id}/artifacts/{stage}/{attempt}/{name}"
+    return f"{job_prefix(job_id)}artifacts/{stage}/{attempt}/{name}"
 
 
 def is_handed_on(key: str) -> bool:
     """Whether a stage reads it: a payload or a medium, not an artifact."""
-    return key.startswith("jobs/") and key.split("/")[2:3] in (["payloads"], ["inputs"])
+    return key.startswith("jobs/") and key.split("/")[3:4] in (["payloads"], ["inputs"])
 
 
 def check_key(key: str) -> str:

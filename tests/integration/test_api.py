@@ -22,7 +22,7 @@ from omni_jobs.broker import read_hints
 from omni_jobs.errors import ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, ProgressReport
 from omni_jobs.settings import Settings
-from omni_jobs.storage import artifact_key
+from omni_jobs.storage import artifact_key, job_prefix
 from omni_jobs.views import EventView, JobView
 from tests import samples
 from tests.integration.api_server import ApiServer, serve
@@ -108,8 +108,8 @@ def test_media_are_stored_and_the_request_refers_to_them(api: ApiServer) -> None
     ]
     assert [medium["media_type"] for medium in claim.media] == ["audio/wav", "image/png"]
     found = {stored.key for stored in api.services.store.list("jobs/")}
-    assert found == {f"jobs/{job.id}/inputs/0", f"jobs/{job.id}/inputs/1"}
-    assert (api.services.settings.data_dir / "objects" / f"jobs/{job.id}/inputs/0").read_bytes() == clip
+    assert found == {f"{job_prefix(job.id)}inputs/0", f"{job_prefix(job.id)}inputs/1"}
+    assert (api.services.settings.data_dir / "objects" / f"{job_prefix(job.id)}inputs/0").read_bytes() == clip
 
 
 def test_progress_failure_and_errors_show(api: ApiServer) -> None:

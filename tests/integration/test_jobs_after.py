@@ -13,7 +13,7 @@ from omni_jobs.db import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
 from omni_jobs.jobs import Hint, Jobs, JobView, NewArtifact, NewStage, Pruned, Retention
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.storage import ObjectRef, artifact_key, input_key, payload_key
+from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
 from tests.integration.job_steps import (
     DIAMOND,
     ForgetfulDatabase,
@@ -285,18 +285,18 @@ def test_each_kind_has_its_own_time(jobs: Jobs, database: Database) -> None:
     assert collect(jobs) == []
     pass_time(database, 101)
     jobs.prune(KEEP)
-    assert collect(jobs) == [f"jobs/{job_id}/payloads/"]
+    assert collect(jobs) == [f"{job_prefix(job_id)}payloads/"]
     with pytest.raises(Conflict, match="retry from stage first"):
         jobs.retry(job_id)
     pass_time(database, 100)
     jobs.prune(KEEP)
-    assert collect(jobs) == [f"jobs/{job_id}/inputs/"]
+    assert collect(jobs) == [f"{job_prefix(job_id)}inputs/"]
     with pytest.raises(Conflict, match="submit it anew"):
         jobs.retry(job_id, "first")
     assert jobs.artifact(job_id, "a.txt").media_type == "text/plain"
     pass_time(database, 100)
     jobs.prune(KEEP)
-    assert collect(jobs) == [f"jobs/{job_id}/artifacts/"]
+    assert collect(jobs) == [f"{job_prefix(job_id)}artifacts/"]
     with pytest.raises(Gone):
         jobs.artifact(job_id, "a.txt")
     assert event_types(jobs, job_id) == ["job.failed"]
@@ -306,7 +306,7 @@ def test_each_kind_has_its_own_time(jobs: Jobs, database: Database) -> None:
     assert jobs.get(job_id).status == JobState.FAILED
     pass_time(database, 600)
     jobs.prune(KEEP)
-    assert collect(jobs) == [f"jobs/{job_id}/"]
+    assert collect(jobs) == [job_prefix(job_id)]
     with pytest.raises(NotFound):
         jobs.get(job_id)
     assert jobs.prune(KEEP) == Pruned()
@@ -338,7 +338,7 @@ def test_prune_takes_no_more_than_it_is_told(database: Database) -> None:
     ids = [finished_job(jobs) for _ in range(5)]
     pass_time(database, 2000)
     assert [jobs.prune(KEEP, at_most=2).jobs for _ in range(4)] == [2, 2, 1, 0]
-    assert sorted(collect(jobs)) == sorted(f"jobs/{job_id}/" for job_id in ids)
+    assert sorted(collect(jobs)) == sorted(job_prefix(job_id) for job_id in ids)
     with database.begin() as tx:
         for table in ("jobs", "stage_runs", "artifacts", "attempt_errors", "events", "garbage"):
             assert tx.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() == 0
@@ -350,7 +350,7 @@ def test_delete(jobs: Jobs) -> None:
     with pytest.raises(NotFound):
         jobs.get(job_id)
     jobs.delete(job_id)  # its objects still wait: deleted already
-    assert collect(jobs) == [f"jobs/{job_id}/"]
+    assert collect(jobs) == [job_prefix(job_id)]
     with pytest.raises(NotFound):
         jobs.delete(job_id)
     active = new_job()

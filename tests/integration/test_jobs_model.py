@@ -27,6 +27,7 @@ from omni_jobs.db import Database
 from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, WorkerLost
 from omni_jobs.jobs import Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, Retention, new_job_id
 from omni_jobs.retry import RetryLimits
+from omni_jobs.storage import job_prefix
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
     "one": {"a": []},
@@ -434,7 +435,7 @@ class JobsMachine(RuleBasedStateMachine):
             self.claimed = [claim for claim in self.claimed if claim[0] not in gone]
             with pytest.raises(NotFound):
                 self.jobs.get(job_id)
-        assert {f"jobs/{job_id}/" for job_id in job_ids} <= {found.what for found in self.jobs.garbage(10_000)}
+        assert {job_prefix(job_id) for job_id in job_ids} <= {found.what for found in self.jobs.garbage(10_000)}
 
     # What must hold.
 

@@ -25,7 +25,7 @@ from omni_jobs.errors import Conflict, ModelError, NotFound
 from omni_jobs.jobs import Claim, Hint, Jobs, NewArtifact
 from omni_jobs.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
-from omni_jobs.storage import ObjectStore, artifact_key, input_key, open_store, payload_key
+from omni_jobs.storage import ObjectStore, artifact_key, input_key, job_prefix, open_store, payload_key
 from tests.integration.job_steps import claim, done, failed, new_job, pass_time, register
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
@@ -178,7 +178,7 @@ def test_garbage_noted_before_a_retry_takes_nothing_of_it(
     sleeper = Pruner(jobs, store, storage_settings)
     sleeper.prune()
     noted = jobs.garbage()
-    assert [found.what for found in noted] == [f"jobs/{job_id}/payloads/"]
+    assert [found.what for found in noted] == [f"{job_prefix(job_id)}payloads/"]
     Pruner(jobs, store, storage_settings).once()
     hints = jobs.retry(job_id, "first")
     register(jobs, "w-first")

@@ -25,7 +25,16 @@ from omni_jobs.errors import (
     StorageUnavailable,
 )
 from omni_jobs.settings import Settings
-from omni_jobs.storage import LocalObjectStore, ObjectRef, ObjectStore, artifact_key, open_store, payload_key
+from omni_jobs.storage import (
+    LocalObjectStore,
+    ObjectRef,
+    ObjectStore,
+    artifact_key,
+    input_key,
+    job_prefix,
+    open_store,
+    payload_key,
+)
 from tests.services.seaweedfs import SeaweedFS
 
 KEY = payload_key("job-1", "thinker", 1)
@@ -238,7 +247,7 @@ class TestContract:
 
     def test_media_types_and_artifact_names(self, object_store: ObjectStore) -> None:
         ref = object_store.put(artifact_key("job-1", "code2wav", 2, "audio.wav"), [b"RIFF"], media_type="audio/wav")
-        assert ref.key == "jobs/job-1/artifacts/code2wav/2/audio.wav"
+        assert ref.key == "jobs/3f/job-1/artifacts/code2wav/2/audio.wav"
         assert object_store.read(ref, max_bytes=4) == b"RIFF"
 
     def test_two_stores_on_the_same_settings_see_the_same(self, storage_settings: Settings) -> None:
@@ -301,10 +310,10 @@ class TestLocal:
 
     def test_a_job_leaves_no_directory(self, store: LocalObjectStore, tmp_path: Path) -> None:
         store.put(KEY, [b"x"])
-        store.put("jobs/job-1/inputs/0", [b"x"])
+        store.put(input_key("job-1", 0), [b"x"])
         store.delete([KEY])
-        assert (tmp_path / "objects/jobs/job-1").is_dir()
-        store.delete(["jobs/job-1/inputs/0"])
+        assert (tmp_path / "objects" / job_prefix("job-1")).is_dir()
+        store.delete([input_key("job-1", 0)])
         assert not (tmp_path / "objects/jobs").exists()
         store.check()
 

@@ -15,6 +15,7 @@ from omni_jobs.broker import TASK
 from omni_jobs.db import Database
 from omni_jobs.jobs import Hint
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
 from tests.integration.echo_stack import EchoStack
 
 SCRIPTS = "Grüße, 你好, مرحبا, नमस्ते, 🎉👩‍👩‍👧"
@@ -112,7 +113,7 @@ def test_a_payload_over_its_limit_fails_its_job(stack: EchoStack) -> None:
     assert view.status is JobState.FAILED
     assert view.error is not None
     assert (view.error.code, view.error.stage) == ("payload_too_large", "first")
-    assert view.error.key == f"jobs/{view.id}/payloads/first/1"
+    assert view.error.key == f"{job_prefix(view.id)}payloads/first/1"
     lives(stack)
 
 

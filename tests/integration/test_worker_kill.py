@@ -17,6 +17,7 @@ from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import JobView
 from omni_jobs.models import WorkerRow
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
 from tests.integration.echo_stack import START_S, EchoStack
 from tests.services.valkey import start_valkey
 
@@ -149,7 +150,7 @@ def test_broken_payloads_fail_their_jobs_and_the_worker_lives(sqlite_stack: Echo
         assert view.status is JobState.FAILED
         assert view.error is not None
         assert (view.error.code, view.error.stage) == (code, "second")
-        assert view.error.key == f"jobs/{view.id}/payloads/first/1"
+        assert view.error.key == f"{job_prefix(view.id)}payloads/first/1"
     assert sqlite_stack.ended(broken["good"]).status is JobState.COMPLETED
     assert second.process.poll() is None
 
