@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def database(kind: str) -> Iterator[str | None]:
                 _wait_until_it_answers(cluster.url)
                 yield cluster.url
             finally:
-                server.terminate()
+                server.send_signal(signal.SIGINT)  # SIGTERM would wait for every connection to be closed
                 server.wait(30)
 
 

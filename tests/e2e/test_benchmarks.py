@@ -100,3 +100,9 @@ def test_the_hand_off(tmp_path: Path) -> None:
 def test_the_pipeline(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "pipeline")
     assert {"the platform's rate / OmniLLM's", "4 in one batch: first", "OmniLLM's rate / the bound's"} <= set(figures)
+
+
+def test_what_a_job_costs(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "costs")
+    for load in ("under load", "a trickle"):
+        assert {f"{load}: CPU, api", f"{load}: CPU, PostgreSQL", f"{load}: bytes of WAL"} <= set(figures)
