@@ -504,7 +504,7 @@ async def test_close_during_work_stops_between_steps(tiny_checkpoint: Path, monk
     await closing
     running = await asyncio.gather(*tasks[:2], return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in [*waiting, *running])
-    assert gate.batches == [2]
+    assert len(gate.batches) == 1  # of one or two, as they came; none after it
     assert not runner.healthy
     await runner.close()
     with pytest.raises(EngineDead):
