@@ -2,7 +2,7 @@
 
     Batch       an UPDATE or an INSERT for each of many rows
     one_of      ``column IN (…)``, the list one parameter, made by ``listed``
-    pairs_of    a table of two numbers a row, one parameter, made by ``listed``
+    in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``listed``
 
 SQLite runs a prepared statement for each row faster than anything else. PostgreSQL wants one
 round trip, and gets the rows as one parameter of JSON: in arrays they cost the client three
@@ -24,6 +24,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Text,
+    Update,
     bindparam,
     column,
     func,
@@ -40,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 
 from omni_jobs.models import Base, encode_json
 
-__all__ = ["Batch", "Given", "listed", "one_of", "pairs_of"]
+__all__ = ["Batch", "Given", "in_pairs", "listed", "one_of"]
 
 _Type = type[TypeEngine[Any]]
 Given = Mapping[str, ColumnElement[Any]]
@@ -66,13 +67,15 @@ class Batch:
         self._many = many.execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
 
     @classmethod
-    def update(cls, columns: Mapping[str, _Type], statement: Callable[[Given], UpdateBase]) -> Self:
+    def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
         """``columns``: Text, Integer, BigInteger, Double, Boolean or LargeBinary, two at least, by name.
 
-        ``statement`` builds the update from them; constants in it are to be literal columns.
+        ``statement`` builds the update from them; constants in it are to be literal columns. ``key``:
+        the table's column that the first of them names. PostgreSQL gets a list of the keys besides:
+        to join the rows alone it would, by a plan made while the table was small, walk all of it.
         """
         one = statement({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
-        return cls(columns, one, statement(_record_set(columns)))
+        return cls(columns, one, statement(_record_set(columns)).where(one_of(key, bindparam("keys", type_=Text))))
 
     @classmethod
     def insert(cls, table: type[Base], columns: Mapping[str, _Type], *, unless_there: bool = False) -> Self:
@@ -105,7 +108,10 @@ class Batch:
         for name in self._bytes:
             for item in items:
                 item[name] = item[name] and item[name].hex()
-        return tx.execute(self._many, {"rows": encode_json(items)}).rowcount
+        parameters = {"rows": encode_json(items)}
+        if isinstance(self._many, Update):
+            parameters["keys"] = listed(row[0] for row in rows)
+        return tx.execute(self._many, parameters).rowcount
 
 
 def _record_set(columns: Mapping[str, _Type]) -> Given:
@@ -151,10 +157,29 @@ def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
     return f"{which} = ANY (ARRAY({found}))"
 
 
-def pairs_of(pairs: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """The two columns of a table made of the pairs of numbers listed; select from them by naming them."""
+def in_pairs(first: Any, second: Any, pairs: ColumnElement[str]) -> tuple[ColumnElement[bool], ...]:
+    """Conditions: the two columns, the first of which an index serves, are one of the pairs of numbers listed."""
     rows = _elements(pairs).table_valued("value", name="pairs").c.value
-    return _number_at(rows, 0), _number_at(rows, 1)
+    return first == _number_at(rows, 0), second == _number_at(rows, 1), _among_firsts(first, pairs)
+
+
+class _among_firsts(FunctionElement[Any]):
+    """For PostgreSQL, which might walk the table to join it; SQLite goes by the pairs as it is."""
+
+    inherit_cache = True
+    name = "among_firsts"
+
+
+@compiles(_among_firsts, "sqlite")
+def _among_firsts_sqlite(element: _among_firsts, compiler: Any, **options: Any) -> str:
+    return "1"
+
+
+@compiles(_among_firsts, "postgresql")
+def _among_firsts_postgresql(element: _among_firsts, compiler: Any, **options: Any) -> str:
+    which, pairs = (compiler.process(part, **options) for part in element.clauses)
+    found = f"SELECT (value ->> 0)::bigint FROM json_array_elements(CAST({pairs} AS JSON))"  # noqa: S608 — the same
+    return f"{which} = ANY (ARRAY({found}))"
 
 
 class _elements(FunctionElement[Any]):

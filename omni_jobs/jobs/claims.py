@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Text, bindparam, exists, literal_column, null, select, type_coerce, update
 
-from omni_jobs.batch import listed, one_of, pairs_of
+from omni_jobs.batch import in_pairs, listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
@@ -25,7 +25,7 @@ _AnyRow = Row[*tuple[Any, ...]]
 
 _HAS_LEASE = exists().where(WorkerRow.id == bindparam("worker"), WorkerRow.lease_until > now())
 _ids = bindparam("ids", type_=Text)
-_pair_id, _pair_attempt = pairs_of(bindparam("pairs", type_=Text))
+_IN_PAIRS = in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("pairs", type_=Text))
 _LOCK_JOBS_NOBODY_STARTED = (
     select(JobRow.id)
     .where(
@@ -53,8 +53,7 @@ _CLAIM_IF_QUEUED = (
         StageRunRow.id.in_(
             select(StageRunRow.id)
             .where(
-                StageRunRow.id == _pair_id,
-                StageRunRow.attempt == _pair_attempt,
+                *_IN_PAIRS,
                 state_seen(StageRunRow.state, StageRunState.QUEUED),
                 StageRunRow.due <= now(),
                 _HAS_LEASE,
@@ -75,8 +74,7 @@ _CLAIM_IF_QUEUED = (
     .returning(*_COLUMNS)
 )
 _CLAIMED_BEFORE = select(*_COLUMNS).where(
-    StageRunRow.id == _pair_id,
-    StageRunRow.attempt == _pair_attempt,
+    *_IN_PAIRS,
     state_seen(StageRunRow.state, StageRunState.RUNNING),
     StageRunRow.owner == bindparam("worker"),
 )

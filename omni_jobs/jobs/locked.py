@@ -95,6 +95,7 @@ def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
 
 
 _SUCCEED_IF_RUNNING = Batch.update(
+    StageRunRow.id,
     {
         "run": BigInteger,
         "of_attempt": Integer,
@@ -118,6 +119,7 @@ _SUCCEED_IF_RUNNING = Batch.update(
     ),
 )
 _END_IF_RUNNING = Batch.update(
+    StageRunRow.id,
     {"run": BigInteger, "of_attempt": Integer, "to": Text, "so_many": Text, "at": Seconds},
     lambda given: (
         update(StageRunRow)
@@ -126,6 +128,7 @@ _END_IF_RUNNING = Batch.update(
     ),
 )
 _REQUEUE_IF_RUNNING = Batch.update(
+    StageRunRow.id,
     {
         "run": BigInteger,
         "of_attempt": Integer,
@@ -169,6 +172,7 @@ _CANCEL_IF_WAITING = (
     .values(state=StageRunState.CANCELLED.value, finished_at=bindparam("at"), reason=None)
 )
 _SET_JOB = Batch.update(
+    JobRow.id,
     {"job": Text, "to": Text, "in_the_end": Text, "why": Text, "code": Text, "at": Seconds},
     lambda given: (
         update(JobRow)

@@ -42,6 +42,7 @@ _AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)
 _LOOKED_AT = Batch.update(
+    JobRow.id,
     {"job": Text, "next": Seconds, "payloads": Boolean, "inputs": Boolean, "artifacts": Boolean},
     lambda given: (
         update(JobRow)

@@ -47,6 +47,7 @@ def test_what_json_does_not_know_is_refused() -> None:
 def test_a_batch_names_parameters_that_no_row_gives() -> None:
     with pytest.raises(ValueError, match=r"no row gives: \['type_1'\]"):
         Batch.update(
+            EventRow.id,
             {"id": BigInteger, "data": Text},
             lambda given: (
                 update(EventRow).where(EventRow.id == given["id"], EventRow.type == "x").values(data=bindparam("data"))
