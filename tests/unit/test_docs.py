@@ -23,6 +23,8 @@ from omni_jobs.views import EventView
 ROOT = Path(__file__).parents[2]
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 SECONDS = {"s": 1, "min": 60, "h": 3600, "day": 86_400, "days": 86_400}
 
 
@@ -143,7 +145,9 @@ def test_the_stages_retries_are_the_defaults() -> None:
     assert changed.queue_limit_s == 3600
 
 
-@pytest.mark.parametrize("text", [API, OPERATIONS], ids=["api", "operations"])
+@pytest.mark.parametrize(
+    "text", [API, OPERATIONS, PERFORMANCE, SCALING], ids=["api", "operations", "performance", "scaling"]
+)
 def test_links_lead_somewhere(text: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", text):
         file, _, anchor = target.partition("#")
@@ -155,9 +159,7 @@ def test_links_lead_somewhere(text: str) -> None:
 
 
 def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
-    shown = set(
-        re.findall(r"python -m benchmarks\.(\w+)", (ROOT / "docs" / "performance.md").read_text(encoding="utf-8"))
-    )
+    shown = set(re.findall(r"python -m benchmarks\.(\w+)", PERFORMANCE + SCALING))
     tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")
     assert shown
     assert shown <= set(re.findall(r'figures_of\(tmp_path, "(\w+)"', tests))
