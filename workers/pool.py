@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import uvloop
 from celery import bootsteps, signals
 from celery.concurrency.base import BasePool
 from celery.exceptions import WorkerShutdown
@@ -34,7 +35,7 @@ from omni_jobs.broker import HintPublisher, Relay
 from omni_jobs.celery_app import OmniCelery
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
-from omni_jobs.jobs import Jobs, NewWorker
+from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.stage_config import Pipeline, Pipelines
 from workers import kombu_hooks
 from workers.ledger import Ledger
@@ -81,7 +82,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
         super().__init__(limit, *args, **options)
         _, self._node = options.get("initargs", (None, platform.node()))
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._hurry = asyncio.Event()
         self._signals = 0
@@ -132,7 +133,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._relay = Relay(HintPublisher(self.app.broker))
         self._relay.start()
         ledger = self._ledger = Ledger(
-            Jobs(self._database, announce_after_s=settings.announce_after_s),
+            Jobs(
+                self._database,
+                announce_after_s=settings.announce_after_s,
+                prune_after_s=Retention.of(settings).completed_s,
+            ),
             NewWorker(
                 worker_id=f"worker-{uuid.uuid4().hex}",
                 slot=self._node,

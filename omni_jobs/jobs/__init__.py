@@ -92,14 +92,19 @@ class Jobs:
     Every method may raise DatabaseUnavailable.
     """
 
-    def __init__(self, db: Database, *, announce_after_s: float = 3.0, announce_at_most: int = 256) -> None:
+    def __init__(
+        self, db: Database, *, announce_after_s: float = 3.0, announce_at_most: int = 256, prune_after_s: float = 0.0
+    ) -> None:
         """``announce_after_s``: how long a hint has before the rescuer repeats it.
 
         ``announce_at_most`` bounds the hints repeated per stage in one ``rescue``.
+        ``prune_after_s``: for how long after its end nothing of a job that completed is due to go
+        (``Retention.completed_s``); with less than that the pruner looks at it in vain.
         """
         self._db = db
         self._announce_after_s = announce_after_s
         self._announce_at_most = announce_at_most
+        self._prune_after_s = prune_after_s
 
     # A job's life.
 
@@ -144,19 +149,23 @@ class Jobs:
         are completed. ``won`` is False when the attempt is not this worker's any more or its
         job is to stop: payload and artifacts are not recorded then.
         """
-        return self._db.run(partial(endings.complete, completions=completions, announce_after_s=self._announce_after_s))
+        return self._db.run(partial(self._complete, completions=completions)).read()
+
+    def _complete(self, tx: Connection, completions: Sequence[Completion]) -> endings.Completed:
+        return endings.complete(
+            tx, completions, announce_after_s=self._announce_after_s, prune_after_s=self._prune_after_s
+        )
 
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
     ) -> tuple[list[Outcome], list[Claim]]:
         """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place."""
 
-        def turn(tx: Connection) -> tuple[list[Outcome], claims.Claimed]:
-            outcomes = endings.complete(tx, completions, announce_after_s=self._announce_after_s)
-            return outcomes, claims.claim(tx, worker_id, hints)
+        def turn(tx: Connection) -> tuple[endings.Completed, claims.Claimed]:
+            return self._complete(tx, completions), claims.claim(tx, worker_id, hints)
 
-        outcomes, claimed = self._db.run(turn)
-        return outcomes, claimed.read()
+        completed, claimed = self._db.run(turn)
+        return completed.read(), claimed.read()
 
     def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error. A retryable one with attempts left is queued again, due after

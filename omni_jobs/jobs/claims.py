@@ -26,8 +26,18 @@ _AnyRow = Row[*tuple[Any, ...]]
 _HAS_LEASE = exists().where(WorkerRow.id == bindparam("worker"), WorkerRow.lease_until > now())
 _ids = bindparam("ids", type_=Text)
 _IN_PAIRS = in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("pairs", type_=Text))
+# JSON as text: it is read when the transaction has ended.
+_OF_JOB = (
+    JobRow.id,
+    JobRow.pipeline,
+    JobRow.pipeline_version,
+    type_coerce(JobRow.request, Text).label("request"),
+    type_coerce(JobRow.media, Text).label("media"),
+    JobRow.seed,
+    type_coerce(JobRow.modalities, Text).label("modalities"),
+)
 _LOCK_JOBS_NOBODY_STARTED = (
-    select(JobRow.id)
+    select(*_OF_JOB)
     .where(
         state_seen(JobRow.state, JobState.QUEUED),
         JobRow.id.in_(select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))),
@@ -35,8 +45,7 @@ _LOCK_JOBS_NOBODY_STARTED = (
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
 )
-# JSON as text: it is read when the transaction has ended.
-_COLUMNS = (
+_OF_STAGE_RUN = (
     StageRunRow.id,
     StageRunRow.job_id,
     StageRunRow.stage,
@@ -71,9 +80,9 @@ _CLAIM_IF_QUEUED = (
         reason=null(),
         progress=null(),
     )
-    .returning(*_COLUMNS)
+    .returning(*_OF_STAGE_RUN)
 )
-_CLAIMED_BEFORE = select(*_COLUMNS).where(
+_CLAIMED_BEFORE = select(*_OF_STAGE_RUN).where(
     *_IN_PAIRS,
     state_seen(StageRunRow.state, StageRunState.RUNNING),
     StageRunRow.owner == bindparam("worker"),
@@ -83,18 +92,13 @@ _START_IF_QUEUED = (
     .where(one_of(JobRow.id, _ids), state_seen(JobRow.state, JobState.QUEUED))
     .values(state=literal(JobState.IN_PROGRESS), started_at=bindparam("at"))
 )
-_JOBS = select(
-    JobRow.id,
-    JobRow.pipeline,
-    JobRow.pipeline_version,
-    type_coerce(JobRow.request, Text).label("request"),
-    type_coerce(JobRow.media, Text).label("media"),
-    JobRow.seed,
-    type_coerce(JobRow.modalities, Text).label("modalities"),
-).where(one_of(JobRow.id, _ids))
-_PAYLOADS = select(StageRunRow.job_id, StageRunRow.stage, StageRunRow.payload_ref, StageRunRow.payload_inline).where(
-    one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
-)
+_JOBS = select(*_OF_JOB).where(one_of(JobRow.id, _ids))
+_PAYLOADS = select(
+    StageRunRow.job_id,
+    StageRunRow.stage,
+    type_coerce(StageRunRow.payload_ref, Text).label("payload_ref"),
+    StageRunRow.payload_inline,
+).where(one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,33 @@ class Claimed:
 
     _runs: Sequence[_AnyRow] = ()  # in the order of the hints
     _jobs: Mapping[str, _AnyRow] = field(default_factory=dict)
-    _upstream: Mapping[tuple[str, str], ObjectRef | bytes | None] = field(default_factory=dict)
+    _payloads: Mapping[tuple[str, str], _AnyRow] = field(default_factory=dict)  # by job and stage that made it
 
     def read(self) -> list[Claim]:
-        return [_claim(run, self._jobs[run.job_id], self._upstream) for run in self._runs]
+        return [self._claim(run) for run in self._runs]
+
+    def _claim(self, run: _AnyRow) -> Claim:
+        job = self._jobs[run.job_id]
+        inputs = _names(run.inputs)
+        failures = {} if run.failures is None else json.loads(run.failures)
+        limits = {} if run.retries is None else json.loads(run.retries)
+        return Claim(
+            stage_run_id=run.id,
+            job_id=run.job_id,
+            stage=run.stage,
+            attempt=run.attempt,
+            pipeline=job.pipeline,
+            pipeline_version=job.pipeline_version,
+            request=decode_json(job.request),
+            media=() if inputs else json.loads(job.media),
+            seed=job.seed,
+            modalities=_names(job.modalities),
+            upstream={earlier: _payload(self._payloads[run.job_id, earlier]) for earlier in inputs},
+            capture=run.capture,
+            failures=failures,
+            alone=bool(failures) and is_last_chance(failures, RetryLimits(**limits)),
+            claimed_at=run.started_at,
+        )
 
 
 def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> Claimed:
@@ -116,7 +143,8 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> C
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
     if not attempts:
         return Claimed()
-    started = set(tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).scalars())
+    nobody_started = tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).all()
+    jobs: dict[str, _AnyRow] = {job.id: job for job in nobody_started}
     these = {"pairs": listed(attempts.items()), "worker": worker_id}
     runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
     if len(runs) < len(attempts):
@@ -127,50 +155,24 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> C
         runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
     if not runs:
         return Claimed()
-    job_ids = {run.job_id for run in runs}
-    started.intersection_update(job_ids)
-    if started:
-        tx.execute(_START_IF_QUEUED, {"ids": listed(sorted(started)), "at": runs[0].started_at})
-    jobs = {job.id: job for job in tx.execute(_JOBS, {"ids": listed(job_ids)}).all()}
-    upstream = _upstream(tx, runs)
+    if started := sorted(jobs.keys() & {run.job_id for run in runs}):
+        tx.execute(_START_IF_QUEUED, {"ids": listed(started), "at": runs[0].started_at})
+    if others := {run.job_id for run in runs} - jobs.keys():
+        jobs.update((job.id, job) for job in tx.execute(_JOBS, {"ids": listed(others)}).all())
+    payloads: dict[tuple[str, str], _AnyRow] = {}
+    if takers := {run.job_id for run in runs if _names(run.inputs)}:
+        found = tx.execute(_PAYLOADS, {"ids": listed(takers)}).all()
+        payloads = {(payload.job_id, payload.stage): payload for payload in found}
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run.id])
-    return Claimed(runs, jobs, upstream)
+    return Claimed(runs, jobs, payloads)
 
 
-def _claim(run: _AnyRow, job: _AnyRow, upstream: Mapping[tuple[str, str], ObjectRef | bytes | None]) -> Claim:
-    inputs = _names(run.inputs)
-    failures = {} if run.failures is None else json.loads(run.failures)
-    limits = {} if run.retries is None else json.loads(run.retries)
-    return Claim(
-        stage_run_id=run.id,
-        job_id=run.job_id,
-        stage=run.stage,
-        attempt=run.attempt,
-        pipeline=job.pipeline,
-        pipeline_version=job.pipeline_version,
-        request=decode_json(job.request),
-        media=() if inputs else json.loads(job.media),
-        seed=job.seed,
-        modalities=_names(job.modalities),
-        upstream={earlier: upstream[run.job_id, earlier] for earlier in inputs},
-        capture=run.capture,
-        failures=failures,
-        alone=bool(failures) and is_last_chance(failures, RetryLimits(**limits)),
-        claimed_at=run.started_at,
-    )
-
-
-def _upstream(tx: Connection, runs: Sequence[_AnyRow]) -> dict[tuple[str, str], ObjectRef | bytes | None]:
-    """(job, stage) → its payload, for every stage run that takes any."""
-    job_ids = {run.job_id for run in runs if _names(run.inputs)}
-    if not job_ids:
-        return {}
-    found: dict[tuple[str, str], ObjectRef | bytes | None] = {}
-    for row in tx.execute(_PAYLOADS, {"ids": listed(job_ids)}).all():
-        ref = row.payload_ref
-        found[row.job_id, row.stage] = row.payload_inline if ref is None else ObjectRef.model_validate(ref)
-    return found
+def _payload(row: _AnyRow) -> ObjectRef | bytes | None:
+    if row.payload_ref is None:
+        found: bytes | None = row.payload_inline
+        return found
+    return ObjectRef.model_validate_json(row.payload_ref)
 
 
 @lru_cache(maxsize=1024)

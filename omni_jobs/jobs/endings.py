@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, tuple_
 
@@ -13,10 +14,28 @@ from omni_jobs.jobs.values import Completion, Failure, Outcome
 from omni_jobs.models import ArtifactRow, AttemptErrorRow
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["cancel", "complete", "fail", "release"]
+__all__ = ["Completed", "cancel", "complete", "fail", "release"]
 
 
-def complete(tx: Connection, completions: Sequence[Completion], *, announce_after_s: float) -> list[Outcome]:
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What became of completions; read when the transaction has ended."""
+
+    _locked: LockedJobs
+    _completions: Sequence[Completion]
+    _won: Sequence[bool]
+
+    def read(self) -> list[Outcome]:
+        """In the order of the completions."""
+        return [
+            _outcome(self._locked, completion.stage_run_id, won, _consumers(self._locked, completion.stage_run_id))
+            for completion, won in zip(self._completions, self._won, strict=True)
+        ]
+
+
+def complete(
+    tx: Connection, completions: Sequence[Completion], *, announce_after_s: float, prune_after_s: float
+) -> Completed:
     """Record the ends of attempts; queue what they were waited for; finish jobs."""
     locked = LockedJobs.of_stage_runs(
         tx, [completion.stage_run_id for completion in completions], announce_after_s=announce_after_s
@@ -39,11 +58,8 @@ def complete(tx: Connection, completions: Sequence[Completion], *, announce_afte
                 names.update((run.job_id, name) for name in new)
                 locked.succeed(run, completion)
             won.append(not taken)
-    locked.settle()
-    return [
-        _outcome(locked, completion.stage_run_id, is_won, _consumers(locked, completion.stage_run_id))
-        for completion, is_won in zip(completions, won, strict=True)
-    ]
+    locked.settle(prune_after_s=prune_after_s)
+    return Completed(locked, completions, won)
 
 
 def fail(tx: Connection, failures: Sequence[Failure], *, announce_after_s: float) -> list[Outcome]:

@@ -29,8 +29,13 @@ class Run:
     retries: RetryLimits
     queue_limit_s: float | None
     owner: str | None
-    payload_key: str | None = None  # of its object in the store
+    payload_bytes: int | None = None
+    payload_key: str | None = None  # of its object in the store; None: none, or in SQL
     payload_gone: bool = False
+
+    @property
+    def has_payload(self) -> bool:
+        return (self.payload_key is not None or bool(self.payload_bytes)) and not self.payload_gone
 
     @property
     def hint(self) -> Hint:
@@ -52,28 +57,29 @@ def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.
     ``ending`` is what a cancelling job comes to.
     """
     runs = tuple(runs)
+    states = [run.state for run in runs]
     if state == JobState.CANCELLING:
-        running = any(run.state == StageRunState.RUNNING for run in runs)
-        return Step(JobState.CANCELLING if running else ending)
+        return Step(JobState.CANCELLING if StageRunState.RUNNING in states else ending)
     if state.is_final:
         return Step(state)
-    if any(run.state == StageRunState.FAILED for run in runs):
-        return Step(JobState.FAILED, cancel=tuple(run for run in runs if run.state in _WAITING))
-    succeeded = {run.stage for run in runs if run.state == StageRunState.SUCCEEDED}
-    if len(succeeded) == len(runs):
+    if states.count(StageRunState.SUCCEEDED) == len(runs):
         return Step(JobState.COMPLETED)
+    if StageRunState.FAILED in states:
+        return Step(JobState.FAILED, cancel=tuple(run for run in runs if run.state in _WAITING))
+    if StageRunState.PENDING not in states:
+        return Step(state)
+    succeeded = {run.stage for run in runs if run.state == StageRunState.SUCCEEDED}
     ready = tuple(run for run in runs if run.state == StageRunState.PENDING and succeeded.issuperset(run.inputs))
     return Step(state, queue=ready)
 
 
-def unneeded_payloads(succeeded: Iterable[Run], runs: Iterable[Run]) -> list[Run]:
-    """The stage runs of a job whose stored payload no stage needs any more, now that these succeeded."""
+def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:
+    """The stage runs of a job whose stored payload all have taken that need it."""
     runs = tuple(runs)
-    inputs = {earlier for run in succeeded for earlier in run.inputs}
     return [
         run
         for run in runs
-        if run.stage in inputs
-        and run.payload_key is not None
-        and all(other.state == StageRunState.SUCCEEDED for other in runs if run.stage in other.inputs)
+        if run.payload_key is not None
+        and (consumers := [other.state for other in runs if run.stage in other.inputs])
+        and consumers.count(StageRunState.SUCCEEDED) == len(consumers)
     ]

@@ -9,7 +9,6 @@ announcements and progress skip stage runs that are locked: they wait for none.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -18,6 +17,7 @@ from typing import Any, Self
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
     Integer,
@@ -28,7 +28,9 @@ from sqlalchemy import (
     func,
     insert,
     null,
+    or_,
     select,
+    true,
     type_coerce,
     update,
 )
@@ -56,6 +58,9 @@ from omni_jobs.states import JobState, StageRunState
 __all__ = ["LockedJobs"]
 
 _NONE: Mapping[str, int] = MappingProxyType({})
+_JOB_STATES = {state.value: state for state in JobState}
+_STAGE_RUN_STATES = {state.value: state for state in StageRunState}
+_first = itemgetter(0)
 
 _ids = bindparam("ids", type_=Text)
 _JOB_IDS = select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))
@@ -80,7 +85,8 @@ _STAGE_RUNS_OF_JOBS = (
         type_coerce(StageRunRow.retries, Text),
         StageRunRow.queue_limit_s,
         StageRunRow.owner,
-        StageRunRow.payload_ref,
+        StageRunRow.payload_bytes,
+        type_coerce(StageRunRow.payload_ref, Text),
         StageRunRow.payload_gone,
     ).where(one_of(StageRunRow.job_id, _ids))  # in no order: for it PostgreSQL might walk the whole primary key
 )
@@ -173,7 +179,16 @@ _CANCEL_IF_WAITING = (
 )
 _SET_JOB = Batch.update(
     JobRow.id,
-    {"job": Text, "to": Text, "in_the_end": Text, "why": Text, "code": Text, "at": Seconds},
+    {
+        "job": Text,
+        "to": Text,
+        "in_the_end": Text,
+        "why": Text,
+        "code": Text,
+        "at": Seconds,
+        "look_at": Seconds,
+        "no_payloads": Boolean,
+    },
     lambda given: (
         update(JobRow)
         .where(JobRow.id == given["job"])
@@ -183,11 +198,16 @@ _SET_JOB = Batch.update(
             error=func.coalesce(given["why"], JobRow.error),  # cancelling keeps it for the end
             error_code=func.coalesce(given["code"], JobRow.error_code),
             finished_at=given["at"],
-            prune_at=given["at"],
+            prune_at=given["look_at"],
+            payloads_gone=or_(JobRow.payloads_gone, given["no_payloads"]),
         )
     ),
 )
-_FORGET_PAYLOAD = update(StageRunRow).where(one_of(StageRunRow.id, _ids)).values(payload_ref=None, payload_gone=True)
+_FORGET_PAYLOAD = (
+    update(StageRunRow)
+    .where(one_of(StageRunRow.id, _ids))
+    .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
+)
 _NEW_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
 
 
@@ -216,8 +236,8 @@ class LockedJobs:
         self._tx = tx
         self._announce_after_s = announce_after_s
         self.now: float = locked[0].now if locked else 0.0
-        self._stored = {row.id: JobState(row.state) for row in locked}
-        self._endings = {row.id: JobState(row.ending) for row in locked if row.ending is not None}
+        self._stored = {row.id: _JOB_STATES[row.state] for row in locked}
+        self._endings = {row.id: _JOB_STATES[row.ending] for row in locked if row.ending is not None}
         self.states: dict[str, JobState] = dict(self._stored)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
@@ -235,22 +255,24 @@ class LockedJobs:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         if not self.states:
             return
-        for row in sorted(self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all(), key=itemgetter(0)):
-            id_, job_id, stage, queue, inputs, state, attempt, failures, retries, queue_limit_s, owner, ref, gone = row
+        rows = self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all()
+        for id_, job_id, stage, queue, inputs, state, attempt, failures, retries, *rest in sorted(rows, key=_first):
+            queue_limit_s, owner, payload_bytes, ref, gone = rest
             run = Run(
-                id=id_,
-                job_id=job_id,
-                stage=stage,
-                queue=queue,
-                inputs=_names(inputs),
-                state=StageRunState(state),
-                attempt=attempt,
-                failures=_NONE if failures is None else json.loads(failures),
-                retries=_limits(retries),
-                queue_limit_s=queue_limit_s,
-                owner=owner,
-                payload_key=None if ref is None else ref["key"],
-                payload_gone=gone,
+                id_,
+                job_id,
+                stage,
+                queue,
+                _names(inputs),
+                _STAGE_RUN_STATES[state],
+                attempt,
+                _NONE if failures is None else json.loads(failures),
+                _limits(retries),
+                queue_limit_s,
+                owner,
+                payload_bytes,
+                None if ref is None else json.loads(ref)["key"],
+                gone,
             )
             self.runs[id_] = run
             self._runs_of_job[job_id].append(run)
@@ -274,6 +296,7 @@ class LockedJobs:
         """A running stage run of an active job reached its end."""
         run.state = StageRunState.SUCCEEDED
         ref = completion.payload
+        run.payload_bytes = completion.payload_bytes
         run.payload_key = None if ref is None else ref.key
         self._succeeded_runs.append(run)
         self._succeeded.append(
@@ -363,8 +386,11 @@ class LockedJobs:
             if error is not None:
                 self._job_errors[job_id] = error.to_dict()
 
-    def settle(self) -> None:
-        """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow."""
+    def settle(self, *, prune_after_s: float = 0.0) -> None:
+        """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow.
+
+        ``prune_after_s``: for how long after its end nothing of a job that completed is due to go.
+        """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
         changes: list[tuple[Any, ...]] = []
@@ -380,8 +406,13 @@ class LockedJobs:
                 error = self._job_errors.get(job_id)
                 why, code = (None, None) if error is None else (encode_json(error), error["code"])
                 in_the_end = ending.value if to == JobState.CANCELLING else None
-                changes.append((job_id, to.value, in_the_end, why, code, self.now if to.is_final else None))
-                data = encode_json({} if error is None else {"error": error})
+                at = look_at = self.now if to.is_final else None
+                # Of a job that completed payloads are no use; only an attempt that was lost may have left some.
+                no_payloads = to == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
+                if no_payloads:
+                    look_at = self.now + prune_after_s
+                changes.append((job_id, to.value, in_the_end, why, code, at, look_at, no_payloads))
+                data = "{}" if error is None else encode_json({"error": error})
                 events.append((job_id, f"job.{to.value}", data, self.now))
         _SET_JOB.run(self._tx, changes)
         _NEW_EVENT.run(self._tx, events)
@@ -390,7 +421,7 @@ class LockedJobs:
             (_END_IF_RUNNING, self._ended),
             (_REQUEUE_IF_RUNNING, self._requeued),
         ):
-            rows.sort(key=itemgetter(0))
+            rows.sort(key=_first)
             changed = guarded.run(self._tx, rows)
             if changed != len(rows):
                 raise RuntimeError(f"{len(rows) - changed} stage runs changed under their job's lock")
@@ -411,17 +442,19 @@ class LockedJobs:
             run.state = StageRunState.CANCELLED
 
     def _forget_payloads(self) -> None:
-        """Payloads in the object store that no stage needs any more become garbage."""
-        succeeded: dict[str, list[Run]] = defaultdict(list)
-        for run in self._succeeded_runs:
-            if run.inputs:
-                succeeded[run.job_id].append(run)
-        unneeded = [
-            run for job_id, runs in succeeded.items() for run in unneeded_payloads(runs, self._runs_of_job[job_id])
-        ]
+        """Those that no stage needs any more: of jobs that completed, and large ones all stages have taken."""
+        unneeded: list[Run] = []
+        for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
+            runs = self._runs_of_job[job_id]
+            if self.states[job_id] == JobState.COMPLETED:
+                unneeded += [run for run in runs if run.has_payload]
+            else:
+                unneeded += unneeded_payloads(runs)
         if unneeded:
             self._tx.execute(_FORGET_PAYLOAD, {"ids": listed(run.id for run in unneeded)})
-            self._tx.execute(insert(GarbageRow), [{"job_id": run.job_id, "what": run.payload_key} for run in unneeded])
+        stored = [{"job_id": run.job_id, "what": run.payload_key} for run in unneeded if run.payload_key is not None]
+        if stored:
+            self._tx.execute(insert(GarbageRow), stored)
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
         """What to publish for those of ``runs`` that may be claimed at once."""

@@ -219,6 +219,11 @@ class Retention:
             jobs_s=settings.keep_jobs_s,
         )
 
+    @property
+    def completed_s(self) -> float:
+        """For how long after its end nothing goes of a job that completed, but its payloads, which go with it."""
+        return min(self.inputs_s, self.artifacts_s, self.jobs_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
