@@ -40,7 +40,7 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 _LOCK_S = 10.0  # SQLite: how long a writer waits for the others
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0002, 0.002
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0002, 0.0005
 
 # SQLSTATE classes and codes after which the same transaction may well succeed.
 _TRANSIENT_CLASSES = ("08", "40")  # connection trouble; serialization failure, deadlock
