@@ -63,7 +63,7 @@ class Batch:
         if foreign := set(order) - columns.keys():
             raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
         self._one = str(compiled)
-        self._in_order = itemgetter(*(self._names.index(name) for name in order))
+        self._in_order = None if order == self._names else itemgetter(*(self._names.index(name) for name in order))
         self._many = many.execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
 
     @classmethod
@@ -103,7 +103,8 @@ class Batch:
         if not rows:
             return 0
         if tx.dialect.name == "sqlite":
-            return tx.exec_driver_sql(self._one, [self._in_order(row) for row in rows]).rowcount
+            in_order = rows if self._in_order is None else [self._in_order(row) for row in rows]
+            return tx.exec_driver_sql(self._one, list(in_order)).rowcount
         items = [dict(zip(self._names, row, strict=True)) for row in rows]
         for name in self._bytes:
             for item in items:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from omni_jobs.db import Database
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
-from omni_jobs.jobs.submit import as_written, new_job_id, submit
+from omni_jobs.jobs.submit import as_written, draft, new_job_id, submit
 from omni_jobs.jobs.values import (
     Claim,
     Completion,
@@ -126,7 +126,8 @@ class Jobs:
         """
         if not wishes:
             return []
-        return self._db.run(partial(submit, wishes=wishes, announce_after_s=self._announce_after_s))
+        drafts = [draft(job, key) for job, key in wishes]
+        return self._db.run(partial(submit, drafts=drafts, announce_after_s=self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, bindparam, select
 
@@ -20,7 +20,7 @@ from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
-__all__ = ["as_written", "new_job_id", "submit"]
+__all__ = ["Draft", "as_written", "draft", "new_job_id", "submit"]
 
 _NOW = select(now())
 _INSERT_JOBS = Batch.insert(
@@ -39,12 +39,12 @@ _INSERT_JOBS = Batch.insert(
         "metadata": Text,
         "seed": BigInteger,
         "tenant": Text,
-        "deadline": Seconds,
         "retries": Integer,
-        "created_at": Seconds,
         "payloads_gone": Boolean,
         "inputs_gone": Boolean,
         "artifacts_gone": Boolean,
+        "deadline": Seconds,
+        "created_at": Seconds,
     },
     unless_there=True,
 )
@@ -62,11 +62,11 @@ _INSERT_STAGE_RUNS = Batch.insert(
         "queue_limit_s": Seconds,
         "state": Text,
         "attempt": Integer,
+        "payload_gone": Boolean,
         "queued_at": Seconds,
         "due": Seconds,
         "announce_at": Seconds,
         "queue_deadline": Seconds,
-        "payload_gone": Boolean,
     },
     unless_there=True,
 )
@@ -87,41 +87,59 @@ def new_job_id() -> str:
     return f"job-{value:032x}"
 
 
-def submit(
-    tx: Connection, wishes: Sequence[tuple[NewJob, str | None]], *, announce_after_s: float
-) -> list[Submitted | Conflict]:
+class Draft(NamedTuple):
+    """A job with its idempotency key, and its rows but for the times, which are the database's."""
+
+    job: NewJob
+    key: str | None
+    row: tuple[Any, ...]  # of ``_INSERT_JOBS``
+    stage_runs: Sequence[tuple[tuple[Any, ...], bool, float | None]]  # of ``_INSERT_STAGE_RUNS``; queued; queue_limit_s
+
+
+def draft(job: NewJob, key: str | None) -> Draft:
+    """To be made before the transaction: SQLite's other writers wait for it."""
+    return Draft(job, key, _job(job, key), _stage_runs(job))
+
+
+def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) -> list[Submitted | Conflict]:
     """Write jobs unless they are there, each with its idempotency key; answers in the same order.
 
     A Conflict is the answer to the key of another request; the other jobs are written all the same.
     """
     at: float = tx.execute(_NOW).scalar_one()
     # In the order of their keys: two batches that share some must not wait for each other.
-    written = _INSERT_JOBS.run(
-        tx, [_job(job, key, at) for job, key in sorted(wishes, key=lambda wish: (wish[1] or "", wish[0].job_id))]
-    )
-    if written == len(wishes):
+    in_order = sorted(drafts, key=lambda each: (each.key or "", each.job.job_id))
+    written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
+    if written == len(drafts):
         answers: dict[str, Submitted | Conflict] = {}
-        ours = [job for job, _ in wishes]
+        ours = drafts
     else:
-        answers = _there_already(tx, wishes)
-        ours = [job for job, _ in wishes if job.job_id not in answers]
+        answers = _there_already(tx, drafts)
+        ours = [each for each in drafts if each.job.job_id not in answers]
     # All new, or some written by an earlier try of this transaction, whose answer was lost.
-    _INSERT_STAGE_RUNS.run(tx, [row for job in ours for row in _stage_runs(job, at, announce_after_s)])
-    hints = _hints(tx, [job.job_id for job in ours])
-    created_at = at if not answers and written == len(wishes) else None
-    for job in ours:
-        answers[job.job_id] = Submitted(job.job_id, created=True, hints=hints[job.job_id], created_at=created_at)
-    return [answers[job.job_id] for job, _ in wishes]
+    announce = at + announce_after_s
+    rows = [
+        (*row, at, at, announce, None if limit is None else at + limit) if queued else (*row, None, None, None, None)
+        for each in ours
+        for row, queued, limit in each.stage_runs
+    ]
+    _INSERT_STAGE_RUNS.run(tx, rows)
+    hints = _hints(tx, [each.job.job_id for each in ours])
+    created_at = at if not answers and written == len(drafts) else None
+    for each in ours:
+        job_id = each.job.job_id
+        answers[job_id] = Submitted(job_id, created=True, hints=hints[job_id], created_at=created_at)
+    return [answers[each.job.job_id] for each in drafts]
 
 
-def _there_already(tx: Connection, wishes: Sequence[tuple[NewJob, str | None]]) -> dict[str, Submitted | Conflict]:
-    """The answers to wishes whose key another job has, by the id theirs would have had."""
-    ids, keys = [job.job_id for job, _ in wishes], [key for _, key in wishes if key is not None]
+def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, Submitted | Conflict]:
+    """The answers to drafts whose key another job has, by the id theirs would have had."""
+    ids, keys = [each.job.job_id for each in drafts], [each.key for each in drafts if each.key is not None]
     found = tx.execute(_THERE, {"ids": listed(ids), "keys": listed(keys)}).all()
     there = {row.id for row in found}
     by_key = {row.idempotency_key: row for row in found if row.idempotency_key is not None}
     answers: dict[str, Submitted | Conflict] = {}
-    for job, key in wishes:
+    for job, key, *_ in drafts:
         if job.job_id in there:
             continue
         row = by_key[key]
@@ -188,8 +206,7 @@ def _deadline(job: NewJob, at: float) -> float | None:
     return job.expires_at if job.expires_in_s is None else at + job.expires_in_s
 
 
-def _job(job: NewJob, idempotency_key: str | None, at: float) -> tuple[Any, ...]:
-    """A row of ``_INSERT_JOBS``."""
+def _job(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
     return (
         job.job_id,
         JobState.QUEUED.value,
@@ -204,17 +221,14 @@ def _job(job: NewJob, idempotency_key: str | None, at: float) -> tuple[Any, ...]
         encode_json(dict(job.metadata)),
         job.seed,
         job.tenant,
-        _deadline(job, at),
         0,
-        at,
         False,
         False,
         False,
     )
 
 
-def _stage_runs(job: NewJob, at: float, announce_after_s: float) -> list[tuple[Any, ...]]:
-    """Rows of ``_INSERT_STAGE_RUNS``."""
+def _stage_runs(job: NewJob) -> list[tuple[tuple[Any, ...], bool, float | None]]:
     names = {stage.name for stage in job.stages}
     taken = {earlier for stage in job.stages for earlier in stage.inputs}
     rows = []
@@ -223,24 +237,19 @@ def _stage_runs(job: NewJob, at: float, announce_after_s: float) -> list[tuple[A
         first = not inputs
         limit = stage.queue_limit_s
         retries = stage.retries
-        rows.append(
-            (
-                job.job_id,
-                position,
-                job.pipeline,
-                stage.name,
-                stage.queue,
-                encode_json(inputs),
-                stage.name in taken,
-                None if retries == DEFAULT_RETRIES else encode_json(retries.model_dump(exclude_defaults=True)),
-                limit,
-                (StageRunState.QUEUED if first else StageRunState.PENDING).value,
-                0,
-                at if first else None,
-                at if first else None,
-                at + announce_after_s if first else None,
-                at + limit if first and limit is not None else None,
-                False,
-            )
+        row = (
+            job.job_id,
+            position,
+            job.pipeline,
+            stage.name,
+            stage.queue,
+            encode_json(inputs),
+            stage.name in taken,
+            None if retries == DEFAULT_RETRIES else encode_json(retries.model_dump(exclude_defaults=True)),
+            limit,
+            (StageRunState.QUEUED if first else StageRunState.PENDING).value,
+            0,
+            False,
         )
+        rows.append((row, first, limit))
     return rows
