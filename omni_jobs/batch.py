@@ -1,6 +1,7 @@
 """Statements for many rows at once, whose text does not grow with the rows.
 
     Batch       an UPDATE or an INSERT for each of many rows
+    run_all     several of them, with PostgreSQL in one round trip
     one_of      ``column IN (…)``, the list one parameter, made by ``listed``
     in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``listed``
 
@@ -13,22 +14,24 @@ planned anew for each number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from operator import itemgetter
 from typing import Any, Self
 
 from sqlalchemy import (
+    CTE,
     JSON,
     BigInteger,
     ColumnElement,
     Connection,
     Integer,
     LargeBinary,
+    Select,
     Text,
     Update,
     bindparam,
     column,
     func,
-    insert,
     literal_column,
     select,
 )
@@ -41,8 +44,9 @@ from sqlalchemy.types import TypeEngine
 
 from omni_jobs.models import Base, encode_json
 
-__all__ = ["Batch", "Given", "in_pairs", "listed", "one_of"]
+__all__ = ["Batch", "Given", "in_pairs", "listed", "one_of", "run_all"]
 
+_FEW = 32  # rows for which a round trip costs more than to run a statement as a part of another
 _Type = type[TypeEngine[Any]]
 Given = Mapping[str, ColumnElement[Any]]
 """The columns of the rows that a statement is run for."""
@@ -54,8 +58,11 @@ class Batch:
     Values go to the database as they are given: those of JSON columns are given as text.
     """
 
-    def __init__(self, columns: Mapping[str, _Type], one: UpdateBase, many: UpdateBase) -> None:
-        """``one`` runs for one row of bound parameters, ``many`` for a record set of all."""
+    def __init__(self, columns: Mapping[str, _Type], one: UpdateBase, many: Callable[[int], UpdateBase]) -> None:
+        """``one`` runs for one row of bound parameters, ``many`` for a record set of all.
+
+        ``many`` is given the number of its parameters' names: one statement may hold several.
+        """
         self._names = list(columns)
         self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
         compiled: Any = one.compile(dialect=sqlite.dialect())
@@ -64,7 +71,9 @@ class Batch:
             raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
         self._one = str(compiled)
         self._in_order = None if order == self._names else itemgetter(*(self._names.index(name) for name in order))
-        self._many = many.execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
+        self._many = many
+        self._alone = many(0).execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
+        self._has_keys = isinstance(one, Update)
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
@@ -74,8 +83,12 @@ class Batch:
         the table's column that the first of them names. PostgreSQL gets a list of the keys besides:
         to join the rows alone it would, by a plan made while the table was small, walk all of it.
         """
-        one = statement({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
-        return cls(columns, one, statement(_record_set(columns)).where(one_of(key, bindparam("keys", type_=Text))))
+
+        def many(number: int) -> UpdateBase:
+            keys = bindparam(f"keys{number}", type_=Text)
+            return statement(_record_set(columns, number)).where(one_of(key, keys))
+
+        return cls(columns, statement({name: bindparam(name, type_=type_()) for name, type_ in columns.items()}), many)
 
     @classmethod
     def insert(cls, table: type[Base], columns: Mapping[str, _Type], *, unless_there: bool = False) -> Self:
@@ -84,19 +97,14 @@ class Batch:
         ``unless_there``: rows that would break a unique constraint are passed over.
         """
         target: Any = table.__table__
-        given = _record_set(columns)
-        values = {name: bindparam(name, type_=type_()) for name, type_ in columns.items()}
-        if not unless_there:
-            return cls(
-                columns,
-                insert(target).values(values),
-                insert(target).from_select(list(given), select(*given.values())),
-            )
-        return cls(
-            columns,
-            sqlite.insert(target).values(values).on_conflict_do_nothing(),
-            postgresql.insert(target).from_select(list(given), select(*given.values())).on_conflict_do_nothing(),
-        )
+        one = sqlite.insert(target).values({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
+
+        def many(number: int) -> UpdateBase:
+            given = _record_set(columns, number)
+            rows = postgresql.insert(target).from_select(list(given), select(*given.values()))
+            return rows.on_conflict_do_nothing() if unless_there else rows
+
+        return cls(columns, one.on_conflict_do_nothing() if unless_there else one, many)
 
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         """How many rows of the table it changed. ``rows`` give the columns in their order."""
@@ -105,21 +113,57 @@ class Batch:
         if tx.dialect.name == "sqlite":
             in_order = rows if self._in_order is None else [self._in_order(row) for row in rows]
             return tx.exec_driver_sql(self._one, list(in_order)).rowcount
+        return tx.execute(self._alone, self.parameters(0, rows)).rowcount
+
+    def part(self, number: int) -> CTE:
+        """With PostgreSQL: the statement for all rows, as a part of another; it gives a row for each it changed."""
+        return self._many(number).returning(literal_column("1")).cte(f"part{number}")
+
+    def parameters(self, number: int, rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
+        """Those of ``part``."""
         items = [dict(zip(self._names, row, strict=True)) for row in rows]
         for name in self._bytes:
             for item in items:
                 item[name] = item[name] and item[name].hex()
-        parameters = {"rows": encode_json(items)}
-        if isinstance(self._many, Update):
-            parameters["keys"] = listed(row[0] for row in rows)
-        return tx.execute(self._many, parameters).rowcount
+        found = {f"rows{number}": encode_json(items)}
+        if self._has_keys:
+            found[f"keys{number}"] = listed(row[0] for row in rows)
+        return found
 
 
-def _record_set(columns: Mapping[str, _Type]) -> Given:
+def run_all(tx: Connection, work: Sequence[tuple[Batch, Sequence[tuple[Any, ...]]]]) -> list[int]:
+    """Run each of these for its rows; how many rows of its table each changed.
+
+    No row of a table may be changed by two of them, and none depend on another: few rows PostgreSQL gets
+    as parts of one statement, which all see what was there before it.
+    """
+    there = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
+    if tx.dialect.name == "sqlite" or len(there) < 2 or sum(len(rows) for _, _, rows in there) > _FEW:
+        return [batch.run(tx, rows) for batch, rows in work]
+    parameters: dict[str, str] = {}
+    for number, batch, rows in there:
+        parameters |= batch.parameters(number, rows)
+    counts = tx.execute(_together(*((number, batch) for number, batch, _ in there)), parameters).one()
+    changed = dict(zip((number for number, _, _ in there), counts, strict=True))
+    return [changed.get(number, 0) for number in range(len(work))]
+
+
+@cache
+def _together(*parts: tuple[int, Batch]) -> Select[Any]:
+    """The statement that runs all of these; how many rows each changed."""
+    return select(
+        *(
+            select(func.count()).select_from(batch.part(number)).scalar_subquery().label(f"changed{number}")
+            for number, batch in parts
+        )
+    )
+
+
+def _record_set(columns: Mapping[str, _Type], number: int) -> Given:
     types = {name: Text if type_ is LargeBinary else type_ for name, type_ in columns.items()}
-    rows = func.json_to_recordset(sql_cast(bindparam("rows", type_=Text), JSON))
+    rows = func.json_to_recordset(sql_cast(bindparam(f"rows{number}", type_=Text), JSON))
     given = rows.table_valued(*(column(name, type_) for name, type_ in types.items()))
-    found = given.render_derived(name="given", with_types=True).c
+    found = given.render_derived(name=f"given{number}", with_types=True).c
     return {
         name: func.decode(found[name], literal_column("'hex'"), type_=LargeBinary)
         if type_ is LargeBinary

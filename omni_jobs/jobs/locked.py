@@ -26,16 +26,14 @@ from sqlalchemy import (
     Text,
     bindparam,
     func,
-    insert,
     null,
     or_,
     select,
-    true,
     type_coerce,
     update,
 )
 
-from omni_jobs.batch import Batch, Given, listed, one_of
+from omni_jobs.batch import Batch, Given, listed, one_of, run_all
 from omni_jobs.db import now
 from omni_jobs.errors import Expired, OmniJobsError, Quarantined
 from omni_jobs.jobs.graph import Run, next_step, unneeded_payloads
@@ -158,16 +156,20 @@ _REQUEUE_IF_RUNNING = Batch.update(
         )
     ),
 )
-_QUEUE_IF_PENDING = (
-    update(StageRunRow)
-    .where(one_of(StageRunRow.id, _ids), state_seen(StageRunRow.state, StageRunState.PENDING))
-    .values(
-        state=StageRunState.QUEUED.value,
-        queued_at=bindparam("at"),
-        due=bindparam("at"),
-        announce_at=bindparam("announce"),
-        queue_deadline=bindparam("at", type_=Seconds) + StageRunRow.queue_limit_s,
-    )
+_QUEUE_IF_PENDING = Batch.update(
+    StageRunRow.id,
+    {"run": BigInteger, "at": Seconds, "announce": Seconds},
+    lambda given: (
+        update(StageRunRow)
+        .where(StageRunRow.id == given["run"], state_seen(StageRunRow.state, StageRunState.PENDING))
+        .values(
+            state=literal(StageRunState.QUEUED),
+            queued_at=given["at"],
+            due=given["at"],
+            announce_at=given["announce"],
+            queue_deadline=given["at"] + StageRunRow.queue_limit_s,
+        )
+    ),
 )
 _CANCEL_IF_WAITING = (
     update(StageRunRow)
@@ -203,12 +205,31 @@ _SET_JOB = Batch.update(
         )
     ),
 )
-_FORGET_PAYLOAD = (
-    update(StageRunRow)
-    .where(one_of(StageRunRow.id, _ids))
-    .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
+_FORGET_PAYLOAD = Batch.update(
+    StageRunRow.id,
+    {"run": BigInteger, "gone": Boolean},
+    lambda given: (
+        update(StageRunRow)
+        .where(StageRunRow.id == given["run"])
+        .values(payload_ref=null(), payload_inline=null(), payload_gone=given["gone"])
+    ),
 )
 _NEW_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
+_NEW_ERROR = Batch.insert(
+    AttemptErrorRow, {"stage_run_id": BigInteger, "attempt": Integer, "worker": Text, "error": Text, "at": Seconds}
+)
+_NEW_ARTIFACT = Batch.insert(
+    ArtifactRow,
+    {
+        "job_id": Text,
+        "name": Text,
+        "stage_run_id": BigInteger,
+        "media_type": Text,
+        "ref": Text,
+        "created_at": Seconds,
+    },
+)
+_NEW_GARBAGE = Batch.insert(GarbageRow, {"job_id": Text, "what": Text})
 
 
 class LockedJobs:
@@ -247,8 +268,8 @@ class LockedJobs:
         self._ended: list[tuple[Any, ...]] = []
         self._requeued: list[tuple[Any, ...]] = []
         self._delayed: set[int] = set()
-        self._errors: list[dict[str, Any]] = []
-        self._artifacts: list[dict[str, Any]] = []
+        self._errors: list[tuple[Any, ...]] = []
+        self._artifacts: list[tuple[Any, ...]] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
 
     def _read_runs(self) -> None:
@@ -311,14 +332,7 @@ class LockedJobs:
             )
         )
         self._artifacts.extend(
-            {
-                "job_id": run.job_id,
-                "name": artifact.name,
-                "stage_run_id": run.id,
-                "media_type": artifact.media_type,
-                "ref": artifact.ref.model_dump(mode="json"),
-                "created_at": self.now,
-            }
+            (run.job_id, artifact.name, run.id, artifact.media_type, artifact.ref.model_dump_json(), self.now)
             for artifact in completion.artifacts
         )
 
@@ -328,15 +342,7 @@ class LockedJobs:
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
         found = error.to_dict()
         found.setdefault("stage", run.stage)
-        self._errors.append(
-            {
-                "stage_run_id": run.id,
-                "attempt": run.attempt,
-                "worker": run.owner or "",
-                "error": found,
-                "at": self.now,
-            }
-        )
+        self._errors.append((run.id, run.attempt, run.owner or "", encode_json(found), self.now))
         retry = retry_after(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)
@@ -414,35 +420,40 @@ class LockedJobs:
                 changes.append((job_id, to.value, in_the_end, why, code, at, look_at, no_payloads))
                 data = "{}" if error is None else encode_json({"error": error})
                 events.append((job_id, f"job.{to.value}", data, self.now))
-        _SET_JOB.run(self._tx, changes)
-        _NEW_EVENT.run(self._tx, events)
-        for guarded, rows in (
+        announce = self.now + self._announce_after_s
+        unneeded = self._unneeded_payloads()
+        ended = (
             (_SUCCEED_IF_RUNNING, self._succeeded),
             (_END_IF_RUNNING, self._ended),
             (_REQUEUE_IF_RUNNING, self._requeued),
-        ):
+        )
+        for _, rows in ended:
             rows.sort(key=_first)
-            changed = guarded.run(self._tx, rows)
-            if changed != len(rows):
-                raise RuntimeError(f"{len(rows) - changed} stage runs changed under their job's lock")
-        if self._errors:
-            self._tx.execute(insert(AttemptErrorRow), self._errors)
-        if self._artifacts:
-            self._tx.execute(insert(ArtifactRow), self._artifacts)
-        self._forget_payloads()
-        if to_queue:
-            announce = self.now + self._announce_after_s
-            ids = listed(run.id for run in to_queue)
-            self._tx.execute(_QUEUE_IF_PENDING, {"ids": ids, "at": self.now, "announce": announce})
-        if to_cancel:
+        changed = run_all(
+            self._tx,
+            (
+                *ended,
+                (_SET_JOB, changes),
+                (_NEW_EVENT, events),
+                (_NEW_ERROR, self._errors),
+                (_NEW_ARTIFACT, self._artifacts),
+                (_QUEUE_IF_PENDING, [(run.id, self.now, announce) for run in to_queue]),
+                (_FORGET_PAYLOAD, [(run.id, True) for run in unneeded]),
+                (_NEW_GARBAGE, [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]),
+            ),
+        )
+        missing = sum(len(rows) for _, rows in ended) - sum(changed[: len(ended)])
+        if missing:
+            raise RuntimeError(f"{missing} stage runs changed under their job's lock")
+        if to_cancel:  # what was queued again a moment ago may be among them
             self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
 
-    def _forget_payloads(self) -> None:
-        """Those that no stage needs any more: of jobs that completed, and large ones all stages have taken."""
+    def _unneeded_payloads(self) -> list[Run]:
+        """Whose payloads no stage needs any more: of jobs that completed, and large ones all stages have taken."""
         unneeded: list[Run] = []
         for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
             runs = self._runs_of_job[job_id]
@@ -450,11 +461,7 @@ class LockedJobs:
                 unneeded += [run for run in runs if run.has_payload]
             else:
                 unneeded += unneeded_payloads(runs)
-        if unneeded:
-            self._tx.execute(_FORGET_PAYLOAD, {"ids": listed(run.id for run in unneeded)})
-        stored = [{"job_id": run.job_id, "what": run.payload_key} for run in unneeded if run.payload_key is not None]
-        if stored:
-            self._tx.execute(insert(GarbageRow), stored)
+        return unneeded
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
         """What to publish for those of ``runs`` that may be claimed at once."""
