@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import CompoundSelect, Connection, Row, Select, func, select, union_all
+from sqlalchemy import CompoundSelect, Connection, Row, Select, Text, bindparam, func, select, union_all
 
+from omni_jobs.batch import listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Gone, InvalidRequest, NotFound
 from omni_jobs.jobs.values import StoredArtifact
@@ -47,12 +48,44 @@ LONGEST_PAGE = 100
 
 _AnyRow = Row[*tuple[Any, ...]]
 
+# Built once: SQLAlchemy would look at every part of them with every call.
+_ids = bindparam("ids", type_=Text)
+_JOB = select(JobRow.__table__).where(JobRow.id == bindparam("job_id"))
+_JOBS = select(JobRow.__table__).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
+_STAGE_RUNS = select(
+    StageRunRow.id,
+    StageRunRow.job_id,
+    StageRunRow.position,
+    StageRunRow.stage,
+    StageRunRow.state,
+    StageRunRow.attempt,
+    StageRunRow.failures,
+    StageRunRow.reason,
+    StageRunRow.queued_at,
+    StageRunRow.started_at,
+    StageRunRow.finished_at,
+    StageRunRow.progress,
+    StageRunRow.payload_bytes,
+    StageRunRow.owner,
+    StageRunRow.result,
+).where(one_of(StageRunRow.job_id, _ids))
+_ERRORS = (
+    select(AttemptErrorRow.__table__)
+    .where(one_of(AttemptErrorRow.stage_run_id, _ids))
+    .order_by(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt)
+)
+_ARTIFACTS = (
+    select(ArtifactRow.job_id, ArtifactRow.name, ArtifactRow.media_type, ArtifactRow.ref)
+    .where(one_of(ArtifactRow.job_id, _ids))
+    .order_by(ArtifactRow.job_id, ArtifactRow.name)
+)
+
 
 def job(tx: Connection, job_id: str) -> JobView:
     """Raises NotFound."""
     row = None
     if job_id.isprintable():  # PostgreSQL's text refuses NUL characters and surrogates
-        row = tx.execute(select(JobRow.__table__).where(JobRow.id == job_id)).one_or_none()
+        row = tx.execute(_JOB, {"job_id": job_id}).one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     return _views(tx, [row])[0]
@@ -90,7 +123,7 @@ def jobs(
     else:
         ids = newest if state is None else newest.where(JobRow.state == state.value)
     found = sorted(tx.execute(ids).scalars(), reverse=True)[: limit + 1]
-    rows = tx.execute(select(JobRow.__table__).where(JobRow.id.in_(found)).order_by(JobRow.id.desc())).all()
+    rows = tx.execute(_JOBS, {"ids": listed(found)}).all()
     more = len(rows) > limit
     rows = rows[:limit]
     return Page(jobs=_views(tx, rows), next_cursor=rows[-1].id if more else None)
@@ -222,37 +255,14 @@ def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
     if not ids:
         return []
     runs: dict[str, list[_AnyRow]] = defaultdict(list)
-    for run in tx.execute(
-        select(
-            StageRunRow.id,
-            StageRunRow.job_id,
-            StageRunRow.stage,
-            StageRunRow.state,
-            StageRunRow.attempt,
-            StageRunRow.failures,
-            StageRunRow.reason,
-            StageRunRow.queued_at,
-            StageRunRow.started_at,
-            StageRunRow.finished_at,
-            StageRunRow.progress,
-            StageRunRow.payload_bytes,
-            StageRunRow.owner,
-            StageRunRow.result,
-        )
-        .where(StageRunRow.job_id.in_(ids))
-        .order_by(StageRunRow.job_id, StageRunRow.position)
-    ):
+    for run in sorted(tx.execute(_STAGE_RUNS, {"ids": listed(ids)}), key=lambda run: run.position):
         runs[run.job_id].append(run)
     retried = {row.id for row in rows if row.retries}  # whose failures began to count anew
     errors = _errors(
         tx, [run.id for of_job in runs.values() for run in of_job if run.failures or run.job_id in retried]
     )
     artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
-    for row in tx.execute(
-        select(ArtifactRow.job_id, ArtifactRow.name, ArtifactRow.media_type, ArtifactRow.ref)
-        .where(ArtifactRow.job_id.in_(ids))
-        .order_by(ArtifactRow.job_id, ArtifactRow.name)
-    ):
+    for row in tx.execute(_ARTIFACTS, {"ids": listed(ids)}):
         ref = ObjectRef.model_validate(row.ref)
         artifacts[row.job_id].append(
             ArtifactView(
@@ -270,11 +280,7 @@ def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[Atte
     found: dict[int, list[AttemptErrorView]] = defaultdict(list)
     if not stage_run_ids:
         return found
-    for row in tx.execute(
-        select(AttemptErrorRow.__table__)
-        .where(AttemptErrorRow.stage_run_id.in_(stage_run_ids))
-        .order_by(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt)
-    ):
+    for row in tx.execute(_ERRORS, {"ids": listed(stage_run_ids)}):
         found[row.stage_run_id].append(
             AttemptErrorView(attempt=row.attempt, worker=row.worker, at=_required_time(row.at), **row.error)
         )
