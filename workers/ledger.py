@@ -182,9 +182,13 @@ class Ledger:
         if self._fenced is not None:
             raise self._fenced
         entry = _Entry(kind, item, asyncio.get_running_loop().create_future())
-        with self._changed:
-            self._entries.append(entry)
-            if self._waiting:
+        # Without the lock: the thread says that it waits before it looks, under the lock, a last time.
+        self._entries.append(entry)
+        if self._fenced is not None:  # meanwhile: nobody may look at the entry any more
+            entry.future.cancel()
+            raise self._fenced
+        if self._waiting:
+            with self._changed:
                 self._waiting = False
                 self._changed.notify()
         return await entry.future
@@ -219,9 +223,10 @@ class Ledger:
             self._wait_for_work()
             if self._gather_s and self._entries:
                 self._closed.wait(self._gather_s)
+        turn = _Turn()
+        while self._entries:  # others append meanwhile
+            turn.entries.append(self._entries.popleft())
         with self._changed:
-            turn = _Turn(entries=list(self._entries))
-            self._entries.clear()
             if self._progress and time.monotonic() >= self._progress_at:
                 turn.progress = list(self._progress.values())
                 self._progress.clear()
@@ -231,14 +236,17 @@ class Ledger:
         return turn
 
     def _wait_for_work(self) -> None:
+        if self._entries:
+            return
         with self._changed:
+            self._waiting = True
             while not self._closing and not self._entries:
                 wait = self._next_timer() - time.monotonic()
                 if wait <= 0:
                     break
-                self._waiting = True
                 self._changed.wait(wait)
-                self._waiting = False
+                self._waiting = True
+            self._waiting = False
 
     def _next_timer(self) -> float:
         timers = [self._beat_at]

@@ -113,26 +113,26 @@ class Claimed:
         return [self._claim(run) for run in self._runs]
 
     def _claim(self, run: _AnyRow) -> Claim:
-        job = self._jobs[run.job_id]
-        inputs = _names(run.inputs)
-        failures = {} if run.failures is None else json.loads(run.failures)
-        limits = {} if run.retries is None else json.loads(run.retries)
+        id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
+        _, pipeline, version, request, media, seed, modalities = self._jobs[job_id]
+        inputs = _names(takes)
+        failures = {} if failed is None else json.loads(failed)
         return Claim(
-            stage_run_id=run.id,
-            job_id=run.job_id,
-            stage=run.stage,
-            attempt=run.attempt,
-            pipeline=job.pipeline,
-            pipeline_version=job.pipeline_version,
-            request=decode_json(job.request),
-            media=() if inputs else json.loads(job.media),
-            seed=job.seed,
-            modalities=_names(job.modalities),
-            upstream={earlier: _payload(self._payloads[run.job_id, earlier]) for earlier in inputs},
-            capture=run.capture,
+            stage_run_id=id_,
+            job_id=job_id,
+            stage=stage,
+            attempt=attempt,
+            pipeline=pipeline,
+            pipeline_version=version,
+            request=decode_json(request),
+            media=() if inputs or media == "[]" else json.loads(media),
+            seed=seed,
+            modalities=_names(modalities),
+            upstream={earlier: _payload(self._payloads[job_id, earlier]) for earlier in inputs},
+            capture=capture,
             failures=failures,
-            alone=bool(failures) and is_last_chance(failures, RetryLimits(**limits)),
-            claimed_at=run.started_at,
+            alone=bool(failures) and is_last_chance(failures, RetryLimits(**json.loads(limits or "{}"))),
+            claimed_at=started_at,
         )
 
 

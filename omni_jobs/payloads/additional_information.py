@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from functools import lru_cache
+from typing import Any, Final, NoReturn, TypeVar
 
 from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.payloads.names import TENSORS, check_name
@@ -94,12 +95,8 @@ def _shape_of(entry: TensorEntry) -> int | list[str] | None:
 
 def load_structure(text: str, tensors: dict[str, Tensor]) -> dict[str, TensorEntry]:
     """Takes out of ``tensors`` what the structure mentions. Raises PayloadError."""
-    structure = load(text, "structure")
-    if not isinstance(structure, dict):
-        raise PayloadCorrupt("not a JSON object", field="structure")
     entries: dict[str, TensorEntry] = {}
-    for name, shape in structure.items():
-        check_name(name, "structure")
+    for name, shape in (_seen_before if len(text) <= _SHORT else _members)(text):
         at = f"{TENSORS}.{name}"
         if shape is None:
             entries[name] = _take(tensors, at)
@@ -112,6 +109,20 @@ def load_structure(text: str, tensors: dict[str, Tensor]) -> dict[str, TensorEnt
         else:
             raise PayloadCorrupt(f"{shown(shape)} says nothing about a tensor", field=f"structure.{name}")
     return entries
+
+
+def _members(text: str) -> tuple[tuple[str, Any], ...]:
+    """Names, and what the structure says of each."""
+    structure = load(text, "structure")
+    if not isinstance(structure, dict):
+        raise PayloadCorrupt("not a JSON object", field="structure")
+    for name in structure:
+        check_name(name, "structure")
+    return tuple(structure.items())
+
+
+_SHORT: Final = 256  # characters
+_seen_before: Final = lru_cache(maxsize=256)(_members)  # the payloads of one stage are alike
 
 
 def _take(tensors: dict[str, Tensor], name: str) -> Tensor:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
+from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.files import map_file, translated_os_errors, write_atomically
 from omni_jobs.payloads.additional_information import (
     AdditionalInformationPayload,
@@ -20,7 +20,7 @@ from omni_jobs.payloads.limits import WRITER_LIMITS, PayloadLimits
 from omni_jobs.payloads.manifest import Manifest, dump_manifest, load_manifest
 from omni_jobs.payloads.names import PROMPT_EMBEDS, TENSORS, is_tensor_name
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
-from omni_jobs.payloads.refusals import named_refusals, shown, too_many
+from omni_jobs.payloads.refusals import named, shown, too_many
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
 from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import Tensor
@@ -53,7 +53,7 @@ class Payload:
         """
         return [memoryview(self._header), *(tensor.data for _, tensor in self._in_file_order if tensor.nbytes)]
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """The size of the file."""
         return len(self._header) + self.tensor_bytes
@@ -117,24 +117,30 @@ class Payload:
 
         ``key`` and ``stage`` go into errors. Raises PayloadTooLarge or PayloadCorrupt, naming the field.
         """
-        with named_refusals(key=key, stage=stage):
-            header, data = split_file(buffer, limits)
-            metadata = _read_metadata(header.pop(METADATA, None))
-            manifest = load_manifest(metadata[_MANIFEST])
-            tensors = read_tensors(header, data, limits, is_name=is_tensor_name)
-            embeds = tensors.pop(PROMPT_EMBEDS, None)
-            prompt_embeds = PromptEmbedsPayload(embeds) if embeds is not None else None
-            additional_information = None
-            if _STRUCTURE in metadata or _VALUES in metadata:
-                additional_information = AdditionalInformationPayload(
-                    load_structure(metadata.get(_STRUCTURE, "{}"), tensors),
-                    load_values(metadata.get(_VALUES, "{}"), limits),
-                    key=key,
-                    stage=stage,
-                )
-            if tensors:
-                raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
-            return cls(manifest, prompt_embeds, additional_information)
+        try:
+            return cls._decode(buffer, limits, key, stage)
+        except PayloadError as error:
+            raise named(error, key=key, stage=stage) from error
+
+    @classmethod
+    def _decode(cls, buffer: Buffer, limits: PayloadLimits, key: str | None, stage: str | None) -> Payload:
+        header, data = split_file(buffer, limits)
+        metadata = _read_metadata(header.pop(METADATA, None))
+        manifest = load_manifest(metadata[_MANIFEST])
+        tensors = read_tensors(header, data, limits, is_name=is_tensor_name)
+        embeds = tensors.pop(PROMPT_EMBEDS, None)
+        prompt_embeds = PromptEmbedsPayload(embeds) if embeds is not None else None
+        additional_information = None
+        if _STRUCTURE in metadata or _VALUES in metadata:
+            additional_information = AdditionalInformationPayload(
+                load_structure(metadata.get(_STRUCTURE, "{}"), tensors),
+                load_values(metadata.get(_VALUES, "{}"), limits),
+                key=key,
+                stage=stage,
+            )
+        if tensors:
+            raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
+        return cls(manifest, prompt_embeds, additional_information)
 
 
 def _read_metadata(metadata: object) -> dict[str, str]:

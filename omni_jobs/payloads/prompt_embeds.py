@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.payloads.limits import PayloadLimits
 from omni_jobs.payloads.names import PROMPT_EMBEDS
-from omni_jobs.payloads.refusals import named_refusals, shown
+from omni_jobs.payloads.refusals import named, shown
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
 from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
@@ -55,13 +55,15 @@ class PromptEmbedsPayload:
         Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it.
         The numbers are not looked at: ``check_finite`` does that.
         """
-        with named_refusals(key=key, within=PROMPT_EMBEDS):
+        try:
             header, data = split_file(buffer, limits)
             _check_metadata(header.pop(METADATA, {}))
             if PROMPT_EMBEDS not in header:
                 raise PayloadCorrupt("missing: the file has no tensor of that name", field=PROMPT_EMBEDS)
             tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
             return cls(tensors[PROMPT_EMBEDS])
+        except PayloadError as error:
+            raise named(error, key=key, within=PROMPT_EMBEDS) from error
 
     def check_finite(self, *, key: str | None = None) -> None:
         """Read every element; raises PayloadCorrupt for an infinity or a NaN, which would spread through a batch."""

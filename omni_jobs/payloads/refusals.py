@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
-__all__ = ["named_refusals", "shown", "too_many"]
+__all__ = ["named", "shown", "too_many"]
 
 _SHOWN_CHARACTERS = 80
 
@@ -28,17 +25,15 @@ def too_many(size: int, limit: int) -> str:
     return f"{size} bytes, the limit is {limit}"
 
 
-@contextmanager
-def named_refusals(*, key: str | None, stage: str | None = None, within: str | None = None) -> Iterator[None]:
-    """Raise what a decoder refuses as PayloadTooLarge or PayloadCorrupt that names the key and the stage.
+def named(
+    error: PayloadError, *, key: str | None, stage: str | None = None, within: str | None = None
+) -> PayloadTooLarge | PayloadCorrupt:
+    """What a decoder refuses, with the key and the stage.
 
-    ``within`` stands before every field that does not begin with it.
+    ``within`` stands before a field that does not begin with it.
     """
-    try:
-        yield
-    except PayloadError as error:
-        kind = PayloadTooLarge if isinstance(error, PayloadTooLarge) else PayloadCorrupt
-        field = error.field
-        if within is not None and field != within and not (field or "").startswith(f"{within}."):
-            field = f"{within}.{field}" if field else within
-        raise kind(error.message, field=field, key=key, stage=stage) from error
+    kind = PayloadTooLarge if isinstance(error, PayloadTooLarge) else PayloadCorrupt
+    field = error.field
+    if within is not None and field != within and not (field or "").startswith(f"{within}."):
+        field = f"{within}.{field}" if field else within
+    return kind(error.message, field=field, key=key, stage=stage)
