@@ -134,8 +134,10 @@ class Database:
         self.dialect: str = self._engine.dialect.name
         self._writing = self._engine.execution_options(omni_jobs_writing=True)
         self._reading: Engine = self._engine
+        self._alone = self._writing
         if self.dialect == "postgresql":
             self._reading = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -152,6 +154,10 @@ class Database:
         Raises DatabaseUnavailable when the trouble lasts.
         """
         return self._persist(self._writing, transaction)
+
+    def run_alone(self, statement: Callable[[Connection], T]) -> T:
+        """``run`` for a transaction of one statement: PostgreSQL begins and commits it with the statement itself."""
+        return self._persist(self._alone, statement)
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Call ``query`` on one consistent state. Raises DatabaseUnavailable."""

@@ -137,7 +137,7 @@ class Jobs:
         after an error; pass no hint of a stage run you know you hold.
         Raises Fenced when the worker has no live lease.
         """
-        return self._db.run(partial(claims.claim, worker_id=worker_id, hints=hints)).read()
+        return claims.claim_alone(self._db, worker_id, hints)
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record how far attempts are; those that no longer run are passed over."""

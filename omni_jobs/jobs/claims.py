@@ -5,13 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, bindparam, exists, literal_column, null, select, type_coerce, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from omni_jobs.batch import in_pairs, listed, one_of
-from omni_jobs.db import now
+from omni_jobs.db import Database, now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
 from omni_jobs.models import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
@@ -19,7 +34,7 @@ from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
-__all__ = ["Claimed", "claim"]
+__all__ = ["Claimed", "claim", "claim_alone"]
 
 _AnyRow = Row[*tuple[Any, ...]]
 
@@ -56,32 +71,39 @@ _OF_STAGE_RUN = (
     type_coerce(StageRunRow.failures, Text).label("failures"),
     StageRunRow.started_at,
 )
-_CLAIM_IF_QUEUED = (
-    update(StageRunRow)
-    .where(
-        StageRunRow.id.in_(
-            select(StageRunRow.id)
-            .where(
-                *_IN_PAIRS,
-                state_seen(StageRunRow.state, StageRunState.QUEUED),
-                StageRunRow.due <= now(),
-                _HAS_LEASE,
+
+
+def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
+    return (
+        update(StageRunRow)
+        .where(
+            StageRunRow.id.in_(
+                select(StageRunRow.id)
+                .where(
+                    *_IN_PAIRS,
+                    state_seen(StageRunRow.state, StageRunState.QUEUED),
+                    StageRunRow.due <= now(),
+                    _HAS_LEASE,
+                    *more,
+                )
+                .order_by(StageRunRow.id)
+                .with_for_update(skip_locked=True, of=StageRunRow)
+                .correlate(None)
             )
-            .order_by(StageRunRow.id)
-            .with_for_update(skip_locked=True, of=StageRunRow)
-            .correlate(None)
         )
+        .values(
+            state=literal(StageRunState.RUNNING),
+            attempt=StageRunRow.attempt + literal_column("1"),
+            owner=bindparam("worker"),
+            started_at=now(),
+            reason=null(),
+            progress=null(),
+        )
+        .returning(*_OF_STAGE_RUN)
     )
-    .values(
-        state=literal(StageRunState.RUNNING),
-        attempt=StageRunRow.attempt + literal_column("1"),
-        owner=bindparam("worker"),
-        started_at=now(),
-        reason=null(),
-        progress=null(),
-    )
-    .returning(*_OF_STAGE_RUN)
-)
+
+
+_CLAIM_IF_QUEUED = _claim_if_queued()
 _CLAIMED_BEFORE = select(*_OF_STAGE_RUN).where(
     *_IN_PAIRS,
     state_seen(StageRunRow.state, StageRunState.RUNNING),
@@ -93,26 +115,80 @@ _START_IF_QUEUED = (
     .values(state=literal(JobState.IN_PROGRESS), started_at=bindparam("at"))
 )
 _JOBS = select(*_OF_JOB).where(one_of(JobRow.id, _ids))
-_PAYLOADS = select(
-    StageRunRow.job_id,
+_OF_PAYLOAD = (
     StageRunRow.stage,
     type_coerce(StageRunRow.payload_ref, Text).label("payload_ref"),
     StageRunRow.payload_inline,
-).where(one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED))
+)
+_PAYLOADS = select(StageRunRow.job_id, *_OF_PAYLOAD).where(
+    one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
+)
+_FEW = 16
+
+
+def _at_once() -> Select[Any]:
+    """All that a claim does as one statement of PostgreSQL: (stage run, its job, one of the payloads it takes).
+
+    In the order of the locks: the jobs are locked before the stage runs are looked at. What another
+    transaction has changed meanwhile PostgreSQL looks at again before it locks it.
+    """
+    nobody_started = _LOCK_JOBS_NOBODY_STARTED.with_only_columns(JobRow.id).cte("nobody_started")
+    locked_first = select(func.count()).select_from(nobody_started).scalar_subquery() >= literal_column("0")
+    claimed = _claim_if_queued(locked_first).cte("claimed")
+    started = (
+        update(JobRow)
+        .where(_among(JobRow.id, select(nobody_started.c.id)), JobRow.id.in_(select(claimed.c.job_id)))
+        .values(state=literal(JobState.IN_PROGRESS), started_at=now())
+        .returning(literal_column("1"))
+        .cte("started")
+    )
+    takers = select(claimed.c.job_id).where(claimed.c.inputs != literal_column("'[]'"))
+    payloads = (
+        select(StageRunRow.job_id, *_OF_PAYLOAD)
+        .where(_among(StageRunRow.job_id, takers), state_seen(StageRunRow.state, StageRunState.SUCCEEDED))
+        .cte("payloads")
+    )
+    jobs = select(*_OF_JOB).where(_among(JobRow.id, select(claimed.c.job_id))).cte("of_jobs")
+    return (
+        select(claimed, jobs, payloads.c.stage, payloads.c.payload_ref, payloads.c.payload_inline)
+        .select_from(
+            claimed.join(jobs, jobs.c.id == claimed.c.job_id).outerjoin(payloads, payloads.c.job_id == claimed.c.job_id)
+        )
+        .add_cte(started)
+    )
+
+
+def _among(column: Any, found: Select[Any]) -> ColumnElement[bool]:
+    """The column is one of those found: as an array, or a plan of the table's first minute would walk all of it."""
+    return column == func.any(func.array(found.scalar_subquery()))  # type: ignore[no-any-return]
+
+
+_AT_ONCE = _at_once()
+_JOB_FROM = len(_OF_STAGE_RUN)  # the columns of a row of it
+_PAYLOAD_FROM = _JOB_FROM + len(_OF_JOB)
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """Rows of stage runs that are the worker's now; read when the transaction has ended."""
 
-    _runs: Sequence[_AnyRow] = ()  # in the order of the hints
-    _jobs: Mapping[str, _AnyRow] = field(default_factory=dict)
-    _payloads: Mapping[tuple[str, str], _AnyRow] = field(default_factory=dict)  # by job and stage that made it
+    _runs: Sequence[Sequence[Any]] = ()  # the columns _OF_STAGE_RUN, in the order of the hints
+    _jobs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # _OF_JOB
+    # By job and stage that made it: reference, or the bytes.
+    _payloads: Mapping[tuple[str, str], tuple[str | None, bytes | None]] = field(default_factory=dict)
 
     def read(self) -> list[Claim]:
         return [self._claim(run) for run in self._runs]
 
-    def _claim(self, run: _AnyRow) -> Claim:
+    def missed(self, attempts: Mapping[int, int]) -> dict[int, int]:
+        """Those of these stage runs that are not here."""
+        found = {run[0] for run in self._runs}
+        return {stage_run_id: attempt for stage_run_id, attempt in attempts.items() if stage_run_id not in found}
+
+    def with_more(self, more: Claimed) -> Claimed:
+        return Claimed([*self._runs, *more._runs], {**self._jobs, **more._jobs}, {**self._payloads, **more._payloads})
+
+    def _claim(self, run: Sequence[Any]) -> Claim:
         id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
         _, pipeline, version, request, media, seed, modalities = self._jobs[job_id]
         inputs = _names(takes)
@@ -128,7 +204,7 @@ class Claimed:
             media=() if inputs or media == "[]" else json.loads(media),
             seed=seed,
             modalities=_names(modalities),
-            upstream={earlier: _payload(self._payloads[job_id, earlier]) for earlier in inputs},
+            upstream={earlier: _payload(*self._payloads[job_id, earlier]) for earlier in inputs},
             capture=capture,
             failures=failures,
             alone=bool(failures) and is_last_chance(failures, RetryLimits(**json.loads(limits or "{}"))),
@@ -136,11 +212,50 @@ class Claimed:
         )
 
 
-def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> Claimed:
+def claim_alone(db: Database, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
     """Claim what can be claimed of ``hints``; see :meth:`omni_jobs.jobs.Jobs.claim`."""
+    attempts = _attempts(hints)
+    found: list[Claim] = []
+    if db.dialect == "postgresql" and 0 < len(attempts) <= _FEW:
+        claimed = db.run_alone(partial(_claim_few, worker_id=worker_id, attempts=attempts))
+        found, attempts = claimed.read(), claimed.missed(attempts)
+    return found + db.run(partial(_claim_many, worker_id=worker_id, attempts=attempts)).read() if attempts else found
+
+
+def claim(tx: Connection, worker_id: str, hints: Sequence[tuple[int, int]]) -> Claimed:
+    """The same as a part of a transaction."""
+    attempts = _attempts(hints)
+    if tx.dialect.name != "postgresql" or not 0 < len(attempts) <= _FEW:
+        return _claim_many(tx, worker_id, attempts)
+    claimed = _claim_few(tx, worker_id, attempts)
+    missed = claimed.missed(attempts)
+    return claimed.with_more(_claim_many(tx, worker_id, missed)) if missed else claimed
+
+
+def _attempts(hints: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Each stage run once."""
     attempts: dict[int, int] = {}
     for stage_run_id, attempt in hints:
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
+    return attempts
+
+
+def _claim_few(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> Claimed:
+    """In one round trip to PostgreSQL, each of which costs more than the claim.
+
+    Of what that does not give, ``_claim_many`` tells a hint that was stale from a lost lease, and from
+    a claim whose answer was lost.
+    """
+    parameters = {"ids": listed(attempts), "pairs": listed(attempts.items()), "worker": worker_id}
+    runs, jobs, payloads = {}, {}, {}
+    for row in tx.execute(_AT_ONCE, parameters):
+        run, job, (stage, ref, inline) = row[:_JOB_FROM], row[_JOB_FROM:_PAYLOAD_FROM], row[_PAYLOAD_FROM:]
+        runs[run[0]], jobs[job[0]], payloads[job[0], stage] = run, job, (ref, inline)
+    return Claimed([runs[stage_run_id] for stage_run_id in attempts if stage_run_id in runs], jobs, payloads)
+
+
+def _claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> Claimed:
+    """In some statements, however many there are."""
     if not attempts:
         return Claimed()
     nobody_started = tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).all()
@@ -159,20 +274,17 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> C
         tx.execute(_START_IF_QUEUED, {"ids": listed(started), "at": runs[0].started_at})
     if others := {run.job_id for run in runs} - jobs.keys():
         jobs.update((job.id, job) for job in tx.execute(_JOBS, {"ids": listed(others)}).all())
-    payloads: dict[tuple[str, str], _AnyRow] = {}
+    payloads: dict[tuple[str, str], tuple[str | None, bytes | None]] = {}
     if takers := {run.job_id for run in runs if _names(run.inputs)}:
-        found = tx.execute(_PAYLOADS, {"ids": listed(takers)}).all()
-        payloads = {(payload.job_id, payload.stage): payload for payload in found}
+        for job_id, stage, ref, inline in tx.execute(_PAYLOADS, {"ids": listed(takers)}).all():
+            payloads[job_id, stage] = (ref, inline)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run.id])
     return Claimed(runs, jobs, payloads)
 
 
-def _payload(row: _AnyRow) -> ObjectRef | bytes | None:
-    if row.payload_ref is None:
-        found: bytes | None = row.payload_inline
-        return found
-    return ObjectRef.model_validate_json(row.payload_ref)
+def _payload(ref: str | None, inline: bytes | None) -> ObjectRef | bytes | None:
+    return inline if ref is None else ObjectRef.model_validate_json(ref)
 
 
 @lru_cache(maxsize=1024)
