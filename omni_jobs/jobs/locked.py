@@ -455,13 +455,14 @@ class LockedJobs:
     def _unneeded_payloads(self) -> list[Run]:
         """Whose payloads no stage needs any more: of jobs that completed, and large ones all stages have taken."""
         unneeded: list[Run] = []
+        just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken them yet
         for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
             runs = self._runs_of_job[job_id]
             if self.states[job_id] == JobState.COMPLETED:
                 unneeded += [run for run in runs if run.has_payload]
             else:
                 unneeded += unneeded_payloads(runs)
-        return unneeded
+        return [run for run in unneeded if run.id not in just_made]
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
         """What to publish for those of ``runs`` that may be claimed at once."""

@@ -56,6 +56,32 @@ def jobs(database: Database) -> Jobs:
     return Jobs(database)
 
 
+@pytest.mark.parametrize("at_once", [1, 5, 20])  # PostgreSQL claims few by another statement than many
+def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
+    wanted = [new_job(DIAMOND, seed=number, request={"number": number}) for number in range(20)]
+    hints = [hint for job in wanted for hint in jobs.submit(job).hints]
+    register(jobs, "w", slots=100)
+    claims = [each for n in range(0, 20, at_once) for each in claim(jobs, "w", hints[n : n + at_once])]
+    assert [(each.job_id, each.stage, each.attempt, each.request, each.seed, each.upstream) for each in claims] == [
+        (job.job_id, "a", 1, job.request, job.seed, {}) for job in wanted
+    ]
+    assert {jobs.get(job.job_id).status for job in wanted} == {JobState.IN_PROGRESS}
+    assert all(jobs.get(each.job_id).stages[0].worker == "w" for each in claims)
+    payloads = [done(each, "w", inline_payload=bytes([n]), payload_bytes=1) for n, each in enumerate(claims)]
+    hints = [hint for outcome in jobs.complete(payloads) for hint in outcome.hints]
+    claims = [each for n in range(0, 40, at_once) for each in claim(jobs, "w", hints[n : n + at_once])]
+    assert [(each.stage, each.upstream) for each in claims] == [
+        (stage, {"a": bytes([n])}) for n in range(20) for stage in ("b", "c")
+    ]
+    # Again: by the same hints what is held counts as claimed, what is stale is left out.
+    stale = [Hint(hints[0].stage_run_id, 7, hints[0].queue)]
+    assert [each.stage_run_id for each in claim(jobs, "w", [*hints[:at_once], *stale])] == [
+        hint.stage_run_id for hint in hints[:at_once] if hint.stage_run_id != stale[0].stage_run_id
+    ]
+    with pytest.raises(Fenced):
+        claim(jobs, "nobody", hints[:at_once])
+
+
 @pytest.fixture(params=["heard", "lost"])
 def jobs_or_forgetful(request: pytest.FixtureRequest, database_url: str) -> Iterator[Jobs]:
     """Jobs as they are, and with every commit's answer lost once: both must behave alike."""

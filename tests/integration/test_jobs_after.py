@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -248,7 +249,30 @@ def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
     assert [hint.queue for hint in jobs.retry(job.job_id)] == ["echo.d"]
 
 
+def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, database: Database) -> None:
+    job = new_job(DIAMOND)
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    while hints:
+        kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
+        claims = claim(jobs, "w", hints)
+        made = [{"inline_payload": b"abc", "payload_bytes": 3} if each.capture else {} for each in claims]
+        outcomes = jobs.complete([done(each, "w", **more) for each, more in zip(claims, made, strict=True)])
+        hints = [hint for outcome in outcomes for hint in outcome.hints]
+    assert kept == 3  # until then each was there for a retry
+    assert read(database, "SELECT count(payload_inline) FROM stage_runs") == 0
+    assert [stage.payload_bytes for stage in jobs.get(job.job_id).stages] == [3, 3, 3, 0]
+    assert jobs.garbage() == []
+    with pytest.raises(Conflict, match="retry from stage a"):
+        jobs.retry(job.job_id, "d")
+    assert [hint.queue for hint in jobs.retry(job.job_id, "a")] == ["echo.a"]
+
+
 # retention
+
+
+def read(database: Database, query: str) -> Any:
+    return database.read(lambda tx: tx.execute(text(query)).scalar())
 
 
 def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
@@ -319,6 +343,22 @@ def test_payloads_of_completed_jobs_go_at_once(jobs: Jobs) -> None:
     assert jobs.get(job_id).stages[0].payload_bytes is not None
     with pytest.raises(Conflict, match="retry from stage first"):
         jobs.retry(job_id, "second")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
+    jobs: Jobs, database: Database, lost: bool
+) -> None:
+    patient = Jobs(database, prune_after_s=KEEP.completed_s)
+    hints = patient.submit(new_job({"only": []})).hints
+    register(patient, "w", lease_s=10_000)
+    if lost:  # it may have left a payload that nobody knows of
+        (claimed,) = claim(patient, "w", hints)
+        hints = patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    complete_all(patient, "w", hints)
+    assert patient.prune(KEEP).looked_at == (1 if lost else 0)
+    pass_time(database, KEEP.completed_s + 1)
+    assert patient.prune(KEEP) == Pruned(looked_at=1, inputs=1)
 
 
 def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
