@@ -14,7 +14,7 @@ planned anew for each number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any, Self
 
@@ -36,7 +36,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
@@ -72,7 +72,6 @@ class Batch:
         self._one = str(compiled)
         self._in_order = None if order == self._names else itemgetter(*(self._names.index(name) for name in order))
         self._many = many
-        self._alone = many(0).execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
         self._has_keys = isinstance(one, Update)
 
     @classmethod
@@ -100,11 +99,17 @@ class Batch:
         one = sqlite.insert(target).values({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
 
         def many(number: int) -> UpdateBase:
+            from sqlalchemy.dialects import postgresql  # takes long to load: SQLite does without
+
             given = _record_set(columns, number)
             rows = postgresql.insert(target).from_select(list(given), select(*given.values()))
             return rows.on_conflict_do_nothing() if unless_there else rows
 
         return cls(columns, one.on_conflict_do_nothing() if unless_there else one, many)
+
+    @cached_property
+    def _alone(self) -> UpdateBase:
+        return self._many(0).execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
 
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         """How many rows of the table it changed. ``rows`` give the columns in their order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -126,6 +126,7 @@ _PAYLOADS = select(StageRunRow.job_id, *_OF_PAYLOAD).where(
 _FEW = 16
 
 
+@cache
 def _at_once() -> Select[Any]:
     """All that a claim does as one statement of PostgreSQL: (stage run, its job, one of the payloads it takes).
 
@@ -163,8 +164,7 @@ def _among(column: Any, found: Select[Any]) -> ColumnElement[bool]:
     return column == func.any(func.array(found.scalar_subquery()))  # type: ignore[no-any-return]
 
 
-_AT_ONCE = _at_once()
-_JOB_FROM = len(_OF_STAGE_RUN)  # the columns of a row of it
+_JOB_FROM = len(_OF_STAGE_RUN)  # the columns of a row of ``_at_once``
 _PAYLOAD_FROM = _JOB_FROM + len(_OF_JOB)
 
 
@@ -248,7 +248,7 @@ def _claim_few(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> C
     """
     parameters = {"ids": listed(attempts), "pairs": listed(attempts.items()), "worker": worker_id}
     runs, jobs, payloads = {}, {}, {}
-    for row in tx.execute(_AT_ONCE, parameters):
+    for row in tx.execute(_at_once(), parameters):
         run, job, (stage, ref, inline) = row[:_JOB_FROM], row[_JOB_FROM:_PAYLOAD_FROM], row[_PAYLOAD_FROM:]
         runs[run[0]], jobs[job[0]], payloads[job[0], stage] = run, job, (ref, inline)
     return Claimed([runs[stage_run_id] for stage_run_id in attempts if stage_run_id in runs], jobs, payloads)
