@@ -101,7 +101,7 @@ class Files:
     # Reading
 
     def map_and_digest(self) -> None:
-        with (self._directory / "stored" / KEY).open("rb") as file:
+        with self._stores[False].path(KEY).open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             xxhash.xxh3_128(data).hexdigest()
             data.close()

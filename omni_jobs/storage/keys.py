@@ -25,7 +25,7 @@ __all__ = [
     "payload_key",
 ]
 
-MAX_KEY_LENGTH: Final = 512
+MAX_KEY_LENGTH: Final = 240  # a local store's file names hold most of it, and 255 bytes at most
 
 # Segments start with a letter, a digit or "_": no "..", no hidden file, no empty one.
 _SEGMENT: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"

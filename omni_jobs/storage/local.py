@@ -1,6 +1,8 @@
 """Objects as files in a directory: the embedded default.
 
-A key is a path under the directory. An object is written beside it in ``.partial`` (on
+The first two segments of a key are directories, the rest is the file's name, with ","
+for "/": a directory of its own for each job, and more within, would cost a put and a
+delete more than the bytes do. Directories stay. An object is written in ``.partial`` (on
 the same filesystem) and renamed to its place. With ``sync`` (the setting
 ``storage_sync``, on by default) file and directory are synced before a put returns, so
 that a row in SQL never refers to bytes that a power loss took; a killed process loses
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 _PARTIAL: Final = ".partial"
 _ABANDONED_S: Final = 3600.0  # since its last byte: nobody writes it any more
-_RENAME_TRIES: Final = 20
+_DIRECTORIES: Final = 2
 
 
 class LocalObjectStore(ObjectStore):
@@ -62,6 +64,7 @@ class LocalObjectStore(ObjectStore):
         self._sync = sync
         self._min_free_bytes = min_free_bytes
         self._was_there = False
+        self._lasting: set[Path] = set()  # directories whose own entries are synced
         try:
             self.prepare()
             self.remove_abandoned()
@@ -122,17 +125,19 @@ class LocalObjectStore(ObjectStore):
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            path = self._path(key)
-            with translated_os_errors("deleting the object", key):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    path.unlink()
-                self._remove_empty(path.parent)
+            path = self.path(key)
+            with translated_os_errors("deleting the object", key), suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        check_prefix(prefix)
-        folder, _, _ = prefix.rpartition("/")
+        *folders, _ = check_prefix(prefix).split("/", _DIRECTORIES)
         with translated_os_errors("listing the objects", prefix):
-            yield from self._walk(self._directory / folder, f"{folder}/" if folder else "", prefix)
+            yield from self._walk(folders, prefix)
+
+    def path(self, key: str) -> Path:
+        """The file of an object, whether it is there or not. Raises StorageError for no key."""
+        *folders, name = check_key(key).split("/", _DIRECTORIES)
+        return self._directory.joinpath(*folders, name.replace("/", ","))
 
     def prepare(self) -> None:
         with translated_os_errors("creating the object directory", str(self._directory)):
@@ -185,7 +190,7 @@ class LocalObjectStore(ObjectStore):
 
     def _place(self, key: str, write: Callable[[Path], int]) -> int:
         """Write a partial file, then rename it to its key."""
-        target = self._path(key)
+        target = self.path(key)
         self._prepare_once()
         partial = self._partial / uuid.uuid4().hex
         with translated_os_errors("storing the object", key):
@@ -198,45 +203,37 @@ class LocalObjectStore(ObjectStore):
         return size
 
     def _rename(self, partial: Path, target: Path, key: str) -> None:
-        for tries_left in reversed(range(_RENAME_TRIES)):
+        folder = target.parent
+        try:
+            self._make_lasting(folder)
             try:
-                changed = self._make_directories(target.parent)
                 partial.replace(target)
-                break
-            except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-                if self._is_blocked(target):
-                    raise StorageError("the key stands above or below another one", key=key) from error
-                if not tries_left:  # else a delete took the directory while it was empty
-                    raise
+            except FileNotFoundError:  # somebody took the directory away
+                self._lasting.discard(folder)
+                self._make_lasting(folder)
+                partial.replace(target)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+            raise StorageError("the key stands above or below another one", key=key) from error
         if self._sync:
-            for directory in changed:
-                with suppress(FileNotFoundError):  # deleted again meanwhile
-                    sync_directory(directory)
+            sync_directory(folder)
 
-    def _make_directories(self, folder: Path) -> set[Path]:
-        """Create a directory; those whose entries a put changes."""
-        changed = {folder}
-        missing = folder
-        while missing != self._directory and not missing.exists():
-            missing = missing.parent
-            changed.add(missing)
+    def _make_lasting(self, folder: Path) -> None:
+        """Create a directory, once, and have the entries on the way to it survive a power loss."""
+        if folder in self._lasting:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        return changed
-
-    def _is_blocked(self, target: Path) -> bool:
-        """Whether a directory stands where the object would, or an object where its directory would."""
-        above = target.relative_to(self._directory).parents
-        return target.is_dir() or any((self._directory / folder).is_file() for folder in above)
+        above = folder
+        while self._sync and above != self._directory:
+            above = above.parent
+            sync_directory(above)
+        self._lasting.add(folder)
 
     # Reading
-
-    def _path(self, key: str) -> Path:
-        return self._directory / check_key(key)
 
     def _open(self, ref: ObjectRef) -> int:
         """An open file of the right size."""
         try:
-            fd = os.open(self._path(ref.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self.path(ref.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectMissing(key=ref.key) from error
         except OSError as error:
@@ -251,35 +248,22 @@ class LocalObjectStore(ObjectStore):
             raise
         return fd
 
-    def _walk(self, folder: Path, at: str, prefix: str) -> Iterator[StoredObject]:
-        """Objects under one directory, depth first."""
+    def _walk(self, folders: Sequence[str], prefix: str) -> Iterator[StoredObject]:
+        """Objects of one directory and those within, by name."""
         try:
-            with os.scandir(folder) as found:
+            with os.scandir(self._directory.joinpath(*folders)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in entries:
-            key = f"{at}{entry.name}"
+            key = "/".join((*folders, entry.name.replace(",", "/")))
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                below = f"{key}/"
-                if below.startswith(prefix) or prefix.startswith(below):
-                    yield from self._walk(folder / entry.name, below, prefix)
+                is_above = f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/")
+                if is_above and len(folders) < _DIRECTORIES:
+                    yield from self._walk((*folders, entry.name), prefix)
             elif key.startswith(prefix):
                 with suppress(FileNotFoundError):
                     about = entry.stat()
                     yield StoredObject(key, about.st_size, datetime.fromtimestamp(about.st_mtime, UTC))
-
-    # Clean-up
-
-    def _remove_empty(self, folder: Path) -> None:
-        """Remove the directories that a delete left empty, up to the store's own."""
-        while folder != self._directory:
-            try:
-                folder.rmdir()
-            except FileNotFoundError:
-                pass
-            except OSError:  # not empty
-                return
-            folder = folder.parent

@@ -130,7 +130,7 @@ class StoredBytes:
             if root is None:
                 raise ValueError("neither a directory nor S3")
             for path in root.rglob("*"):
-                key = path.relative_to(root).as_posix()
+                key = path.relative_to(root).as_posix().replace(",", "/")
                 if path.is_file() and not key.startswith("."):
                     about = path.stat()
                     yield key, about.st_size, about.st_mtime
@@ -143,7 +143,8 @@ class StoredBytes:
     def read(self, key: str) -> bytes | None:
         """None when it is not there."""
         if self.s3 is None:
-            path = Path(self.directory or ".") / key
+            shelf, shard, name = key.split("/", 2)
+            path = Path(self.directory or ".") / shelf / shard / name.replace("/", ",")
             return path.read_bytes() if path.is_file() else None
         client = self._client()
         try:

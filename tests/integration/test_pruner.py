@@ -263,7 +263,7 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(
     for key in (stuck, *(payload_key(f"job-{uuid4().hex}", "first", 1) for _ in range(5))):
         store.put(key, [b"x"])
     pruner = Pruner(jobs, store, settings)
-    with immutable(tmp_path / "objects" / stuck):
+    with immutable(tmp_path / "objects" / stuck.replace("/payloads/first/", ",payloads,first,")):
         for _ in range(2):
             job_id = completed(jobs, store)
             pruner.once()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import socket
 import threading
 import time
@@ -35,6 +36,7 @@ from omni_jobs.storage import (
     open_store,
     payload_key,
 )
+from omni_jobs.storage.keys import MAX_KEY_LENGTH
 from tests.services.seaweedfs import SeaweedFS
 
 KEY = payload_key("job-1", "thinker", 1)
@@ -302,26 +304,36 @@ class TestLocal:
 
     def test_a_byte_that_rots_on_the_disk(self, store: LocalObjectStore, tmp_path: Path) -> None:
         ref = store.put(KEY, [bytes(10_000)])
-        with (tmp_path / "objects" / KEY).open("r+b") as file:
+        with store.path(KEY).open("r+b") as file:
             file.seek(5000)
             file.write(b"\x01")
         with pytest.raises(ObjectCorrupt):
             store.read(ref, max_bytes=MIB)
 
-    def test_a_job_leaves_no_directory(self, store: LocalObjectStore, tmp_path: Path) -> None:
+    def test_a_job_makes_no_directory(self, store: LocalObjectStore, tmp_path: Path) -> None:
         store.put(KEY, [b"x"])
         store.put(input_key("job-1", 0), [b"x"])
-        store.delete([KEY])
-        assert (tmp_path / "objects" / job_prefix("job-1")).is_dir()
-        store.delete([input_key("job-1", 0)])
-        assert not (tmp_path / "objects/jobs").exists()
-        store.check()
+        shard = (tmp_path / "objects" / job_prefix("job-1")).parent
+        assert sorted(path.name for path in shard.iterdir()) == ["job-1,inputs,0", "job-1,payloads,thinker,1"]
+        store.delete([KEY, input_key("job-1", 0)])
+        assert list(shard.iterdir()) == []
+
+    def test_a_directory_that_somebody_took_away(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        store.put(KEY, [b"x"])
+        shutil.rmtree(tmp_path / "objects/jobs")
+        assert store.read(store.put(KEY, [b"y"]), max_bytes=1) == b"y"
+
+    def test_the_longest_key(self, store: LocalObjectStore) -> None:
+        key = f"a/b/{'c' * 199}/{'d' * 36}"
+        assert len(key) == MAX_KEY_LENGTH
+        store.put(key, [b"x"])
+        assert key in {found.key for found in store.list("a/b/")}
 
     def test_put_file_links_within_a_filesystem(self, store: LocalObjectStore, tmp_path: Path) -> None:
         path = tmp_path / "spooled"
         path.write_bytes(b"x" * 1000)
         store.put_file(KEY, path)
-        assert (tmp_path / "objects" / KEY).stat().st_ino == path.stat().st_ino
+        assert store.path(KEY).stat().st_ino == path.stat().st_ino
 
     @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no other filesystem")
     def test_put_file_from_another_filesystem(self, store: LocalObjectStore) -> None:

@@ -58,7 +58,7 @@ def test_a_job_passes_both_stages(stack: EchoStack, payload_bytes: int) -> None:
     assert (first.attempt, second.attempt) == (1, 1)
     assert first.payload_bytes >= payload_bytes
     assert second.payload_bytes == 0  # nobody takes it
-    stored = list((stack.directory / "objects").rglob(f"{view.id}/payloads/first/1"))
+    stored = list((stack.directory / "objects").rglob(f"{view.id},payloads,first,1"))
     assert bool(stored) == bool(payload_bytes)
 
 

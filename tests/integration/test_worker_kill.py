@@ -134,7 +134,7 @@ def test_broken_payloads_fail_their_jobs_and_the_worker_lives(sqlite_stack: Echo
 
     for name, job_id in broken.items():
         sqlite_stack.until(lambda job_id=job_id: first_done(job_id), 10)  # type: ignore[misc]
-        (file,) = (sqlite_stack.directory / "objects").rglob(f"{job_id}/payloads/first/1")
+        (file,) = (sqlite_stack.directory / "objects").rglob(f"{job_id},payloads,first,1")
         data = bytearray(file.read_bytes())
         file.chmod(0o600)
         if name == "cut":
