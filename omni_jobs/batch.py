@@ -126,10 +126,14 @@ class Batch:
 
     def parameters(self, number: int, rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
         """Those of ``part``."""
-        items = [dict(zip(self._names, row, strict=True)) for row in rows]
+        # What is missing is NULL as well, and need not be written or read.
+        items = [
+            {name: value for name, value in zip(self._names, row, strict=True) if value is not None} for row in rows
+        ]
         for name in self._bytes:
             for item in items:
-                item[name] = item[name] and item[name].hex()
+                if name in item:
+                    item[name] = item[name].hex()
         found = {f"rows{number}": encode_json(items)}
         if self._has_keys:
             found[f"keys{number}"] = listed(row[0] for row in rows)
