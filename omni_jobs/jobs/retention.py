@@ -107,8 +107,7 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
     inputs = [job for job in rest if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
     artifacts = [job for job in rest if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
     _throw_away(tx, [(job_id, job_prefix(job_id)) for job_id in whole])
-    if whole:
-        tx.execute(delete(JobRow).where(JobRow.id.in_(whole)))
+    _delete(tx, whole)
     _throw_away(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
     if payloads:
         tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
@@ -155,8 +154,16 @@ def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
-    old = select(EventRow.id).where(EventRow.at <= before).order_by(EventRow.at).limit(at_most)
-    return tx.execute(delete(EventRow).where(EventRow.id.in_(old))).rowcount
+    oldest = select(EventRow.id, EventRow.at).order_by(EventRow.id).limit(at_most).subquery()
+    return tx.execute(
+        delete(EventRow).where(EventRow.id.in_(select(oldest.c.id).where(oldest.c.at <= before)))
+    ).rowcount
+
+
+def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
+    if job_ids:
+        tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
+        tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
 def _throw_away(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
@@ -176,7 +183,7 @@ def delete_job(tx: Connection, job_id: str) -> None:
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
     _throw_away(tx, [(job_id, job_prefix(job_id))])
-    tx.execute(delete(JobRow).where(JobRow.id == job_id))
+    _delete(tx, [job_id])
 
 
 def _is_garbage(tx: Connection, job_id: str) -> bool:
