@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from operator import itemgetter
 from typing import Any, Self
 
 from sqlalchemy import (
@@ -33,6 +32,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    null,
     select,
 )
 from sqlalchemy import cast as sql_cast
@@ -48,6 +48,7 @@ __all__ = ["Batch", "Given", "in_pairs", "listed", "one_of", "run_all"]
 
 _FEW = 32  # rows for which a round trip costs more than to run a statement as a part of another
 _Type = type[TypeEngine[Any]]
+_Order = Sequence[int]
 Given = Mapping[str, ColumnElement[Any]]
 """The columns of the rows that a statement is run for."""
 
@@ -58,21 +59,22 @@ class Batch:
     Values go to the database as they are given: those of JSON columns are given as text.
     """
 
-    def __init__(self, columns: Mapping[str, _Type], one: UpdateBase, many: Callable[[int], UpdateBase]) -> None:
-        """``one`` runs for one row of bound parameters, ``many`` for a record set of all.
+    def __init__(
+        self, columns: Mapping[str, _Type], one: Callable[[Given], UpdateBase], many: Callable[[int], UpdateBase]
+    ) -> None:
+        """``one`` gives the statement for one row of these columns, ``many`` that for a record set of all.
 
         ``many`` is given the number of its parameters' names: one statement may hold several.
         """
         self._names = list(columns)
         self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
-        compiled: Any = one.compile(dialect=sqlite.dialect())
-        order: list[str] = compiled.positiontup
-        if foreign := set(order) - columns.keys():
-            raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
-        self._one = str(compiled)
-        self._in_order = None if order == self._names else itemgetter(*(self._names.index(name) for name in order))
+        self._bound: dict[str, ColumnElement[Any]] = {
+            name: bindparam(name, type_=type_()) for name, type_ in columns.items()
+        }
+        self._one = one
+        self._for_rows: dict[tuple[int, ...], tuple[str, _Order]] = {(): self._compiled(())}
         self._many = many
-        self._has_keys = isinstance(one, Update)
+        self._has_keys = isinstance(one(self._bound), Update)
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
@@ -87,7 +89,7 @@ class Batch:
             keys = bindparam(f"keys{number}", type_=Text)
             return statement(_record_set(columns, number)).where(one_of(key, keys))
 
-        return cls(columns, statement({name: bindparam(name, type_=type_()) for name, type_ in columns.items()}), many)
+        return cls(columns, statement, many)
 
     @classmethod
     def insert(cls, table: type[Base], columns: Mapping[str, _Type], *, unless_there: bool = False) -> Self:
@@ -96,7 +98,10 @@ class Batch:
         ``unless_there``: rows that would break a unique constraint are passed over.
         """
         target: Any = table.__table__
-        one = sqlite.insert(target).values({name: bindparam(name, type_=type_()) for name, type_ in columns.items()})
+
+        def one(given: Given) -> UpdateBase:
+            row = sqlite.insert(target).values(given)
+            return row.on_conflict_do_nothing() if unless_there else row
 
         def many(number: int) -> UpdateBase:
             from sqlalchemy.dialects import postgresql  # takes long to load: SQLite does without
@@ -105,7 +110,7 @@ class Batch:
             rows = postgresql.insert(target).from_select(list(given), select(*given.values()))
             return rows.on_conflict_do_nothing() if unless_there else rows
 
-        return cls(columns, one.on_conflict_do_nothing() if unless_there else one, many)
+        return cls(columns, one, many)
 
     @cached_property
     def _alone(self) -> UpdateBase:
@@ -116,9 +121,28 @@ class Batch:
         if not rows:
             return 0
         if tx.dialect.name == "sqlite":
-            in_order = rows if self._in_order is None else [self._in_order(row) for row in rows]
-            return tx.exec_driver_sql(self._one, list(in_order)).rowcount
+            statement, order = self._for(rows)
+            in_order = [tuple([row[n] for n in order]) for row in rows]
+            return tx.exec_driver_sql(statement, in_order).rowcount
         return tx.execute(self._alone, self.parameters(0, rows)).rowcount
+
+    def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _Order]:
+        """With SQLite: the statement for these rows, and which of their values it takes.
+
+        What is NULL in all of them is in its text: to bind None costs more than any other value.
+        """
+        nulls = tuple(n for n, value in enumerate(rows[0]) if value is None and all(row[n] is None for row in rows))
+        if nulls not in self._for_rows:
+            self._for_rows[nulls] = self._compiled(nulls)
+        return self._for_rows[nulls]
+
+    def _compiled(self, nulls: Sequence[int]) -> tuple[str, _Order]:
+        given = self._bound | {self._names[n]: null() for n in nulls}
+        compiled: Any = self._one(given).compile(dialect=sqlite.dialect())
+        order: list[str] = compiled.positiontup
+        if foreign := set(order) - set(self._names):
+            raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
+        return str(compiled), [self._names.index(name) for name in order]
 
     def part(self, number: int) -> CTE:
         """With PostgreSQL: the statement for all rows, as a part of another; it gives a row for each it changed."""

@@ -65,7 +65,7 @@ def encode_json(value: Any) -> str:
     except TypeError:  # also for lone surrogates and integers of more than 64 bits, which the columns can hold
         return _encode_exactly(value)
     # orjson writes text as UTF-8, and NaN as null.
-    return text.decode("ascii") if text.isascii() and b"null" not in text else _encode_exactly(value)
+    return text.decode("ascii") if text.isascii() and text.find(b"null") < 0 else _encode_exactly(value)
 
 
 def decode_json(text: str) -> Any:

@@ -37,6 +37,9 @@ class HandOff:
         self._store = store
         self._worker_id = worker_id
         self._inline_bytes = inline_bytes
+        self._limits = {
+            name: PayloadLimits(max_bytes=config.max_payload_bytes) for name, config in stage.pipeline.stages.items()
+        }
 
     # In.
 
@@ -56,7 +59,7 @@ class HandOff:
         )
 
     def _payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
-        limits = PayloadLimits(max_bytes=self._stage.pipeline.stage(stage).max_payload_bytes)
+        limits = self._limits[stage]
         if payload is None:
             raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
         if isinstance(payload, bytes):

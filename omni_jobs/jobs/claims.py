@@ -72,6 +72,8 @@ _OF_STAGE_RUN = (
     StageRunRow.started_at,
 )
 
+_ID, _JOB_ID, _INPUTS = 0, 1, 4  # SQLAlchemy's rows are slow to find a column by its name
+
 
 def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
     return (
@@ -259,27 +261,28 @@ def _claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> 
     if not attempts:
         return Claimed()
     nobody_started = tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).all()
-    jobs: dict[str, _AnyRow] = {job.id: job for job in nobody_started}
+    jobs: dict[str, _AnyRow] = {job[0]: job for job in nobody_started}
     these = {"pairs": listed(attempts.items()), "worker": worker_id}
     runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
     if len(runs) < len(attempts):
         if not tx.execute(select(_HAS_LEASE), {"worker": worker_id}).scalar_one():
             raise Fenced(f"worker {worker_id} has no lease")
-        missed = attempts.keys() - {run.id for run in runs}
+        missed = attempts.keys() - {run[_ID] for run in runs}
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
         runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
     if not runs:
         return Claimed()
-    if started := sorted(jobs.keys() & {run.job_id for run in runs}):
+    of_jobs = {run[_JOB_ID] for run in runs}
+    if started := sorted(jobs.keys() & of_jobs):
         tx.execute(_START_IF_QUEUED, {"ids": listed(started), "at": runs[0].started_at})
-    if others := {run.job_id for run in runs} - jobs.keys():
-        jobs.update((job.id, job) for job in tx.execute(_JOBS, {"ids": listed(others)}).all())
+    if others := of_jobs - jobs.keys():
+        jobs.update((job[0], job) for job in tx.execute(_JOBS, {"ids": listed(others)}).all())
     payloads: dict[tuple[str, str], tuple[str | None, bytes | None]] = {}
-    if takers := {run.job_id for run in runs if _names(run.inputs)}:
+    if takers := {run[_JOB_ID] for run in runs if _names(run[_INPUTS])}:
         for job_id, stage, ref, inline in tx.execute(_PAYLOADS, {"ids": listed(takers)}).all():
             payloads[job_id, stage] = (ref, inline)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
-    runs.sort(key=lambda run: order[run.id])
+    runs.sort(key=lambda run: order[run[_ID]])
     return Claimed(runs, jobs, payloads)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from omni_jobs.jobs.values import Hint
 from omni_jobs.retry import RetryLimits
@@ -42,8 +43,7 @@ class Run:
         return Hint(self.id, self.attempt, self.queue)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What is to be done to a job now."""
 
     job_state: JobState

@@ -257,8 +257,8 @@ class LockedJobs:
         self._tx = tx
         self._announce_after_s = announce_after_s
         self.now: float = locked[0].now if locked else 0.0
-        self._stored = {row.id: _JOB_STATES[row.state] for row in locked}
-        self._endings = {row.id: _JOB_STATES[row.ending] for row in locked if row.ending is not None}
+        self._stored = {job_id: _JOB_STATES[state] for job_id, state, _, _ in locked}
+        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in locked if ending is not None}
         self.states: dict[str, JobState] = dict(self._stored)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}

@@ -141,7 +141,7 @@ def test_an_unknown_voice_and_a_payload_without_information(processor: Thinker2T
     with pytest.raises(PayloadCorrupt):
         processor(source(replace(thinker_payload(), additional_information=None)))
     with pytest.raises(ModelError):
-        processor(replace(source(thinker_payload()), parameters=DiffusionParameters()))
+        processor(source(thinker_payload())._replace(parameters=DiffusionParameters()))
 
 
 def test_a_checkpoint_without_its_parts_is_a_config_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
