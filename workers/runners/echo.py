@@ -19,6 +19,7 @@ __all__ = ["EchoRunner"]
 
 _TICK_S = 0.2
 _TEXT_CHARACTERS = 1000  # of the prompt, in the payload's values; all of it is in the request
+_BLOCK_BYTES = 1 << 16
 _IN_THREAD_BYTES = 1 << 20  # below, making them is cheaper than a thread's turn
 
 
@@ -65,6 +66,8 @@ async def _wait(delay_s: float, progress: ProgressSink) -> None:
 
 
 def _bytes(seed: int, size: int) -> NDArray[Any]:
+    """A block of them, again and again: what is measured is how they travel, not how they are made."""
     if not size:
         return np.empty(0, dtype=np.uint8)
-    return np.random.PCG64(seed).random_raw(-(-size // 8)).view(np.uint8)[:size]
+    block = np.random.PCG64(seed).random_raw(-(-min(size, _BLOCK_BYTES) // 8)).view(np.uint8)
+    return np.resize(block, size)
