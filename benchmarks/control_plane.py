@@ -133,7 +133,7 @@ def _new_jobs(settings: Settings, count: int) -> list[NewJob]:
 
 
 def _is_done(db: Database, last: str) -> bool:
-    """Whether every job has ended; all are looked at only when the last one has, which the look would else slow down."""
+    """Whether every job has ended. All are looked at when the last one has: the look would slow them down."""
 
     def look(tx: Connection) -> bool:
         if tx.execute(_ENDED, {"id": last}).scalar_one() is None:

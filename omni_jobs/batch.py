@@ -25,6 +25,7 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
+    Row,
     Select,
     Text,
     Update,
@@ -74,6 +75,7 @@ class Batch:
         self._one = one
         self._for_rows: dict[tuple[int, ...], tuple[str, _Order]] = {(): self._compiled(())}
         self._many = many
+        self._returning: dict[tuple[Any, ...], UpdateBase] = {}
         self._has_keys = isinstance(one(self._bound), Update)
 
     @classmethod
@@ -125,6 +127,12 @@ class Batch:
             in_order = [tuple([row[n] for n in order]) for row in rows]
             return tx.exec_driver_sql(statement, in_order).rowcount
         return tx.execute(self._alone, self.parameters(0, rows)).rowcount
+
+    def returning(self, tx: Connection, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Sequence[Row[Any]]:
+        """With PostgreSQL: run it; these columns of the rows that it changed, in no order."""
+        if columns not in self._returning:
+            self._returning[columns] = self._many(0).returning(*columns)
+        return tx.execute(self._returning[columns], self.parameters(0, rows)).all() if rows else ()
 
     def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _Order]:
         """With SQLite: the statement for these rows, and which of their values it takes.

@@ -12,6 +12,8 @@ Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty
 from types import MethodType
@@ -30,6 +32,7 @@ __all__ = ["ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops
 
 logger = logging.getLogger(__name__)
 
+_MOMENT_S = 0.003  # some turns of Celery's hub
 _MAX_POISON = 10_000  # the list keeps the newest
 
 
@@ -51,15 +54,21 @@ def take_pops(
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
     """
+    last = -math.inf
     # redis-py's own client: kombu's would put the key prefix before a key that has it.
     client = redis.Redis(connection_pool=channel.pool)
 
     def take(reply: Any, **options: Any) -> None:
+        nonlocal last
         answered()
         if reply:
             key, raw = reply
-            give(key, raw)
-            take_more(key)
+            hints = give(key, raw)
+            # A message that is alone is what a queue without a backlog gives: a look for more would find none.
+            is_alone = hints < per_message and time.monotonic() - last > _MOMENT_S
+            if not is_alone:
+                take_more(key)
+            last = time.monotonic()
 
     def take_more(key: bytes) -> None:
         while (wanted := room()) > 0:
@@ -74,7 +83,8 @@ def take_pops(
             if len(found or ()) < count:
                 return
 
-    def give(key: bytes, raw: bytes) -> None:
+    def give(key: bytes, raw: bytes) -> int:
+        hints: Sequence[tuple[int, int]] = ()
         try:
             hints = read_hints(raw)
         except BadMessage as error:
@@ -82,6 +92,7 @@ def take_pops(
             _poison(client, _text(key) + POISON_SUFFIX, raw)
         else:
             offer(hints)
+        return len(hints)
 
     channel.client.set_response_callback("BRPOP", take)
 

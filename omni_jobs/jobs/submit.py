@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Connection, Integer, Row, Text, bindparam, select
 
 from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
@@ -73,7 +73,8 @@ _INSERT_STAGE_RUNS = Batch.insert(
 _THERE = select(JobRow.id, JobRow.request_digest, JobRow.idempotency_key).where(
     one_of(JobRow.id, bindparam("ids", type_=Text)) | one_of(JobRow.idempotency_key, bindparam("keys", type_=Text))
 )
-_HINTS = select(StageRunRow.job_id, StageRunRow.id, StageRunRow.attempt, StageRunRow.queue).where(
+_HINT = (StageRunRow.job_id, StageRunRow.id, StageRunRow.attempt, StageRunRow.queue)
+_HINTS = select(*_HINT).where(
     one_of(StageRunRow.job_id, bindparam("ids", type_=Text)),
     state_seen(StageRunRow.state, StageRunState.QUEUED),
 )
@@ -123,8 +124,7 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
         for each in ours
         for row, queued, limit in each.stage_runs
     ]
-    _INSERT_STAGE_RUNS.run(tx, rows)
-    hints = _hints(tx, [each.job.job_id for each in ours])
+    hints = _write_stage_runs(tx, rows)
     created_at = at if not answers and written == len(drafts) else None
     for each in ours:
         job_id = each.job.job_id
@@ -150,11 +150,19 @@ def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, Submitt
     return answers
 
 
-def _hints(tx: Connection, job_ids: Sequence[str]) -> dict[str, list[Hint]]:
-    """Of the stage runs that are queued, by job."""
+def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Hint]]:
+    """Hints of those that are queued, by job; also of those that are there already."""
+    written: Sequence[Row[Any]] = ()
+    if tx.dialect.name == "postgresql":
+        written = _INSERT_STAGE_RUNS.returning(tx, rows, *_HINT, StageRunRow.state)
+    else:
+        _INSERT_STAGE_RUNS.run(tx, rows)
+    hinted: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]
+    if len(written) < len(rows):
+        hinted = tx.execute(_HINTS, {"ids": listed({row[0] for row in rows})}).all()
     found: dict[str, list[Hint]] = defaultdict(list)
     # Sorted here: asked for the order, PostgreSQL may walk the whole table in it.
-    for job_id, stage_run_id, attempt, queue in sorted(tx.execute(_HINTS, {"ids": listed(job_ids)})):
+    for job_id, stage_run_id, attempt, queue in sorted(hinted):
         found[job_id].append(Hint(stage_run_id, attempt, queue))
     return found
 

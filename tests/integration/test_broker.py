@@ -64,8 +64,10 @@ def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: O
         channel = connection.default_channel
         take_pops(channel, answered=lambda: None, offer=taken.extend, room=lambda: 10 - len(taken), per_message=4)
         queue = f"{app.settings.broker_key_prefix}echo.first".encode()
-        first = redis.Redis(connection_pool=channel.pool).rpop(queue)
-        assert channel.client.response_callbacks["BRPOP"]((queue, first)) is None, "kombu sees an empty pop"
+        client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
+        assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"
+        assert taken == [(1, 0)], "not full, and the first for a while: the queue seems to be short"
+        pop((queue, client.rpop(queue)))
     assert taken == [(n, 0) for n in range(1, len(taken) + 1)]
     assert 10 <= len(taken) < 10 + 4
     assert app.broker.depths()["echo.first"] == (101 - len(taken)) // 4
