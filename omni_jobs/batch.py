@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, Self
 
 from sqlalchemy import (
@@ -57,7 +58,8 @@ Given = Mapping[str, ColumnElement[Any]]
 class Batch:
     """A statement, and the columns of the rows that it is run for.
 
-    Values go to the database as they are given: those of JSON columns are given as text.
+    Values go to the database as they are given: those of JSON columns are given as text, those
+    of Boolean ones best as 0 and 1, which are quicker to bind.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Batch:
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
-        """``columns``: Text, Integer, BigInteger, Double, Boolean or LargeBinary, two at least, by name.
+        """``columns``: Text, Integer, BigInteger, Double, Boolean or LargeBinary, by name.
 
         ``statement`` builds the update from them; constants in it are to be literal columns. ``key``:
         the table's column that the first of them names. PostgreSQL gets a list of the keys besides:
@@ -94,21 +96,29 @@ class Batch:
         return cls(columns, statement, many)
 
     @classmethod
-    def insert(cls, table: type[Base], columns: Mapping[str, _Type], *, unless_there: bool = False) -> Self:
+    def insert(
+        cls,
+        table: type[Base],
+        columns: Mapping[str, _Type],
+        *,
+        alike: Given = MappingProxyType({}),
+        unless_there: bool = False,
+    ) -> Self:
         """Insert the rows; ``columns`` of the table, which leave out only what may be NULL or has a server's default.
 
-        ``unless_there``: rows that would break a unique constraint are passed over.
+        ``alike``: columns that have the same value in every row, a literal. ``unless_there``: rows that
+        would break a unique constraint are passed over.
         """
         target: Any = table.__table__
 
         def one(given: Given) -> UpdateBase:
-            row = sqlite.insert(target).values(given)
+            row = sqlite.insert(target).values({**given, **alike})
             return row.on_conflict_do_nothing() if unless_there else row
 
         def many(number: int) -> UpdateBase:
             from sqlalchemy.dialects import postgresql  # takes long to load: SQLite does without
 
-            given = _record_set(columns, number)
+            given = {**_record_set(columns, number), **alike}
             rows = postgresql.insert(target).from_select(list(given), select(*given.values()))
             return rows.on_conflict_do_nothing() if unless_there else rows
 

@@ -29,6 +29,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    true,
     type_coerce,
     update,
 )
@@ -207,11 +208,11 @@ _SET_JOB = Batch.update(
 )
 _FORGET_PAYLOAD = Batch.update(
     StageRunRow.id,
-    {"run": BigInteger, "gone": Boolean},
+    {"run": BigInteger},
     lambda given: (
         update(StageRunRow)
         .where(StageRunRow.id == given["run"])
-        .values(payload_ref=null(), payload_inline=null(), payload_gone=given["gone"])
+        .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
     ),
 )
 _NEW_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
@@ -417,7 +418,7 @@ class LockedJobs:
                 no_payloads = to == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
                 if no_payloads:
                     look_at = self.now + prune_after_s
-                changes.append((job_id, to.value, in_the_end, why, code, at, look_at, no_payloads))
+                changes.append((job_id, to.value, in_the_end, why, code, at, look_at, int(no_payloads)))
                 data = "{}" if error is None else encode_json({"error": error})
                 events.append((job_id, f"job.{to.value}", data, self.now))
         announce = self.now + self._announce_after_s
@@ -438,7 +439,7 @@ class LockedJobs:
                 (_NEW_ERROR, self._errors),
                 (_NEW_ARTIFACT, self._artifacts),
                 (_QUEUE_IF_PENDING, [(run.id, self.now, announce) for run in to_queue]),
-                (_FORGET_PAYLOAD, [(run.id, True) for run in unneeded]),
+                (_FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
                 (_NEW_GARBAGE, [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]),
             ),
         )

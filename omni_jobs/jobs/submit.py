@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Connection, Integer, Row, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Connection, Integer, Row, Text, bindparam, false, literal_column, select
 
 from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, Submitted
-from omni_jobs.models import JobRow, Seconds, StageRunRow, encode_json, state_seen
+from omni_jobs.models import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
@@ -27,7 +27,6 @@ _INSERT_JOBS = Batch.insert(
     JobRow,
     {
         "id": Text,
-        "state": Text,
         "pipeline": Text,
         "pipeline_version": Text,
         "pipeline_digest": Text,
@@ -39,12 +38,15 @@ _INSERT_JOBS = Batch.insert(
         "metadata": Text,
         "seed": BigInteger,
         "tenant": Text,
-        "retries": Integer,
-        "payloads_gone": Boolean,
-        "inputs_gone": Boolean,
-        "artifacts_gone": Boolean,
         "deadline": Seconds,
         "created_at": Seconds,
+    },
+    alike={
+        "state": literal(JobState.QUEUED),
+        "retries": literal_column("0"),
+        "payloads_gone": false(),
+        "inputs_gone": false(),
+        "artifacts_gone": false(),
     },
     unless_there=True,
 )
@@ -61,13 +63,12 @@ _INSERT_STAGE_RUNS = Batch.insert(
         "retries": Text,
         "queue_limit_s": Seconds,
         "state": Text,
-        "attempt": Integer,
-        "payload_gone": Boolean,
         "queued_at": Seconds,
         "due": Seconds,
         "announce_at": Seconds,
         "queue_deadline": Seconds,
     },
+    alike={"attempt": literal_column("0"), "payload_gone": false()},
     unless_there=True,
 )
 _THERE = select(JobRow.id, JobRow.request_digest, JobRow.idempotency_key).where(
@@ -217,7 +218,6 @@ def _deadline(job: NewJob, at: float) -> float | None:
 def _job(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
     return (
         job.job_id,
-        JobState.QUEUED.value,
         job.pipeline,
         job.pipeline_version,
         job.pipeline_digest,
@@ -229,10 +229,6 @@ def _job(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
         encode_json(dict(job.metadata)),
         job.seed,
         job.tenant,
-        0,
-        False,
-        False,
-        False,
     )
 
 
@@ -252,12 +248,10 @@ def _stage_runs(job: NewJob) -> list[tuple[tuple[Any, ...], bool, float | None]]
             stage.name,
             stage.queue,
             encode_json(inputs),
-            stage.name in taken,
+            int(stage.name in taken),
             None if retries == DEFAULT_RETRIES else encode_json(retries.model_dump(exclude_defaults=True)),
             limit,
             (StageRunState.QUEUED if first else StageRunState.PENDING).value,
-            0,
-            False,
         )
         rows.append((row, first, limit))
     return rows
