@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shutil
 import string
 import tempfile
@@ -158,9 +159,13 @@ def _mark_of(directory: Path) -> object:
 
 
 def _refuse_foreign(directory: Path) -> None:
-    if not directory.exists():
+    try:
+        names = os.listdir(directory)  # one look: another process may put it aside at any moment
+    except FileNotFoundError:
         return
-    if not directory.is_dir() or (any(directory.iterdir()) and not (directory / MARKER).is_file()):
+    except NotADirectoryError:
+        names = [directory.name]
+    if names and MARKER not in names:
         raise ConfigError(f"{directory} is there already and is no tiny checkpoint", field="directory")
 
 
