@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -50,7 +51,7 @@ __all__ = ["Batch", "Given", "in_pairs", "listed", "one_of", "run_all"]
 
 _FEW = 32  # rows for which a round trip costs more than to run a statement as a part of another
 _Type = type[TypeEngine[Any]]
-_Order = Sequence[int]
+_InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Given = Mapping[str, ColumnElement[Any]]
 """The columns of the rows that a statement is run for."""
 
@@ -75,7 +76,7 @@ class Batch:
             name: bindparam(name, type_=type_()) for name, type_ in columns.items()
         }
         self._one = one
-        self._for_rows: dict[tuple[int, ...], tuple[str, _Order]] = {(): self._compiled(())}
+        self._for_rows: dict[tuple[int, ...], tuple[str, _InOrder]] = {(): self._compiled(())}
         self._many = many
         self._returning: dict[tuple[Any, ...], UpdateBase] = {}
         self._has_keys = isinstance(one(self._bound), Update)
@@ -133,9 +134,8 @@ class Batch:
         if not rows:
             return 0
         if tx.dialect.name == "sqlite":
-            statement, order = self._for(rows)
-            in_order = [tuple([row[n] for n in order]) for row in rows]
-            return tx.exec_driver_sql(statement, in_order).rowcount
+            statement, in_order = self._for(rows)
+            return tx.exec_driver_sql(statement, list(map(in_order, rows))).rowcount
         return tx.execute(self._alone, self.parameters(0, rows)).rowcount
 
     def returning(self, tx: Connection, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Sequence[Row[Any]]:
@@ -144,8 +144,8 @@ class Batch:
             self._returning[columns] = self._many(0).returning(*columns)
         return tx.execute(self._returning[columns], self.parameters(0, rows)).all() if rows else ()
 
-    def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _Order]:
-        """With SQLite: the statement for these rows, and which of their values it takes.
+    def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _InOrder]:
+        """With SQLite: the statement for these rows, and what takes its values out of one.
 
         What is NULL in all of them is in its text: to bind None costs more than any other value.
         """
@@ -154,13 +154,14 @@ class Batch:
             self._for_rows[nulls] = self._compiled(nulls)
         return self._for_rows[nulls]
 
-    def _compiled(self, nulls: Sequence[int]) -> tuple[str, _Order]:
+    def _compiled(self, nulls: Sequence[int]) -> tuple[str, _InOrder]:
         given = self._bound | {self._names[n]: null() for n in nulls}
         compiled: Any = self._one(given).compile(dialect=sqlite.dialect())
         order: list[str] = compiled.positiontup
         if foreign := set(order) - set(self._names):
             raise ValueError(f"parameters that no row gives: {sorted(foreign)}")
-        return str(compiled), [self._names.index(name) for name in order]
+        taken = [self._names.index(name) for name in order]
+        return str(compiled), itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
 
     def part(self, number: int) -> CTE:
         """With PostgreSQL: the statement for all rows, as a part of another; it gives a row for each it changed."""
