@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0003"
+REVISION = "0004"
 """What the schema must be: the last file in ``migrations`` (a test compares)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")

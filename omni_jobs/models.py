@@ -139,9 +139,7 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         UniqueConstraint("idempotency_key"),
-        Index(None, "state", "id"),
-        Index(None, "pipeline", "state", "id"),
-        # With the state in front, or SQLite takes (state, id) and looks every row up.
+        Index(None, "state", "pipeline", "id"),
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),

@@ -119,9 +119,11 @@ def jobs(
     if error_code is not None:
         ids = _of_error(newest, error_code, state, pipeline)
     elif pipeline is not None:
-        ids = _of_pipeline(newest, pipeline, JobState if state is None else [state])
+        ids = _together(newest, [pipeline], JobState if state is None else [state])
+    elif state is not None:
+        ids = _together(newest, _pipelines(tx, state), [state])
     else:
-        ids = newest if state is None else newest.where(JobRow.state == state.value)
+        ids = newest
     found = sorted(tx.execute(ids).scalars(), reverse=True)[: limit + 1]
     rows = tx.execute(_JOBS, {"ids": listed(found)}).all()
     more = len(rows) > limit
@@ -139,10 +141,23 @@ def _of_error(newest: Select[str], error_code: str, state: JobState | None, pipe
     return newest
 
 
-def _of_pipeline(newest: Select[str], pipeline: str, states: Iterable[JobState]) -> CompoundSelect[str]:
-    """The newest of each state: in the index a pipeline's jobs lie apart by state."""
-    parts = [newest.where(JobRow.pipeline == pipeline, JobRow.state == state.value).subquery() for state in states]
+def _together(newest: Select[str], pipelines: Iterable[str], states: Iterable[JobState]) -> CompoundSelect[str]:
+    """The newest of each pipeline in each state: so they lie together in the index."""
+    parts = [
+        newest.where(JobRow.state == state.value, JobRow.pipeline == pipeline).subquery()
+        for pipeline in pipelines
+        for state in states
+    ]
     return union_all(*(select(part.c.id) for part in parts))
+
+
+def _pipelines(tx: Connection, state: JobState) -> list[str]:
+    """Those with jobs in this state; none: one name that no pipeline has. A step in the index finds the next."""
+    in_state = JobRow.state == state.value
+    names = select(func.min(JobRow.pipeline).label("name")).where(in_state).cte("names", recursive=True)
+    following = select(func.min(JobRow.pipeline)).where(in_state, JobRow.pipeline > names.c.name).scalar_subquery()
+    names = names.union_all(select(following).where(names.c.name.is_not(None)))
+    return list(tx.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars()) or [""]
 
 
 def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:

@@ -32,14 +32,17 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
     jobs.rescue()
     assert plans == ["SEARCH jobs USING INDEX ix_jobs_deadline (deadline<?)"]
     for options, index, states in (
-        ({"pipeline": "echo"}, "ix_jobs_pipeline_state_id (pipeline=? AND state=?)", len(JobState)),
-        ({"pipeline": "echo", "state": JobState.QUEUED}, "ix_jobs_pipeline_state_id (pipeline=? AND state=?)", 1),
+        ({"pipeline": "echo"}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", len(JobState)),
+        ({"pipeline": "echo", "state": JobState.QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
         ({"error_code": "x", "pipeline": "echo", "state": JobState.FAILED}, "ix_jobs_error_code (error_code=?)", 1),
-        ({"state": JobState.QUEUED}, "ix_jobs_state_id (state=?)", 1),
+        ({"state": JobState.QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
     ):
         plans.clear()
         jobs.list(**options)
-        assert [plan.split("INDEX ")[-1] for plan in plans] == [index] * states
+        found = [plan.split("INDEX ")[-1] for plan in plans]
+        assert found[-states:] == [index] * states
+        # Before it, the names of the pipelines: a step in the same index for each.
+        assert all(plan.startswith("ix_jobs_state_pipeline_id (state=?") for plan in found[:-states])
 
 
 def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:
@@ -61,3 +64,6 @@ def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:
     assert listed(pipeline="echo", state=JobState.CANCELLED) == [ids[4], ids[1]]
     assert listed(pipeline="echo", state=JobState.FAILED) == []
     assert len(listed()) == len(ids) + 1
+    assert listed(state=JobState.CANCELLED) == [ids[4], ids[1]]
+    assert len(listed(state=JobState.QUEUED)) == len(ids) - 1
+    assert listed(state=JobState.FAILED) == []
