@@ -34,9 +34,7 @@ __all__ = ["Ledger"]
 
 logger = logging.getLogger(__name__)
 
-# Under load a turn waits a moment for more company: the larger the last one's, the longer.
-_GATHER_PER_ENTRY_S = 0.0002
-_LONGEST_GATHER_S = 0.004
+_LONGEST_GATHER_S = 0.02  # a loop that never comes to rest must not keep a turn waiting
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
@@ -97,7 +95,8 @@ class Ledger:
         self._beat_at = 0.0
         self._look_at = 0.0  # for cancels, while anything is held
         self._held: set[int] = set()  # stage runs claimed and not reported yet; the thread's own
-        self._gather_s = 0.0  # how long the next turn waits for more
+        self._in_company = False  # the last turn wrote more than one entry: the next waits for more
+        self._quiet = threading.Event()  # the loop has nothing more for the turn that gathers
         self._closing = False
         self._close_by = 0.0
         self._fenced: Fenced | None = None
@@ -221,8 +220,8 @@ class Ledger:
             self._closed.wait(pause)
         else:
             self._wait_for_work()
-            if self._gather_s and self._entries:
-                self._closed.wait(self._gather_s)
+            if self._in_company and self._entries:
+                self._gather()
         turn = _Turn()
         while self._entries:  # others append meanwhile
             turn.entries.append(self._entries.popleft())
@@ -231,9 +230,22 @@ class Ledger:
                 turn.progress = list(self._progress.values())
                 self._progress.clear()
                 self._progress_at = time.monotonic() + self._settings.progress_every_s
-        company = len(turn.entries) - 1
-        self._gather_s = min(company * _GATHER_PER_ENTRY_S, _LONGEST_GATHER_S) if company > 0 else 0.0
+        self._in_company = len(turn.entries) > 1
         return turn
+
+    def _gather(self) -> None:
+        """Wait until a whole round of the loop has brought nothing more: a turn costs nearly the same for many."""
+        self._quiet.clear()
+        self._on_loop(self._look_for_more, len(self._entries))
+        self._quiet.wait(_LONGEST_GATHER_S)
+
+    def _look_for_more(self, before: int) -> None:
+        """On the loop, after everything that was ready there."""
+        now = len(self._entries)
+        if now > before:
+            self._on_loop(self._look_for_more, now)
+        else:
+            self._quiet.set()
 
     def _wait_for_work(self) -> None:
         if self._entries:
