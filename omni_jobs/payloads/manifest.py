@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.payloads.limits import MAX_EXTENT
 from omni_jobs.payloads.refusals import shown
-from omni_jobs.payloads.strict_json import dump, load
+from omni_jobs.payloads.strict_json import load
 
 __all__ = ["PAYLOAD_VERSION", "Manifest", "dump_manifest", "load_manifest"]
 
@@ -38,9 +38,9 @@ class Manifest(NamedTuple):
 
 def dump_manifest(manifest: Manifest) -> str:
     """Raises PayloadError for what a reader would refuse."""
-    _check(manifest)
+    _check(manifest)  # what is an identifier needs no escapes
     kind, job_id, stage, attempt, version = manifest
-    return dump({"version": version, "kind": kind, "job_id": job_id, "stage": stage, "attempt": attempt}, "manifest")
+    return f'{{"version":{version},"kind":"{kind}","job_id":"{job_id}","stage":"{stage}","attempt":{attempt}}}'
 
 
 def load_manifest(text: str) -> Manifest:

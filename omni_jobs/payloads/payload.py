@@ -53,7 +53,7 @@ class Payload:
         """
         return [memoryview(self._header), *(tensor.data for _, tensor in self._in_file_order if tensor.nbytes)]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The size of the file."""
         return len(self._header) + self.tensor_bytes
