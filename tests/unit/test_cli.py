@@ -86,8 +86,10 @@ def test_check_says_what_is_well(tmp_path: Path) -> None:
 def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     text = (CONFIGS / "echo.yaml").read_text(encoding="utf-8")
-    line = text.splitlines().index("    slots: 256") + 1
-    wrong.write_text(text.replace("    slots: 256", "    slotz: 64", 1), encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    line = next(number for number, each in enumerate(lines, 1) if each.startswith("    slots: "))
+    lines[line - 1] = "    slotz: 64\n"
+    wrong.write_text("".join(lines), encoding="utf-8")
     result = run("pipelines", "check", str(wrong), str(tmp_path / "missing.yaml"), str(CONFIGS / "echo.yaml"))
     assert result.exit_code == 1
     assert f"{wrong}:{line}: stages.first.slotz: unknown key" in result.output
