@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Double, Engine, create_engine, event, exc, in
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from omni_jobs.checkpointer import BACKSTOP_PAGES, Checkpointer
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -126,9 +127,11 @@ class Database:
             if not parsed.database or parsed.database == ":memory:":
                 raise ConfigError("SQLite needs a file: several processes share it", field="database_url")
             self._file: Path | None = Path(parsed.database)
-            self._engine = _sqlite_engine(parsed.set(drivername="sqlite"), connections)
+            self._checkpointer: Checkpointer | None = Checkpointer(self._file)
+            self._engine = _sqlite_engine(parsed.set(drivername="sqlite"), connections, self._checkpointer)
         elif backend in ("postgresql", "postgres"):
             self._file = None
+            self._checkpointer = None
             self._engine = _postgresql_engine(parsed.set(drivername="postgresql+psycopg"), connections)
         else:
             raise ConfigError(f"{backend} is not supported: use sqlite or postgresql", field="database_url")
@@ -214,10 +217,12 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
         self._engine.dispose()
 
 
-def _sqlite_engine(url: Any, connections: int) -> Engine:
+def _sqlite_engine(url: Any, connections: int, checkpointer: Checkpointer) -> Engine:
     engine = create_engine(url, pool_size=connections, connect_args={"timeout": _LOCK_S})
 
     @event.listens_for(engine, "connect")
@@ -227,6 +232,7 @@ def _sqlite_engine(url: Any, connections: int) -> Engine:
             connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
 
     @event.listens_for(engine, "begin")
@@ -236,6 +242,11 @@ def _sqlite_engine(url: Any, connections: int) -> Engine:
             _take_turn(connection)
         else:
             connection.exec_driver_sql("BEGIN")
+
+    @event.listens_for(engine, "commit")
+    def commit(connection: Connection) -> None:
+        if connection.get_execution_options().get("omni_jobs_writing", False):
+            checkpointer.note_commit()
 
     return engine
 
