@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from omni_jobs.broker import TASK
 from omni_jobs.db import Database
 from omni_jobs.jobs import Hint
+from omni_jobs.models import StageRunRow
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 from tests.integration.echo_stack import EchoStack
@@ -81,8 +83,11 @@ def test_progress_shows_while_a_stage_runs(stack: EchoStack) -> None:
 
 def test_doubled_and_stale_hints_do_nothing(stack: EchoStack) -> None:
     job_id = stack.submit(publish=False, first={"delay_s": 0.3})
-    # Stage run ids are small integers here: this reaches the job's own among others.
-    hints = [Hint(stage_run_id=number, attempt=0, queue="echo.first") for number in range(1, 400)]
+    of_second = select(StageRunRow.id).where(StageRunRow.job_id == job_id, StageRunRow.stage == "second")
+    second = stack.database.read(lambda tx: tx.execute(of_second).scalar_one())
+    # Stage run ids are small integers here: this reaches the job's own first one among others. Not its second:
+    # a hint left when that is queued would have it claimed by a worker of the other stage, and handed back.
+    hints = [Hint(stage_run_id=number, attempt=0, queue="echo.first") for number in range(1, 400) if number != second]
     for _ in range(3):
         stack.publisher.publish(hints)
     view = stack.ended(job_id)
