@@ -1,7 +1,7 @@
 """SQLite's checkpoints, beside its writers: a thread of its own copies what is committed from the log into the file.
 
-By SQLite's default whoever commits the thousandth page copies them all and waits for the disk twice, while
-others wait for it: the more jobs there are, the more of these pages are different ones.
+By SQLite's default whoever commits the thousandth page copies them all and waits for the disk twice: the more
+jobs there are, the more of these pages are different ones.
 """
 
 from __future__ import annotations

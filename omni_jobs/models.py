@@ -140,6 +140,7 @@ class JobRow(Base):
     __table_args__ = (
         UniqueConstraint("idempotency_key"),
         Index(None, "state", "pipeline", "id"),
+        # With the state in front, or SQLite takes the index above and looks every row up.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
