@@ -47,7 +47,8 @@ __all__ = ["Client", "error_of", "user_message"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between the tries of one call
 LONGEST_WAIT_S = 10  # for room in the queue, at a time; longer is for the caller to decide
-POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.1, 1.0, 1.5
+LONGEST_POLL_S = 20.0  # that the server keeps a request until the job's end; less than proxies give it
+UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # between two looks at how far a job is
 
 View = TypeVar("View", bound=BaseModel)
 
@@ -64,6 +65,7 @@ class Client:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"not an http URL: {self.base_url!r}", field="base_url")
+        self._timeout_s = timeout
         self._http = httpx.Client(
             base_url=self.base_url,
             timeout=timeout,
@@ -181,26 +183,35 @@ class Client:
 
         ``on_update`` gets the job whenever something of it changed. Raises TimeoutError.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        longest = min(LONGEST_POLL_S, self._timeout_s / 2)
         seen: JobView | None = None
-        pause = POLL_FIRST_S
+        pause = longest if on_update is None else 0.0
         while True:
-            job = self.get(job_id)
-            if job != seen:
-                seen, pause = job, POLL_FIRST_S
-                if on_update is not None:
+            begin = time.monotonic()
+            kept_s = max(0.0, min(pause, deadline - begin))
+            job = self._at_end(job_id, within_s=kept_s)
+            if on_update is not None:
+                pause = min(pause * UPDATE_GROWTH, UPDATE_LONGEST_S, longest)
+                if job != seen:
+                    seen, pause = job, UPDATE_FIRST_S
                     on_update(job)
             if job.status.is_final:
                 return job
-            left = float("inf") if deadline is None else deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 raise TimeoutError(f"job {job_id} is {job.status.value} after {timeout:g} s")
-            time.sleep(min(pause, left))
-            pause = min(pause * POLL_GROWTH, POLL_LONGEST_S)
+            if now < begin + kept_s:  # a server that stops answers sooner
+                time.sleep(min(UPDATE_FIRST_S, deadline - now))
 
-    def artifact(self, job_id: str, name: str) -> bytes:
-        """A whole artifact, its digest checked."""
-        return b"".join(self._chunks(self.get(job_id), name))
+    def _at_end(self, job_id: str, within_s: float) -> JobView:
+        """The job once it has ended, or after this time as it is then."""
+        params = {"wait": f"{within_s:.3f}"} if within_s else {}
+        return _parsed(JobView, self._call("GET", _path(job_id), params=params))
+
+    def artifact(self, job: JobView | str, name: str) -> bytes:
+        """A whole artifact of a job, or of the job with this id; its digest checked."""
+        return b"".join(self._chunks(self.get(job) if isinstance(job, str) else job, name))
 
     def save_artifact(self, job: JobView, name: str, path: Path) -> int:
         """Stream an artifact to a file, which appears whole or not at all. Returns its bytes."""

@@ -176,9 +176,24 @@ class _Wish:
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})
-def get_job(job_id: JobId, services: ServicesDep) -> JobView:
-    """A job with its stages, and its result once it is completed."""
-    return services.jobs.get(job_id)
+async def get_job(
+    job_id: JobId,
+    services: ServicesDep,
+    wait: Annotated[
+        float,
+        Query(ge=0, le=60, description="seconds: answer once the job has ended, at the latest after this time"),
+    ] = 0.0,
+) -> JobView:
+    """A job with its stages, and its result once it is completed.
+
+    With `wait` one request takes the place of many: it is answered within a moment of the job's end.
+    Look at `status` all the same: when the time is up, or the server stops, the job is told as it is.
+    """
+    job = await run_sync(services.jobs.get, job_id)
+    if wait and not job.status.is_final:
+        await services.ends.of(job_id, within_s=wait)
+        job = await run_sync(services.jobs.get, job_id)
+    return job
 
 
 @router.get("", response_model=Page, responses=errors(422, 503))

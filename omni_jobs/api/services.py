@@ -10,6 +10,7 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from omni_jobs.api.ends import Ends
 from omni_jobs.api.sampled import Sampled
 from omni_jobs.backlog import Backlog
 from omni_jobs.broker import Broker, HintPublisher, Relay
@@ -40,6 +41,7 @@ class Services:
     relay: Relay
     submitter: Submitter
     backlog: Backlog
+    ends: Ends
     counts: Sampled[Counts]  # of a long backlog it takes a second to make
     admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
 
@@ -69,12 +71,14 @@ class Services:
                 per_pipeline=settings.max_queued_jobs,
                 per_tenant=settings.max_queued_jobs_per_tenant,
             ),
+            ends=Ends(jobs.unfinished),
             counts=Sampled(jobs.counts),
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
         )
 
     def close(self) -> None:
         """Submit and publish what waits, then let go of everything."""
+        self.ends.close()
         self.submitter.close()
         self.relay.close()
         self.broker.close()

@@ -146,10 +146,12 @@ def api(
         import uvicorn
 
         from omni_jobs.api.app import create_app
+        from omni_jobs.api.server import Server
         from omni_jobs.settings import settings
 
+        app = create_app(settings())
         config = uvicorn.Config(
-            create_app(settings()),
+            app,
             host=host or settings().api_host,
             port=settings().api_port if port is None else port,
             timeout_graceful_shutdown=5,
@@ -159,7 +161,7 @@ def api(
     finally:
         gc.enable()
     sockets = None if fd is None else [socket.socket(fileno=fd)]
-    uvicorn.Server(config).run(sockets=sockets)
+    Server(app, config).run(sockets=sockets)
 
 
 def worker(

@@ -295,6 +295,10 @@ class Jobs:
         """Raises NotFound."""
         return self._db.read(partial(views.job, job_id=job_id))
 
+    def unfinished(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of these jobs that are there and have not ended."""
+        return self._db.read(partial(views.unfinished, job_ids=job_ids))
+
     def is_known(self, idempotency_key: str) -> bool:
         """Whether a submit with this key would give a job that is there."""
         return self._db.read(partial(views.is_known, idempotency_key=idempotency_key))

@@ -42,7 +42,7 @@ from omni_jobs.views import (
     merged_result,
 )
 
-__all__ = ["artifact", "backlog", "counts", "events", "is_known", "job", "jobs", "waiting", "workers"]
+__all__ = ["artifact", "backlog", "counts", "events", "is_known", "job", "jobs", "unfinished", "waiting", "workers"]
 
 LONGEST_PAGE = 100
 
@@ -52,6 +52,7 @@ _AnyRow = Row[*tuple[Any, ...]]
 _ids = bindparam("ids", type_=Text)
 _JOB = select(JobRow.__table__).where(JobRow.id == bindparam("job_id"))
 _JOBS = select(JobRow.__table__).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
+_UNFINISHED = select(JobRow.id).where(one_of(JobRow.id, _ids), JobRow.finished_at.is_(None))
 _STAGE_RUNS = select(
     StageRunRow.id,
     StageRunRow.job_id,
@@ -89,6 +90,10 @@ def job(tx: Connection, job_id: str) -> JobView:
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     return _views(tx, [row])[0]
+
+
+def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
+    return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
 
 
 def is_known(tx: Connection, idempotency_key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from omni_jobs.api.app import create_app
+from omni_jobs.api.server import Server
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 
@@ -32,7 +35,7 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
     """A server in a thread until the context ends."""
     started = threading.Event()
     app = create_app(settings)
-    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"), started)
+    server = _Server(app, uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"), started)
     thread = threading.Thread(target=server.run, name="api")
     thread.start()
     try:
@@ -46,11 +49,11 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
         assert not thread.is_alive(), "the API did not stop"
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, started: threading.Event) -> None:
-        super().__init__(config)
+class _Server(Server):
+    def __init__(self, app: FastAPI, config: uvicorn.Config, started: threading.Event) -> None:
+        super().__init__(app, config)
         self._started = started
 
-    async def startup(self, sockets: list[object] | None = None) -> None:
-        await super().startup(sockets)  # type: ignore[arg-type]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         self._started.set()

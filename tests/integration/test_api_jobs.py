@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,73 @@ def failed(api: ApiServer, job_id: str) -> JobView:
     error = ModelError("the prompt broke it", stage=claim.stage)
     api.services.jobs.fail(Failure(claim.stage_run_id, claim.attempt, f"w-{claim.stage}", error))
     return api.services.jobs.get(job_id)
+
+
+# Waiting for the end. Each of these waits is longer than the client's time-out.
+
+
+def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx.Response]:
+    """A request that waits for the job's end, once the server has it."""
+    begun = threading.Event()
+    look = api.services.ends._unfinished
+
+    def seen(job_ids: Sequence[str]) -> Collection[str]:
+        if job_id in job_ids:
+            begun.set()
+        return look(job_ids)
+
+    api.services.ends._unfinished = seen
+    url = f"http://{api.host}:{api.port}/v1/jobs/{job_id}?wait=60"  # not by the server's own client: it closes first
+    answer = pool.submit(httpx.get, url, timeout=30, trust_env=False)
+    assert begun.wait(30)
+    return answer
+
+
+def test_a_request_waits_for_the_end(api: ApiServer) -> None:
+    done, others = submitted(api), submitted(api)
+    with ThreadPoolExecutor(2) as pool:
+        answer, other = waiting(api, pool, done.id), waiting(api, pool, others.id)
+        completed(api, done.id)
+        assert JobView.model_validate(answer.result().json()) == api.services.jobs.get(done.id)
+        assert not other.done()
+        api.http.post(f"/v1/jobs/{others.id}/cancel")
+        assert other.result().json()["status"] == "cancelled"
+
+
+def test_a_wait_for_what_has_ended_is_none(api: ApiServer) -> None:
+    job = completed(api, submitted(api).id)
+    assert api.http.get(f"/v1/jobs/{job.id}", params={"wait": 60}).json()["status"] == "completed"
+
+
+def test_a_wait_ends_with_its_time(api: ApiServer) -> None:
+    job = submitted(api)
+    answer = api.http.get(f"/v1/jobs/{job.id}", params={"wait": 0.2})
+    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+
+
+def test_a_job_that_is_deleted_is_waited_for_no_longer(api: ApiServer) -> None:
+    job = submitted(api)
+    with ThreadPoolExecutor(1) as pool:
+        answer = waiting(api, pool, job.id)
+        delete = text("DELETE FROM jobs WHERE id = :job")
+        api.services.db.run(lambda tx: tx.execute(delete, {"job": job.id}))
+        assert answer.result().status_code == 404
+
+
+def test_a_wait_is_checked(api: ApiServer) -> None:
+    job = submitted(api)
+    for wait in ("-1", "60.1", "nan", "inf", "soon", ""):
+        assert refusal(api.http.get(f"/v1/jobs/{job.id}", params={"wait": wait})) == (422, "wait"), wait
+    unknown = f"/v1/jobs/job-{'0' * 32}"
+    assert refusal(api.http.get(unknown, params={"wait": 60})) == (404, "job_id")
+
+
+def test_a_server_that_stops_lets_those_go_who_wait(settings: Settings) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with serve(settings) as api:
+            job = submitted(api)
+            answer = waiting(api, pool, job.id)
+        assert answer.result().json()["status"] == "queued"
 
 
 # Deadlines

@@ -250,6 +250,19 @@ def test_wait_tells_of_each_change_once(server: Server, client: Client) -> None:
     assert seen == ["queued", "in_progress", "completed"]
 
 
+def test_wait_lets_the_server_wait(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB), (200, {**JOB, "status": "completed"})]  # the first sooner than asked
+    assert client.wait("job-1").status is JobState.COMPLETED
+    assert [path for _, path, _, _ in server.seen] == ["/v1/jobs/job-1?wait=15.000"] * 2
+
+
+def test_wait_with_updates_looks_at_once_and_then_often(server: Server, client: Client) -> None:
+    server.answers = [(200, JOB), (200, JOB), (200, {**JOB, "status": "completed"})]
+    client.wait("job-1", on_update=lambda job: None)
+    paths = [path for _, path, _, _ in server.seen]
+    assert paths == ["/v1/jobs/job-1", "/v1/jobs/job-1?wait=0.100", "/v1/jobs/job-1?wait=0.150"]
+
+
 def test_wait_ends_in_time(server: Server, client: Client) -> None:
     server.answers = [(200, JOB)]
     with pytest.raises(TimeoutError, match=r"job job-1 is queued after 0\.2 s"):
