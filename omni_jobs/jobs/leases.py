@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, exists, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.db import now
@@ -20,6 +20,18 @@ FREED_AT_ONCE = 500  # stage runs freed in one transaction
 
 _WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
+
+# Built once: each worker runs them every second.
+_RENEW = (
+    update(WorkerRow)
+    .where(WorkerRow.id == bindparam("worker_id"), WorkerRow.lease_until > now())
+    .values(renewed_at=now(), lease_until=now() + bindparam("lease_s", type_=Double))
+)
+_UNWANTED = (
+    select(StageRunRow.id)
+    .join(JobRow, JobRow.id == StageRunRow.job_id)
+    .where(_IS_RUNNING, StageRunRow.owner == bindparam("worker_id"), JobRow.state.not_in(_WANTED))
+)
 
 
 def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_after_s: float) -> list[Hint]:
@@ -50,11 +62,7 @@ def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_afte
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
     """Prolong a live lease; the ids of its stage runs that are no longer wanted. Raises Fenced."""
-    renewed = tx.execute(
-        update(WorkerRow)
-        .where(WorkerRow.id == worker_id, WorkerRow.lease_until > now())
-        .values(renewed_at=now(), lease_until=now() + lease_s)
-    )
+    renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")
     return unwanted(tx, worker_id)
@@ -62,12 +70,7 @@ def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:
     """The ids of stage runs that this worker runs and their job has no use for."""
-    found = tx.execute(
-        select(StageRunRow.id)
-        .join(JobRow, JobRow.id == StageRunRow.job_id)
-        .where(_IS_RUNNING, StageRunRow.owner == worker_id, JobRow.state.not_in(_WANTED))
-    )
-    return sorted(found.scalars())
+    return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
 def retire(tx: Connection, worker_id: str, *, announce_after_s: float) -> list[Hint]:
