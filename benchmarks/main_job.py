@@ -63,7 +63,6 @@ SPEECH = Work(
     artifacts=("audio.wav",),
 )
 ECHO = Work(pipeline="echo", modalities=("text",), stages={}, artifacts=())
-_POLL_S = 0.1
 
 
 def main() -> None:
@@ -122,19 +121,33 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
-def through_stack(client: Client, work: Work, requests: Sequence[dict[str, Any]]) -> None:
-    """Submit all at once, as so many users would; look for the end of each often, and fetch what it made."""
-    where = urlsplit(client.base_url)
+def through_stack(client: Client, work: Work, requests: Sequence[dict[str, Any]], *, singly: bool = False) -> None:
+    """Submit all in one call, as ``OmniLLM`` gets them; wait for the end of each, and fetch what it made.
+
+    ``singly``: each in a call of its own, all at once, as so many users would.
+    """
     bodies = [json.dumps({"model": work.pipeline, **request}).encode() for request in requests]
-    answers = post_all(where.hostname or "", where.port or 0, "/v1/jobs", bodies, clients=len(bodies))
-    for told in answers.bodies:
-        job_id = json.loads(told)["id"]
-        while not (done := client.get(job_id)).status.is_final:
-            time.sleep(_POLL_S)
+    for job_id in _submit_singly(client, bodies) if singly else _submit_bulk(client, bodies):
+        done = client.wait(job_id)
         if done.status is not JobState.COMPLETED:
             raise SystemExit(f"job {done.id} is {done.status.value}: {done.error}")
         for name in work.artifacts:
-            client.artifact(done.id, name)
+            client.artifact(done, name)
+
+
+def _submit_bulk(client: Client, bodies: Sequence[bytes]) -> list[str]:
+    found = []
+    for answer in client.submit_bulk(bodies):
+        if answer.id is None:
+            raise SystemExit(f"line {answer.line} was refused: {answer.error}")
+        found.append(answer.id)
+    return found
+
+
+def _submit_singly(client: Client, bodies: Sequence[bytes]) -> list[str]:
+    where = urlsplit(client.base_url)
+    answers = post_all(where.hostname or "", where.port or 0, "/v1/jobs", bodies, clients=len(bodies))
+    return [json.loads(told)["id"] for told in answers.bodies]
 
 
 def offline(llm: OmniLLM, requests: Sequence[dict[str, Any]]) -> None:

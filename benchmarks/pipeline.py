@@ -1,12 +1,12 @@
 """Three stages: speech jobs through the queue, in ``OmniLLM``, and in Transformers.
 
-    python -m benchmarks.pipeline --json FILE [--jobs 32] [--runs 5] [--model PATH] [--quick]
+    python -m benchmarks.pipeline --json FILE [--jobs 32] [--runs 5] [--model PATH] [--singly] [--quick]
 
 The same prompts, greedy, 32 text tokens and up to 64 codes each, on the checkpoint of the tests, so
 that the platform's share is as large as it can be:
 
-the platform   HTTP, SQL, queue, a worker per stage, storage and back; from the first submit to the last
-               WAV fetched, workers warm
+the platform   HTTP, SQL, queue, a worker per stage, storage and back; from the submit of all in one call
+               (--singly: of each in its own, all at once) to the last WAV fetched, workers warm
 OmniLLM        the same stages in one process's engines, no queue, no storage; all requests in one call
 in waves       OmniLLM's engines, one stage after another, each with all requests in one batch
 Transformers   ``generate`` of one request after another: a few of them, with one thread and with one for
@@ -68,7 +68,7 @@ def main() -> None:
             Client(stack.url) as client,
             InWaves(work.pipeline, settings=stack.settings) as llm,
         ):
-            found = _alternate(work, client, llm, model, arguments.jobs, arguments.runs)
+            found = _alternate(work, client, llm, model, arguments)
     report(found, arguments.json)
 
 
@@ -78,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a Qwen2.5-Omni checkpoint directory")
     parser.add_argument("--jobs", type=int, default=32, help="at once (default 32)")
     parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
+    parser.add_argument("--singly", action="store_true", help="submit each job in a call of its own, all at once")
     parser.add_argument("--quick", action="store_true", help="the echo pipeline: seconds, and no model")
     return parser.parse_args()
 
@@ -111,7 +112,10 @@ class InWaves(OmniLLM):
         return llm.stage.payload_of(output, source, attempt=1)
 
 
-def _alternate(work: Work, client: Client, llm: InWaves, model: Path | None, jobs: int, runs: int) -> list[Figure]:
+def _alternate(
+    work: Work, client: Client, llm: InWaves, model: Path | None, arguments: argparse.Namespace
+) -> list[Figure]:
+    jobs, runs = arguments.jobs, arguments.runs
     requests = work.requests(jobs)
     reference = None if model is None else _transformers(model)
     ours: list[float] = []
@@ -122,7 +126,7 @@ def _alternate(work: Work, client: Client, llm: InWaves, model: Path | None, job
         bar = progress.add_task("alternating", total=runs + 1)
         for turn in range(runs + 1):
             found = (
-                timed(lambda: through_stack(client, work, requests)),
+                timed(lambda: through_stack(client, work, requests, singly=arguments.singly)),
                 timed(lambda: offline(llm, requests)),
                 llm.in_waves(requests),
                 0.0 if reference is None else reference(requests[:ONE_BY_ONE]) * jobs / ONE_BY_ONE,
