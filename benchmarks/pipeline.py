@@ -1,6 +1,6 @@
 """Three stages: speech jobs through the queue, in ``OmniLLM``, and in Transformers.
 
-    python -m benchmarks.pipeline --json FILE [--jobs 32] [--runs 9] [--model PATH] [--singly] [--quick]
+    python -m benchmarks.pipeline --json FILE [--jobs 32] [--runs 12] [--model PATH] [--singly] [--quick]
 
 The same prompts, greedy, 32 text tokens and up to 64 codes each, on the checkpoint of the tests, so
 that the platform's share is as large as it can be:
@@ -14,7 +14,8 @@ Transformers   ``generate`` of one request after another: a few of them, with on
 
 The bound is the sum of the waves: the time if every stage ran all its requests in one batch and nothing
 else took any. Stages that work at the same time on other cores may come below it; whoever is a bit
-above it has nothing left to win but that. All sides take turns in one run. Each engine has as many
+above it has nothing left to win but that. All sides take turns in one run; which of the first two
+begins alternates, and each does a few jobs before it is timed. Each engine has as many
 threads as OMP_NUM_THREADS says, by default one: the platform runs three engines on this machine, and so
 does OmniLLM.
 """
@@ -27,6 +28,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--model", type=Path, help="a Qwen2.5-Omni checkpoint directory")
     parser.add_argument("--jobs", type=int, default=32, help="at once (default 32)")
-    parser.add_argument("--runs", type=int, default=9, help="times each side, alternating (default 9)")
+    parser.add_argument("--runs", type=int, default=12, help="times each side, alternating (default 12)")
     parser.add_argument("--singly", action="store_true", help="submit each job in a call of its own, all at once")
     parser.add_argument("--quick", action="store_true", help="the echo pipeline: seconds, and no model")
     return parser.parse_args()
@@ -119,6 +121,10 @@ def _alternate(
     jobs, runs = arguments.jobs, arguments.runs
     requests = work.requests(jobs)
     reference = None if model is None else _transformers(model)
+    sides: list[Callable[[Sequence[dict[str, Any]]], None]] = [
+        lambda some: through_stack(client, work, some, singly=arguments.singly),
+        lambda some: offline(llm, some),
+    ]
     ours: list[float] = []
     bare: list[float] = []
     waves: list[dict[str, float]] = []
@@ -126,22 +132,19 @@ def _alternate(
     with Progress() as progress:
         bar = progress.add_task("alternating", total=runs + 1)
         for turn in range(runs + 1):
-            found = (
-                _warm(lambda jobs: through_stack(client, work, jobs, singly=arguments.singly), requests),
-                _warm(lambda jobs: offline(llm, jobs), requests),
-                llm.in_waves(requests),
-                0.0 if reference is None else reference(requests[:ONE_BY_ONE]) * jobs / ONE_BY_ONE,
-            )
+            seconds = [0.0, 0.0]
+            for side in (0, 1) if turn % 2 else (1, 0):
+                sides[side](requests[:WARM_UP])
+                seconds[side] = timed(partial(sides[side], requests))
+            in_waves = llm.in_waves(requests)
+            one_by_one = 0.0 if reference is None else reference(requests[:ONE_BY_ONE]) * jobs / ONE_BY_ONE
             if turn:  # the first warms all
-                for side, value in zip((ours, bare, waves, theirs), found, strict=True):
-                    side.append(value)  # type: ignore[attr-defined]
+                ours.append(seconds[0])
+                bare.append(seconds[1])
+                waves.append(in_waves)
+                theirs.append(one_by_one)
             progress.advance(bar)
     return [*_figures(ours, bare, waves, jobs), *_against_transformers(ours, theirs, jobs, reference is not None)]
-
-
-def _warm(side: Callable[[Sequence[dict[str, Any]]], None], requests: Sequence[dict[str, Any]]) -> float:
-    side(requests[:WARM_UP])
-    return timed(lambda: side(requests))
 
 
 def _figures(
