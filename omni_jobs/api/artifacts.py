@@ -20,6 +20,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 _ARTIFACT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -65,7 +66,10 @@ def get_artifact(
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
     headers["Content-Length"] = str(stop - start)
     pieces = _cut(services.store.open_stream(ref), start, stop, ref.size)
-    return StreamingResponse(pieces, 200 if span is None else 206, headers, media_type=artifact.media_type)
+    status = 200 if span is None else 206
+    if stop - start <= _STREAMED_ABOVE_BYTES:
+        return Response(b"".join(pieces), status, headers, media_type=artifact.media_type)
+    return StreamingResponse(pieces, status, headers, media_type=artifact.media_type)
 
 
 def _find(services: Services, job_id: str, name: str) -> StoredArtifact:

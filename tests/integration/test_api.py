@@ -196,8 +196,7 @@ def test_a_key_that_is_none(api: ApiServer, key: bytes) -> None:
 SPEECH = bytes(range(256)) * 5000
 
 
-@pytest.fixture
-def speech(api: ApiServer) -> str:
+def made(api: ApiServer, sound: bytes) -> str:
     """The URL of a finished job's artifact."""
     job = submitted(api)
     for stage in ("first", "second"):
@@ -205,7 +204,7 @@ def speech(api: ApiServer) -> str:
         artifacts = []
         if stage == "second":
             ref = api.services.store.put(
-                artifact_key(job.id, "second", 1, "audio.wav"), [SPEECH], media_type="audio/wav"
+                artifact_key(job.id, "second", 1, "audio.wav"), [sound], media_type="audio/wav"
             )
             artifacts = [NewArtifact("audio.wav", "audio/wav", ref)]
         [outcome] = api.services.jobs.complete(
@@ -216,8 +215,13 @@ def speech(api: ApiServer) -> str:
     assert view["status"] == "completed"
     assert view["result"]["text"] == "好"
     [artifact] = view["artifacts"]
-    assert (artifact["name"], artifact["bytes"]) == ("audio.wav", len(SPEECH))
+    assert (artifact["name"], artifact["bytes"]) == ("audio.wav", len(sound))
     return str(artifact["url"])
+
+
+@pytest.fixture
+def speech(api: ApiServer) -> str:
+    return made(api, SPEECH)
 
 
 def test_an_artifact(api: ApiServer, speech: str) -> None:
@@ -281,6 +285,16 @@ def test_a_damaged_artifact_is_not_passed_on_as_whole(api: ApiServer, speech: st
     gone = api.http.get(speech)
     assert (gone.status_code, error_of(gone)["code"]) == (404, "object_missing")
     assert api.http.get("/healthz").status_code == 200
+
+
+def test_a_small_artifact_that_is_damaged_is_an_error(api: ApiServer) -> None:
+    url = made(api, b"RIFF")
+    assert api.http.get(url).content == b"RIFF"
+    [path] = (api.services.settings.data_dir / "objects").rglob("*,audio.wav")
+    path.unlink()
+    path.write_bytes(b"RIFE")
+    answer = api.http.get(url)
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "object_corrupt")
 
 
 # Pipelines, health, status
