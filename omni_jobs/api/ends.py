@@ -34,7 +34,7 @@ class Ends:
                 return
             self._waits[end] = job_id
             self._changed.notify_all()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a bug ended it: it is in the log
                 self._thread = threading.Thread(target=self._run, name="ends", daemon=True)
                 self._thread.start()
         try:
