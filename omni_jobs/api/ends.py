@@ -11,16 +11,20 @@ from omni_jobs.errors import OmniJobsError
 
 __all__ = ["Ends"]
 
-_PAUSE_S = 0.05  # between two looks: how late an end is seen at most
-_PAUSE_PER_LOOK = 10.0  # with so many waiting that a look takes long, no more than this share of the time is spent
+_PAUSE_S = 0.05  # between two looks: how late an end is seen, while looks are quick
+_PAUSE_PER_LOOK = 10.0  # with so many waiting that a look takes long, the pause is so many times as long,
+_LONGEST_PAUSE_S = 1.0  # but a look that was slow for once, or failed after many tries, makes nobody late
 
 
 class Ends:
     """Looks, on a thread of its own, while somebody waits."""
 
-    def __init__(self, unfinished: Callable[[Sequence[str]], Collection[str]]) -> None:
-        """``unfinished``: which of these job ids are of jobs that have not ended."""
+    def __init__(
+        self, unfinished: Callable[[Sequence[str]], Collection[str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``unfinished``: which of these job ids are of jobs that have not ended. ``clock``: seconds."""
         self._unfinished = unfinished
+        self._clock = clock
         self._changed = threading.Condition()
         self._waits: dict[asyncio.Future[None], str] = {}  # each with its job's id; under _changed
         self._released = False  # under _changed
@@ -59,12 +63,12 @@ class Ends:
     def _run(self) -> None:
         pause = _PAUSE_S
         while asked := self._asked(pause):
-            began = time.monotonic()
+            began = self._clock()
             try:
                 unfinished = self._unfinished(sorted(asked))
             except OmniJobsError:
                 unfinished = ()  # whoever waits looks for himself next, and is told what is wrong
-            pause = max(_PAUSE_S, _PAUSE_PER_LOOK * (time.monotonic() - began))
+            pause = min(max(_PAUSE_S, _PAUSE_PER_LOOK * (self._clock() - began)), _LONGEST_PAUSE_S)
             with self._changed:
                 self._settle(asked.difference(unfinished))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Collection, Iterator, Sequence
 
@@ -90,6 +91,16 @@ async def test_while_the_database_is_away_each_looks_for_himself(jobs: Jobs, end
     jobs.away = False
     jobs.ended.add("job-1")
     await asyncio.wait_for(ends.of("job-1", LONG_S), 30)
+
+
+async def test_a_look_that_took_long_is_followed_by_another_soon(jobs: Jobs) -> None:
+    times = itertools.count(step=1000)  # seconds: each look begins and ends so far apart
+    ends = Ends(jobs.unfinished, clock=lambda: float(next(times)))
+    wait = asyncio.create_task(ends.of("job-1", LONG_S))
+    await asyncio.wait_for(jobs.look(), 30)
+    jobs.ended.add("job-1")
+    await asyncio.wait_for(wait, 30)
+    ends.close()
 
 
 async def test_a_release_lets_all_go_and_nobody_waits_again(jobs: Jobs, ends: Ends) -> None:
