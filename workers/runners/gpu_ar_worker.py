@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from omni_jobs.errors import OmniJobsError, StageError
+from workers.allocator import keep_freed_memory
 from workers.runners.gpu_ar_model_runner import GPUARModelRunner
 from workers.spool import SpoolReader
 from workers.vllm_hooks.worker import HookedWorker
@@ -34,6 +35,8 @@ class GPUARWorker(HookedWorker):
 
     def omni_start(self, spool: str, min_free_bytes: int, adds_embeddings: bool) -> None:
         """The engine's client tells where the spool is, what must stay free there, and what a captured row is."""
+        if self.model_runner.device.type == "cpu":
+            keep_freed_memory()
         self._spool = SpoolReader(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
 

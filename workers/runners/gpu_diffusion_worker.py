@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead
+from workers.allocator import keep_freed_memory
 from workers.engine_args import OmniEngineArgs
 from workers.models.token2wav import Token2Wav, load_token2wav
 from workers.runners.gpu_diffusion_model_runner import BatchWatcher, GPUDiffusionModelRunner
@@ -49,6 +50,8 @@ class GPUDiffusionWorker:
     def load_model(self) -> None:
         """Raises ConfigError naming what the checkpoint lacks."""
         begun = time.monotonic()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         model = self._args.model
         load = _LOADERS[model.architecture, model.component]
         self._model_runner = GPUDiffusionModelRunner(load(model.path, self.device, voices=model.voices))
