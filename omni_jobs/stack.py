@@ -41,6 +41,7 @@ from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
 from omni_jobs.prompts import load_renderer
+from omni_jobs.scheduling import give_way
 from omni_jobs.sentinel import end_sessions
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, Pipelines, load_pipelines
@@ -297,6 +298,7 @@ class EmbeddedStack:
     # -- the thread that owns the children -------------------------------------------------
 
     def _run(self) -> None:
+        give_way()  # so do all children: this thread starts them
         try:
             self._start_all()
             self._ready.set()

@@ -36,6 +36,7 @@ from omni_jobs.celery_app import OmniCelery
 from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention
+from omni_jobs.scheduling import give_way
 from omni_jobs.stage_config import Pipeline, Pipelines
 from workers import kombu_hooks
 from workers.ledger import Ledger
@@ -105,6 +106,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def on_start(self) -> None:
         """Claim the slot, load the engine. Celery's consumer starts after it; raises WorkerShutdown if it must not."""
+        give_way()
         self._thread.start()
         try:
             self._wait(self._open())

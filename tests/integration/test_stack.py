@@ -86,6 +86,13 @@ def test_every_part_is_ready(stack: EmbeddedStack) -> None:
     assert found["url"] == stack.url
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_no_part_takes_a_core_from_a_model_by_waking_up(stack: EmbeddedStack) -> None:
+    pids = [view.pid for view in stack.children() if view.pid is not None]
+    assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_a_job_goes_through_both_stages(client: Client) -> None:
     text = "Hello, 你好, مرحبا, 😀"
     job = client.wait(client.submit(echo(text, payload_bytes=100_000)).id, timeout=60)

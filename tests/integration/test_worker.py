@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,13 @@ def test_headers_that_mean_something_to_celery_mean_nothing(stack: EchoStack) ->
         for headers in times:
             client.lpush(f"{stack.prefix}echo.first", _message(headers={"task": TASK, "id": "x", **headers}))
     lives(stack)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_no_thread_of_a_worker_takes_a_core_from_a_model_by_waking_up(stack: EchoStack) -> None:
+    for worker in stack.workers:
+        threads = [int(entry.name) for entry in Path(f"/proc/{worker.process.pid}/task").iterdir()]
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
 
 
 def test_celery_inspect_shows_the_pool(stack: EchoStack) -> None:

@@ -1,0 +1,24 @@
+"""How the operating system shares the cores between a model and all that serves it."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["give_way"]
+
+
+def give_way() -> bool:
+    """From now on this thread, and what it starts, takes no core from a computation by waking up.
+
+    What serves a model wakes up for a moment hundreds of times a second. Linux would let it interrupt
+    the model's thread each time, though another core is free or about to be; a task of ``SCHED_BATCH``
+    gets the same share of the cores, and waits those milliseconds for it. False, and nothing is changed,
+    where the operator chose another policy, and where the system has none or does not allow it.
+    """
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a sandbox may not know the call
+        return False
+    return True
