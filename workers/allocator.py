@@ -27,6 +27,4 @@ def keep_freed_memory() -> bool:
     if any(name in os.environ for name in _BY_OPERATOR):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        mallopt(option, limit) for option, limit in ((_M_MMAP_THRESHOLD, _HEAP_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES))
-    )
+    return mallopt is not None and all(mallopt(option, limit) for option, limit in _LIMITS)
