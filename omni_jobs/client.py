@@ -39,6 +39,7 @@ from omni_jobs.errors import (
     OmniJobsError,
     ServerUnavailable,
     TooManyJobs,
+    kind_of,
 )
 from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page
 
@@ -326,7 +327,7 @@ def error_of(response: httpx.Response) -> OmniJobsError:
         if response.status_code in (502, 503, 504):
             return ServerUnavailable(message)
         return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
-    kind = _kinds().get(code)
+    kind = kind_of(code)
     about = {name: told[name] for name in ("field", "stage", "key") if isinstance(told.get(name), str)}
     if kind is None:
         return OmniJobsError(f"{code}: {message}", **about)
@@ -336,13 +337,6 @@ def error_of(response: httpx.Response) -> OmniJobsError:
         seconds = response.headers.get("Retry-After", "")
         return kind(message, retry_after_s=int(seconds) if seconds.isdecimal() else 1, field=about.get("field"))
     return kind(message, **about)
-
-
-def _kinds(of: type[OmniJobsError] = OmniJobsError) -> dict[str, type[OmniJobsError]]:
-    found = {of.code: of}
-    for kind in of.__subclasses__():
-        found |= _kinds(kind)
-    return found
 
 
 def _parsed(view: type[View], response: httpx.Response) -> View:

@@ -43,6 +43,7 @@ A class's docstring is its default message.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "TooManyJobs",
     "UnsupportedContentType",
     "WorkerLost",
+    "kind_of",
 ]
 
 
@@ -384,3 +386,16 @@ class Fenced(OmniJobsError):
     """This worker's lease is gone: another may hold its stage runs."""
 
     code = "fenced"
+
+
+@cache
+def kind_of(code: str) -> type[OmniJobsError] | None:
+    """The class of an error that arrives as its code; None for one that this build does not know."""
+    return _kinds(OmniJobsError).get(code)
+
+
+def _kinds(of: type[OmniJobsError]) -> dict[str, type[OmniJobsError]]:
+    found = {of.code: of}
+    for kind in of.__subclasses__():
+        found |= _kinds(kind)
+    return found

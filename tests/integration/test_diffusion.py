@@ -14,7 +14,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.parameters import ArParameters, DiffusionParameters, OdeSolver
-from omni_jobs.stage_config import EngineSettings
+from tests.integration.codec_prompts import FAST, args, nothing, prompt, waveform
 from tests.reference import Reference, seeded_randn
 from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.models.denoising import CodecRequest, Denoising
@@ -24,16 +24,8 @@ from workers.runners.diffusion import Batching, DiffusionRunner
 from workers.runners.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stage_io import CodecPrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
 
-FAST = DiffusionParameters(steps=3)
 LENGTHS = (7, 50, 33, 64, 50)
 VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
-
-
-def prompt(
-    length: int = 20, *, voice: str = "Chelsie", seed: int | None = None, parameters: DiffusionParameters = FAST
-) -> CodecPrompt:
-    codes = torch.randint(0, 8192, (length,), generator=torch.Generator().manual_seed(length))
-    return CodecPrompt(codes, voice, parameters, length if seed is None else seed)
 
 
 def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
@@ -41,27 +33,6 @@ def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
         prompt(length, voice=voice, seed=n, parameters=parameters)
         for n, (length, voice) in enumerate(zip(LENGTHS, VOICES, strict=True))
     ]
-
-
-def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
-    return OmniEngineArgs(
-        stage="code2wav",
-        model=OmniModelConfig(checkpoint, "qwen2_5_omni", "code2wav", ("Chelsie", "Ethan")),
-        device="cpu",
-        device_index=None,
-        max_in_flight=8,
-        engine=EngineSettings(**engine),
-    )
-
-
-def waveform(output: OmniModelRunnerOutput) -> torch.Tensor:
-    assert output.values == {"sampling_rate": 24_000}
-    found: torch.Tensor = output.multimodal_outputs["waveform"]
-    return found
-
-
-def nothing(_: Progress) -> None:
-    """A sink for progress nobody reads."""
 
 
 class Collector:

@@ -22,6 +22,6 @@ def create_runner(stage: StageConfig, args: OmniEngineArgs | None) -> Runner:
         from workers.runners.ar import ARRunner
 
         return ARRunner(args)
-    from workers.runners.diffusion import DiffusionRunner
+    from workers.runners.engine_process import EngineProcess
 
-    return DiffusionRunner(args)
+    return EngineProcess(args)
