@@ -58,7 +58,6 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OmniLLM's code2wav runs in this process
     work = ECHO if arguments.quick else SPEECH
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
         settings = Settings(data_dir=Path(directory) / "data")

@@ -1,4 +1,4 @@
-"""``OmniLLM``: a whole pipeline in one process, without broker, database or object store.
+"""``OmniLLM``: a whole pipeline under one process, without broker, database or object store.
 
     llm = OmniLLM("qwen2_5_omni", model="/models/Qwen2.5-Omni-7B")
     [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
