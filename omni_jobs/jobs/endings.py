@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, Text, bindparam, select, tuple_
 
+from omni_jobs.batch import listed, one_of
 from omni_jobs.errors import NotFound, StageError
 from omni_jobs.jobs.graph import Run
 from omni_jobs.jobs.locked import LockedJobs
@@ -15,6 +16,10 @@ from omni_jobs.models import ArtifactRow, AttemptErrorRow
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["Completed", "cancel", "complete", "fail", "release"]
+
+_ARTIFACTS_OF_JOBS = select(ArtifactRow.job_id, ArtifactRow.name).where(
+    one_of(ArtifactRow.job_id, bindparam("ids", type_=Text))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,5 +162,5 @@ def _artifact_names(tx: Connection, locked: LockedJobs, completions: Sequence[Co
     job_ids = sorted({run.job_id for run in runs if run is not None})
     if not job_ids:
         return set()
-    rows = tx.execute(select(ArtifactRow.job_id, ArtifactRow.name).where(ArtifactRow.job_id.in_(job_ids)))
+    rows = tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)})
     return {(row.job_id, row.name) for row in rows}
