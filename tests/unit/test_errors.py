@@ -12,7 +12,7 @@ ALL = [value for value in vars(errors).values() if inspect.isclass(value) and is
 
 def test_every_error_is_exported_and_drawn_in_the_tree() -> None:
     names = {error.__name__ for error in ALL}
-    assert names | {"RetryClass"} == set(errors.__all__)
+    assert names | {"RetryClass", "kind_of"} == set(errors.__all__)
     assert errors.__doc__ is not None
     assert all(name in errors.__doc__ for name in names)
 
@@ -20,6 +20,11 @@ def test_every_error_is_exported_and_drawn_in_the_tree() -> None:
 def test_codes_are_unique() -> None:
     codes = [error.code for error in ALL]
     assert len(codes) == len(set(codes))
+
+
+def test_an_error_is_known_by_its_code() -> None:
+    assert [errors.kind_of(error.code) for error in ALL] == list(ALL)
+    assert errors.kind_of("from_a_later_build") is None
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
