@@ -14,8 +14,8 @@ __all__ = ["keep_freed_memory"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _KEPT_BYTES = 1 << 30  # at the heap's end, before any of it goes back
-_IN_HEAP_BYTES = 32 << 20  # a larger block is mapped by itself; glibc takes no higher limit
-_HEAP_BYTES = 64 << 20  # of a thread: it gives one back that is free again unless less than the pad is free before it
+_IN_HEAP_BYTES = 32 << 20  # a larger block is mapped by itself; mallopt(3) knows no higher limit
+_HEAP_BYTES = 64 << 20  # of a thread; with a pad as large, none that is free again is given back
 _LIMITS = ((_M_MMAP_THRESHOLD, _IN_HEAP_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_TOP_PAD, _HEAP_BYTES))
 _BY_OPERATOR = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 

@@ -32,7 +32,7 @@ __all__ = ["ARGS", "LONGEST_LINE", "EngineProcess"]
 logger = logging.getLogger(__name__)
 
 ARGS = TypeAdapter(OmniEngineArgs)
-LONGEST_LINE = 16 << 20  # bytes; the codes of an hour of speech are one
+LONGEST_LINE = 16 << 20  # bytes; the codes of an hour of speech, 50 in a second, are one
 _CLOSE_S = 10.0  # then the process is killed
 
 
