@@ -1,8 +1,9 @@
 """Statements for many rows at once, whose text does not grow with the rows.
 
     Batch       an UPDATE or an INSERT for each of many rows
-    run_all     several of them, with PostgreSQL in one round trip
+    run_all     several of them and what follows, with PostgreSQL in one round trip
     one_of      ``column IN (…)``, the list one parameter, made by ``listed``
+    among       ``column IN (SELECT …)``
     in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``listed``
 
 SQLite runs a prepared statement for each row faster than anything else. PostgreSQL wants one
@@ -27,7 +28,6 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
-    Row,
     Select,
     Text,
     Update,
@@ -40,15 +40,19 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DataError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from omni_jobs.models import Base, encode_json
+from omni_jobs.statement import Call, Statement, in_one_message
 
-__all__ = ["Batch", "Given", "in_pairs", "listed", "one_of", "run_all"]
+__all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "run_all"]
 
+_NOT_EXACT = "rows have changed that this transaction has locked"
+_DIVISION_BY_ZERO = "22012"
 _FEW = 32  # rows for which a round trip costs more than to run a statement as a part of another
 _Type = type[TypeEngine[Any]]
 _InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -78,7 +82,7 @@ class Batch:
         self._one = one
         self._for_rows: dict[tuple[int, ...], tuple[str, _InOrder]] = {(): self._compiled(())}
         self._many = many
-        self._returning: dict[tuple[Any, ...], UpdateBase] = {}
+        self._returning: dict[tuple[Any, ...], Statement] = {}
         self._has_keys = isinstance(one(self._bound), Update)
 
     @classmethod
@@ -126,8 +130,8 @@ class Batch:
         return cls(columns, one, many)
 
     @cached_property
-    def _alone(self) -> UpdateBase:
-        return self._many(0).execution_options(preserve_rowcount=True)  # SQLAlchemy drops that of an INSERT
+    def _alone(self) -> Statement:
+        return Statement(self._many(0))
 
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         """How many rows of the table it changed. ``rows`` give the columns in their order."""
@@ -136,13 +140,13 @@ class Batch:
         if tx.dialect.name == "sqlite":
             statement, in_order = self._for(rows)
             return tx.exec_driver_sql(statement, list(map(in_order, rows))).rowcount
-        return tx.execute(self._alone, self.parameters(0, rows)).rowcount
+        return self._alone.run(tx, self.parameters(0, rows))
 
-    def returning(self, tx: Connection, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Sequence[Row[Any]]:
-        """With PostgreSQL: run it; these columns of the rows that it changed, in no order."""
+    def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
+        """For PostgreSQL: what runs it, and gives these columns of the rows that it changed, in no order."""
         if columns not in self._returning:
-            self._returning[columns] = self._many(0).returning(*columns)
-        return tx.execute(self._returning[columns], self.parameters(0, rows)).all() if rows else ()
+            self._returning[columns] = Statement(self._many(0).returning(*columns))
+        return self._returning[columns], self.parameters(0, rows)
 
     def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _InOrder]:
         """With SQLite: the statement for these rows, and what takes its values out of one.
@@ -183,32 +187,51 @@ class Batch:
         return found
 
 
-def run_all(tx: Connection, work: Sequence[tuple[Batch, Sequence[tuple[Any, ...]]]]) -> list[int]:
-    """Run each of these for its rows; how many rows of its table each changed.
+def run_all(
+    tx: Connection,
+    work: Sequence[tuple[Batch, Sequence[tuple[Any, ...]]]],
+    *,
+    exact: int = 0,
+    then: Sequence[Call] = (),
+    commit: bool = False,
+) -> list[list[tuple[Any, ...]]]:
+    """Run each of these for its rows, and then ``then``; the rows of that.
 
     No row of a table may be changed by two of them, and none depend on another: few rows PostgreSQL gets
-    as parts of one statement, which all see what was there before it.
+    as parts of one statement, which all see what was there before it. Each of the first ``exact`` of them is
+    to change as many rows as it is given: raises RuntimeError. ``then``, ``commit``: of ``in_one_message``.
     """
     there = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
-    if tx.dialect.name == "sqlite" or len(there) < 2 or sum(len(rows) for _, _, rows in there) > _FEW:
-        return [batch.run(tx, rows) for batch, rows in work]
-    parameters: dict[str, str] = {}
+    if tx.dialect.name == "sqlite" or sum(len(rows) for _, _, rows in there) > _FEW:
+        for number, batch, rows in there:
+            if batch.run(tx, rows) != len(rows) and number < exact:
+                raise RuntimeError(_NOT_EXACT)
+        return in_one_message(tx, then, commit=commit)
+    if not there:
+        return in_one_message(tx, then, commit=commit)
+    parameters = {"expected": str(sum(len(rows) for number, _, rows in there if number < exact))}
     for number, batch, rows in there:
         parameters |= batch.parameters(number, rows)
-    counts = tx.execute(_together(*((number, batch) for number, batch, _ in there)), parameters).one()
-    changed = dict(zip((number for number, _, _ in there), counts, strict=True))
-    return [changed.get(number, 0) for number in range(len(work))]
+    together = _together(exact, *((number, batch) for number, batch, _ in there))
+    try:
+        return in_one_message(tx, [(together, parameters), *then], commit=commit)[1:]
+    except DataError as error:
+        if getattr(error.orig, "sqlstate", None) == _DIVISION_BY_ZERO:
+            raise RuntimeError(_NOT_EXACT) from error
+        raise
 
 
 @cache
-def _together(*parts: tuple[int, Batch]) -> Select[Any]:
-    """The statement that runs all of these; how many rows each changed."""
-    return select(
-        *(
-            select(func.count()).select_from(batch.part(number)).scalar_subquery().label(f"changed{number}")
-            for number, batch in parts
-        )
-    )
+def _together(exact: int, *parts: tuple[int, Batch]) -> Statement:
+    """The statement that runs all of these. It fails when the first do not change as many rows as expected:
+
+    the transaction may end with the message, and nobody look at it before.
+    """
+    done = [(number, select(func.count()).select_from(batch.part(number)).scalar_subquery()) for number, batch in parts]
+    checked: Any = sum((count for number, count in done if number < exact), literal_column("0"))
+    is_exact = checked == sql_cast(bindparam("expected", type_=Text), Integer)
+    others = (count for number, count in done if number >= exact)
+    return Statement(select(literal_column("1") / sql_cast(is_exact, Integer), *others))
 
 
 def _record_set(columns: Mapping[str, _Type], number: int) -> Given:
@@ -252,6 +275,29 @@ def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
     type_ = "bigint" if isinstance(next(iter(element.clauses)).type, Integer) else "text"
     found = f"SELECT value::{type_} FROM json_array_elements_text(CAST({values} AS JSON))"  # noqa: S608 — the same
     return f"{which} = ANY (ARRAY({found}))"
+
+
+class among(FunctionElement[Any]):
+    """``among(column, select(…))``: the column is one of those found. Not a Boolean, like ``one_of``."""
+
+    inherit_cache = True
+    name = "among"
+
+    def __init__(self, which: Any, found: Select[Any]) -> None:
+        super().__init__(which, found.scalar_subquery())
+
+
+@compiles(among, "sqlite")
+def _among_sqlite(element: among, compiler: Any, **options: Any) -> str:
+    which, found = (compiler.process(part, **options) for part in element.clauses)
+    return f"{which} IN {found}"
+
+
+@compiles(among, "postgresql")
+def _among_postgresql(element: among, compiler: Any, **options: Any) -> str:
+    # As an array, or a plan of the table's first minute would walk all of it.
+    which, found = (compiler.process(part, **options) for part in element.clauses)
+    return f"{which} = ANY (ARRAY{found})"
 
 
 def in_pairs(first: Any, second: Any, pairs: ColumnElement[str]) -> tuple[ColumnElement[bool], ...]:

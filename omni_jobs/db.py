@@ -1,6 +1,7 @@
 """The database: SQLite by default, PostgreSQL by URL, the same statements on both.
 
 run(transaction)    writes: one transaction, tried again while the trouble passes by itself
+run_in_messages(…)  the same in fewer round trips
 read(query)         reads one consistent state
 now()               the database's clock, as an expression
 migrate(), check()  the schema
@@ -23,6 +24,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.checkpointer import BACKSTOP_PAGES, Checkpointer
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
+from omni_jobs.statement import Statement
 
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
@@ -37,6 +39,8 @@ REVISION = "0004"
 """What the schema must be: the last file in ``migrations`` (a test compares)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
+_WRITE = Statement(text("BEGIN"))  # of PostgreSQL
+_READ = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -49,6 +53,8 @@ _TRANSIENT_CLASSES = ("08", "40")  # connection trouble; serialization failure, 
 _TRANSIENT_CODES = frozenset(
     {
         "25P03",  # idle_in_transaction_session_timeout
+        "26000",  # a prepared statement is not there, or there already: omni_jobs.statement does without from then on
+        "42P05",
         "53300",  # too many connections
         "55P03",  # lock_timeout
         "57P01",  # admin shutdown
@@ -138,10 +144,10 @@ class Database:
         self.dialect: str = self._engine.dialect.name
         self._writing = self._engine.execution_options(omni_jobs_writing=True)
         self._reading: Engine = self._engine
-        self._alone = self._writing
+        self._in_messages = self._writing
         if self.dialect == "postgresql":
-            self._reading = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._reading = self._engine.execution_options(omni_jobs_begin=_READ)
+            self._in_messages = self._engine.execution_options(omni_jobs_begin=None)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -159,9 +165,12 @@ class Database:
         """
         return self._persist(self._writing, transaction)
 
-    def run_alone(self, statement: Callable[[Connection], T]) -> T:
-        """``run`` for a transaction of one statement: PostgreSQL begins and commits it with the statement itself."""
-        return self._persist(self._alone, statement)
+    def run_in_messages(self, transaction: Callable[[Connection], T]) -> T:
+        """``run`` for what is one statement alone, or begins with ``omni_jobs.statement.in_one_message``.
+
+        PostgreSQL begins it with the statement then, a round trip less.
+        """
+        return self._persist(self._in_messages, transaction)
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Call ``query`` on one consistent state. Raises DatabaseUnavailable."""
@@ -280,6 +289,7 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
     engine = create_engine(
         url,
         pool_size=connections,
+        isolation_level="AUTOCOMMIT",  # BEGIN is ours: psycopg's takes a round trip of its own
         connect_args={
             "connect_timeout": 5,
             "keepalives_idle": 10,
@@ -287,13 +297,13 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
             "keepalives_count": 3,
             "tcp_user_timeout": 10_000,  # ms; a cable that is pulled under a statement
             "application_name": "omni-jobs",
+            "client_encoding": "utf8",
         },
     )
 
     @event.listens_for(engine, "connect")
     def configure(connection: psycopg.Connection[Any], record: object) -> None:
         # A process stopped in the middle of a transaction must not hold its locks for ever.
-        connection.autocommit = True
         connection.execute("SET idle_in_transaction_session_timeout = '15s'")
         connection.execute("SET lock_timeout = '10s'")
         connection.execute("SET statement_timeout = '60s'")
@@ -301,6 +311,11 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
         # of it when it is large. Every statement here has its index; those that count have nothing to gain.
         connection.execute("SET enable_seqscan = off")
         connection.execute("SET jit = off")  # what is forbidden counts as dear, which would be compiled
-        connection.autocommit = False
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statement: Statement | None = connection.get_execution_options().get("omni_jobs_begin", _WRITE)
+        if statement is not None:
+            statement.run(connection, {})
 
     return engine

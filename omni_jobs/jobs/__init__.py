@@ -37,6 +37,7 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     Submitted,
 )
+from omni_jobs.statement import Call
 from omni_jobs.states import JobState
 from omni_jobs.views import (
     ArtifactView,
@@ -127,7 +128,7 @@ class Jobs:
         if not wishes:
             return []
         drafts = [draft(job, key) for job, key in wishes]
-        return self._db.run(partial(submit, drafts=drafts, announce_after_s=self._announce_after_s))
+        return self._db.run_in_messages(partial(submit, drafts=drafts, announce_after_s=self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.
@@ -137,7 +138,7 @@ class Jobs:
         after an error; pass no hint of a stage run you know you hold.
         Raises Fenced when the worker has no live lease.
         """
-        return claims.claim_alone(self._db, worker_id, hints)
+        return claims.claim(self._db, worker_id, claims.attempts_of(hints))
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record how far attempts are; those that no longer run are passed over."""
@@ -150,23 +151,44 @@ class Jobs:
         are completed. ``won`` is False when the attempt is not this worker's any more or its
         job is to stop: payload and artifacts are not recorded then.
         """
-        return self._db.run(partial(self._complete, completions=completions)).read()
-
-    def _complete(self, tx: Connection, completions: Sequence[Completion]) -> endings.Completed:
-        return endings.complete(
-            tx, completions, announce_after_s=self._announce_after_s, prune_after_s=self._prune_after_s
-        )
+        return self._db.run_in_messages(partial(self._complete, completions=completions, commit=True)).read()
 
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
     ) -> tuple[list[Outcome], list[Claim]]:
-        """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place."""
+        """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place.
+
+        Few hints at PostgreSQL, of which not all can be claimed: in two.
+        """
+        attempts = claims.attempts_of(hints)
+        if claims.are_few(attempts, self._db.dialect):
+            few = claims.claim_few(worker_id, attempts)
+            completed = self._db.run_in_messages(
+                partial(self._complete, completions=completions, then=[few], commit=True)
+            )
+            claimed = claims.few_claimed(completed.then[0], attempts)
+            found = claimed.read()
+            if missed := claimed.missed(attempts):
+                found += self._db.run(partial(claims.claim_many, worker_id=worker_id, attempts=missed)).read()
+            return completed.read(), found
 
         def turn(tx: Connection) -> tuple[endings.Completed, claims.Claimed]:
-            return self._complete(tx, completions), claims.claim(tx, worker_id, hints)
+            return self._complete(tx, completions), claims.claim_many(tx, worker_id, attempts)
 
         completed, claimed = self._db.run(turn)
         return completed.read(), claimed.read()
+
+    def _complete(
+        self, tx: Connection, completions: Sequence[Completion], then: Sequence[Call] = (), commit: bool = False
+    ) -> endings.Completed:
+        return endings.complete(
+            tx,
+            completions,
+            announce_after_s=self._announce_after_s,
+            prune_after_s=self._prune_after_s,
+            then=then,
+            commit=commit,
+        )
 
     def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error. A retryable one with attempts left is queued again, due after

@@ -12,7 +12,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    Select,
     Text,
     bindparam,
     exists,
@@ -25,16 +24,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from omni_jobs.batch import in_pairs, listed, one_of
+from omni_jobs.batch import among, in_pairs, listed, one_of
 from omni_jobs.db import Database, now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
 from omni_jobs.models import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.retry import RetryLimits, is_last_chance
+from omni_jobs.statement import Call, Statement
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
-__all__ = ["Claimed", "claim", "claim_alone"]
+__all__ = ["Claimed", "are_few", "attempts_of", "claim", "claim_few", "claim_many", "few_claimed"]
 
 _AnyRow = Row[*tuple[Any, ...]]
 
@@ -129,7 +129,7 @@ _FEW = 16
 
 
 @cache
-def _at_once() -> Select[Any]:
+def _at_once() -> Statement:
     """All that a claim does as one statement of PostgreSQL: (stage run, its job, one of the payloads it takes).
 
     In the order of the locks: the jobs are locked before the stage runs are looked at. What another
@@ -140,7 +140,7 @@ def _at_once() -> Select[Any]:
     claimed = _claim_if_queued(locked_first).cte("claimed")
     started = (
         update(JobRow)
-        .where(_among(JobRow.id, select(nobody_started.c.id)), JobRow.id.in_(select(claimed.c.job_id)))
+        .where(among(JobRow.id, select(nobody_started.c.id)), JobRow.id.in_(select(claimed.c.job_id)))
         .values(state=literal(JobState.IN_PROGRESS), started_at=now())
         .returning(literal_column("1"))
         .cte("started")
@@ -148,22 +148,17 @@ def _at_once() -> Select[Any]:
     takers = select(claimed.c.job_id).where(claimed.c.inputs != literal_column("'[]'"))
     payloads = (
         select(StageRunRow.job_id, *_OF_PAYLOAD)
-        .where(_among(StageRunRow.job_id, takers), state_seen(StageRunRow.state, StageRunState.SUCCEEDED))
+        .where(among(StageRunRow.job_id, takers), state_seen(StageRunRow.state, StageRunState.SUCCEEDED))
         .cte("payloads")
     )
-    jobs = select(*_OF_JOB).where(_among(JobRow.id, select(claimed.c.job_id))).cte("of_jobs")
-    return (
+    jobs = select(*_OF_JOB).where(among(JobRow.id, select(claimed.c.job_id))).cte("of_jobs")
+    return Statement(
         select(claimed, jobs, payloads.c.stage, payloads.c.payload_ref, payloads.c.payload_inline)
         .select_from(
             claimed.join(jobs, jobs.c.id == claimed.c.job_id).outerjoin(payloads, payloads.c.job_id == claimed.c.job_id)
         )
         .add_cte(started)
     )
-
-
-def _among(column: Any, found: Select[Any]) -> ColumnElement[bool]:
-    """The column is one of those found: as an array, or a plan of the table's first minute would walk all of it."""
-    return column == func.any(func.array(found.scalar_subquery()))  # type: ignore[no-any-return]
 
 
 _JOB_FROM = len(_OF_STAGE_RUN)  # the columns of a row of ``_at_once``
@@ -186,9 +181,6 @@ class Claimed:
         """Those of these stage runs that are not here."""
         found = {run[0] for run in self._runs}
         return {stage_run_id: attempt for stage_run_id, attempt in attempts.items() if stage_run_id not in found}
-
-    def with_more(self, more: Claimed) -> Claimed:
-        return Claimed([*self._runs, *more._runs], {**self._jobs, **more._jobs}, {**self._payloads, **more._payloads})
 
     def _claim(self, run: Sequence[Any]) -> Claim:
         id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
@@ -214,27 +206,7 @@ class Claimed:
         )
 
 
-def claim_alone(db: Database, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-    """Claim what can be claimed of ``hints``; see :meth:`omni_jobs.jobs.Jobs.claim`."""
-    attempts = _attempts(hints)
-    found: list[Claim] = []
-    if db.dialect == "postgresql" and 0 < len(attempts) <= _FEW:
-        claimed = db.run_alone(partial(_claim_few, worker_id=worker_id, attempts=attempts))
-        found, attempts = claimed.read(), claimed.missed(attempts)
-    return found + db.run(partial(_claim_many, worker_id=worker_id, attempts=attempts)).read() if attempts else found
-
-
-def claim(tx: Connection, worker_id: str, hints: Sequence[tuple[int, int]]) -> Claimed:
-    """The same as a part of a transaction."""
-    attempts = _attempts(hints)
-    if tx.dialect.name != "postgresql" or not 0 < len(attempts) <= _FEW:
-        return _claim_many(tx, worker_id, attempts)
-    claimed = _claim_few(tx, worker_id, attempts)
-    missed = claimed.missed(attempts)
-    return claimed.with_more(_claim_many(tx, worker_id, missed)) if missed else claimed
-
-
-def _attempts(hints: Iterable[tuple[int, int]]) -> dict[int, int]:
+def attempts_of(hints: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Each stage run once."""
     attempts: dict[int, int] = {}
     for stage_run_id, attempt in hints:
@@ -242,22 +214,42 @@ def _attempts(hints: Iterable[tuple[int, int]]) -> dict[int, int]:
     return attempts
 
 
-def _claim_few(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> Claimed:
-    """In one round trip to PostgreSQL, each of which costs more than the claim.
+def are_few(attempts: Mapping[int, int], dialect: str) -> bool:
+    """Whether one statement claims them best: with PostgreSQL a round trip costs more than a claim."""
+    return dialect == "postgresql" and 0 < len(attempts) <= _FEW
 
-    Of what that does not give, ``_claim_many`` tells a hint that was stale from a lost lease, and from
+
+def claim(db: Database, worker_id: str, attempts: Mapping[int, int]) -> list[Claim]:
+    """Claim what can be claimed; see :meth:`omni_jobs.jobs.Jobs.claim`."""
+    found: list[Claim] = []
+    if are_few(attempts, db.dialect):
+        statement, parameters = claim_few(worker_id, attempts)
+        rows = db.run_in_messages(partial(statement.rows, parameters=parameters))
+        claimed = few_claimed(rows, attempts)
+        found, attempts = claimed.read(), claimed.missed(attempts)
+    return found + db.run(partial(claim_many, worker_id=worker_id, attempts=attempts)).read() if attempts else found
+
+
+def claim_few(worker_id: str, attempts: Mapping[int, int]) -> Call:
+    """The statement; ``few_claimed`` reads its rows.
+
+    Of what that does not give, ``claim_many`` tells a hint that was stale from a lost lease, and from
     a claim whose answer was lost.
     """
-    parameters = {"ids": listed(attempts), "pairs": listed(attempts.items()), "worker": worker_id}
+    return _at_once(), {"ids": listed(attempts), "pairs": listed(attempts.items()), "worker": worker_id}
+
+
+def few_claimed(rows: Iterable[Sequence[Any]], attempts: Mapping[int, int]) -> Claimed:
+    """In the order of the attempts."""
     runs, jobs, payloads = {}, {}, {}
-    for row in tx.execute(_at_once(), parameters):
+    for row in rows:
         run, job, (stage, ref, inline) = row[:_JOB_FROM], row[_JOB_FROM:_PAYLOAD_FROM], row[_PAYLOAD_FROM:]
         runs[run[0]], jobs[job[0]], payloads[job[0], stage] = run, job, (ref, inline)
     return Claimed([runs[stage_run_id] for stage_run_id in attempts if stage_run_id in runs], jobs, payloads)
 
 
-def _claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> Claimed:
-    """In some statements, however many there are."""
+def claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> Claimed:
+    """As a part of a transaction, in some statements, however many there are."""
     if not attempts:
         return Claimed()
     nobody_started = tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).all()

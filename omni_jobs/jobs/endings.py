@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, select, tuple_
 
@@ -13,6 +14,7 @@ from omni_jobs.jobs.graph import Run
 from omni_jobs.jobs.locked import LockedJobs
 from omni_jobs.jobs.values import Completion, Failure, Outcome
 from omni_jobs.models import ArtifactRow, AttemptErrorRow
+from omni_jobs.statement import Call
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["Completed", "cancel", "complete", "fail", "release"]
@@ -29,6 +31,7 @@ class Completed:
     _locked: LockedJobs
     _completions: Sequence[Completion]
     _won: Sequence[bool]
+    then: Sequence[Sequence[tuple[Any, ...]]]  # the rows of what else was run
 
     def read(self) -> list[Outcome]:
         """In the order of the completions."""
@@ -39,9 +42,18 @@ class Completed:
 
 
 def complete(
-    tx: Connection, completions: Sequence[Completion], *, announce_after_s: float, prune_after_s: float
+    tx: Connection,
+    completions: Sequence[Completion],
+    *,
+    announce_after_s: float,
+    prune_after_s: float,
+    then: Sequence[Call] = (),
+    commit: bool = False,
 ) -> Completed:
-    """Record the ends of attempts; queue what they were waited for; finish jobs."""
+    """Record the ends of attempts; queue what they were waited for; finish jobs.
+
+    ``then``: what else to run, for its rows; ``commit``: nothing follows in this transaction.
+    """
     locked = LockedJobs.of_stage_runs(
         tx, [completion.stage_run_id for completion in completions], announce_after_s=announce_after_s
     )
@@ -63,8 +75,8 @@ def complete(
                 names.update((run.job_id, name) for name in new)
                 locked.succeed(run, completion)
             won.append(not taken)
-    locked.settle(prune_after_s=prune_after_s)
-    return Completed(locked, completions, won)
+    found = locked.settle(prune_after_s=prune_after_s, then=then, commit=commit)
+    return Completed(locked, completions, won, found)
 
 
 def fail(tx: Connection, failures: Sequence[Failure], *, announce_after_s: float) -> list[Outcome]:

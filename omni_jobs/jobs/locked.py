@@ -22,7 +22,6 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
-    Row,
     Text,
     bindparam,
     func,
@@ -34,7 +33,7 @@ from sqlalchemy import (
     update,
 )
 
-from omni_jobs.batch import Batch, Given, listed, one_of, run_all
+from omni_jobs.batch import Batch, Given, among, listed, one_of, run_all
 from omni_jobs.db import now
 from omni_jobs.errors import Expired, OmniJobsError, Quarantined
 from omni_jobs.jobs.graph import Run, next_step, unneeded_payloads
@@ -52,6 +51,7 @@ from omni_jobs.models import (
     state_seen,
 )
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_after
+from omni_jobs.statement import Call, Statement, in_one_message
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["LockedJobs"]
@@ -68,27 +68,27 @@ _LOCK = (
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
 )
-_LOCK_JOBS = _LOCK.where(one_of(JobRow.id, _ids))
-_LOCK_JOBS_OF_STAGE_RUNS = _LOCK.where(JobRow.id.in_(_JOB_IDS))
+_LOCK_JOBS = Statement(_LOCK.where(one_of(JobRow.id, _ids)))
+_LOCK_JOBS_OF_STAGE_RUNS = Statement(_LOCK.where(JobRow.id.in_(_JOB_IDS)))
 # JSON as text: nearly all of it is alike from row to row.
-_STAGE_RUNS_OF_JOBS = (
-    select(
-        StageRunRow.id,
-        StageRunRow.job_id,
-        StageRunRow.stage,
-        StageRunRow.queue,
-        type_coerce(StageRunRow.inputs, Text),
-        StageRunRow.state,
-        StageRunRow.attempt,
-        type_coerce(StageRunRow.failures, Text),
-        type_coerce(StageRunRow.retries, Text),
-        StageRunRow.queue_limit_s,
-        StageRunRow.owner,
-        StageRunRow.payload_bytes,
-        type_coerce(StageRunRow.payload_ref, Text),
-        StageRunRow.payload_gone,
-    ).where(one_of(StageRunRow.job_id, _ids))  # in no order: for it PostgreSQL might walk the whole primary key
+_STAGE_RUNS = select(  # in no order: for it PostgreSQL might walk the whole primary key
+    StageRunRow.id,
+    StageRunRow.job_id,
+    StageRunRow.stage,
+    StageRunRow.queue,
+    type_coerce(StageRunRow.inputs, Text),
+    StageRunRow.state,
+    StageRunRow.attempt,
+    type_coerce(StageRunRow.failures, Text),
+    type_coerce(StageRunRow.retries, Text),
+    StageRunRow.queue_limit_s,
+    StageRunRow.owner,
+    StageRunRow.payload_bytes,
+    type_coerce(StageRunRow.payload_ref, Text),
+    StageRunRow.payload_gone,
 )
+_STAGE_RUNS_OF_JOBS = Statement(_STAGE_RUNS.where(one_of(StageRunRow.job_id, _ids)))
+_STAGE_RUNS_BESIDE = Statement(_STAGE_RUNS.where(among(StageRunRow.job_id, _JOB_IDS)))  # all of the jobs of some
 
 
 def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
@@ -243,27 +243,30 @@ class LockedJobs:
 
     def __init__(self, tx: Connection, job_ids: Sequence[str], *, announce_after_s: float) -> None:
         """Those of these jobs that there are."""
-        self._lock(tx, tx.execute(_LOCK_JOBS, {"ids": listed(job_ids)}).all(), announce_after_s)
+        self._lock(tx, _LOCK_JOBS, _STAGE_RUNS_OF_JOBS, job_ids, announce_after_s)
 
     @classmethod
     def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> Self:
         """The jobs that these stage runs belong to."""
         jobs = cls.__new__(cls)
-        jobs._lock(tx, tx.execute(_LOCK_JOBS_OF_STAGE_RUNS, {"ids": listed(ids)}).all(), announce_after_s)
+        jobs._lock(tx, _LOCK_JOBS_OF_STAGE_RUNS, _STAGE_RUNS_BESIDE, ids, announce_after_s)
         return jobs
 
     def _lock(
-        self, tx: Connection, locked: Sequence[Row[str, str, str | None, float]], announce_after_s: float
+        self, tx: Connection, lock: Statement, read: Statement, ids: Iterable[Any], announce_after_s: float
     ) -> None:
+        # Each sees what is committed when it begins: the second, all that the first has waited for.
+        these = {"ids": listed(ids)}
+        locked, runs = in_one_message(tx, [(lock, these), (read, these)])
         self._tx = tx
         self._announce_after_s = announce_after_s
-        self.now: float = locked[0].now if locked else 0.0
+        self.now: float = locked[0][-1] if locked else 0.0
         self._stored = {job_id: _JOB_STATES[state] for job_id, state, _, _ in locked}
         self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in locked if ending is not None}
         self.states: dict[str, JobState] = dict(self._stored)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
-        self._read_runs()
+        self._take_runs(runs)
         self._succeeded: list[tuple[Any, ...]] = []
         self._succeeded_runs: list[Run] = []
         self._ended: list[tuple[Any, ...]] = []
@@ -273,11 +276,8 @@ class LockedJobs:
         self._artifacts: list[tuple[Any, ...]] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
 
-    def _read_runs(self) -> None:
+    def _take_runs(self, rows: Iterable[Sequence[Any]]) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
-        if not self.states:
-            return
-        rows = self._tx.execute(_STAGE_RUNS_OF_JOBS, {"ids": listed(self.states)}).all()
         for id_, job_id, stage, queue, inputs, state, attempt, failures, retries, *rest in sorted(rows, key=_first):
             queue_limit_s, owner, payload_bytes, ref, gone = rest
             run = Run(
@@ -386,17 +386,21 @@ class LockedJobs:
         """
         waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
         self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
-        self._read_runs()  # a claim may have come first
+        runs = _STAGE_RUNS_OF_JOBS.rows(self._tx, {"ids": listed(self.states)})  # a claim may have come first
+        self._take_runs(runs)
         for job_id, error in errors.items():
             self.states[job_id] = JobState.CANCELLING
             self._endings[job_id] = JobState.CANCELLED if error is None else JobState.EXPIRED
             if error is not None:
                 self._job_errors[job_id] = error.to_dict()
 
-    def settle(self, *, prune_after_s: float = 0.0) -> None:
+    def settle(
+        self, *, prune_after_s: float = 0.0, then: Sequence[Call] = (), commit: bool = False
+    ) -> list[list[tuple[Any, ...]]]:
         """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow.
 
         ``prune_after_s``: for how long after its end nothing of a job that completed is due to go.
+        ``then``: what else to run, for its rows; ``commit``: nothing follows in this transaction.
         """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
@@ -430,7 +434,7 @@ class LockedJobs:
         )
         for _, rows in ended:
             rows.sort(key=_first)
-        changed = run_all(
+        found = run_all(
             self._tx,
             (
                 *ended,
@@ -442,16 +446,17 @@ class LockedJobs:
                 (_FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
                 (_NEW_GARBAGE, [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]),
             ),
+            exact=len(ended),
+            then=then,
+            commit=commit and not to_cancel,
         )
-        missing = sum(len(rows) for _, rows in ended) - sum(changed[: len(ended)])
-        if missing:
-            raise RuntimeError(f"{missing} stage runs changed under their job's lock")
         if to_cancel:  # what was queued again a moment ago may be among them
             self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
+        return found
 
     def _unneeded_payloads(self) -> list[Run]:
         """Whose payloads no stage needs any more: of jobs that completed, and large ones all stages have taken."""

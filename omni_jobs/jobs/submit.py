@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Connection, Integer, Row, Text, bindparam, false, literal_column, select
+from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, bindparam, false, literal_column, select
 
 from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
@@ -17,12 +17,13 @@ from omni_jobs.errors import Conflict
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, Submitted
 from omni_jobs.models import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.retry import DEFAULT_RETRIES
+from omni_jobs.statement import Statement, in_one_message
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
 __all__ = ["Draft", "as_written", "draft", "new_job_id", "submit"]
 
-_NOW = select(now())
+_NOW = Statement(select(now()))
 _INSERT_JOBS = Batch.insert(
     JobRow,
     {
@@ -108,7 +109,7 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
 
     A Conflict is the answer to the key of another request; the other jobs are written all the same.
     """
-    at: float = tx.execute(_NOW).scalar_one()
+    [[(at,)]] = in_one_message(tx, [(_NOW, {})])
     # In the order of their keys: two batches that share some must not wait for each other.
     in_order = sorted(drafts, key=lambda each: (each.key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
@@ -153,9 +154,9 @@ def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, Submitt
 
 def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Hint]]:
     """Hints of those that are queued, by job; also of those that are there already."""
-    written: Sequence[Row[Any]] = ()
-    if tx.dialect.name == "postgresql":
-        written = _INSERT_STAGE_RUNS.returning(tx, rows, *_HINT, StageRunRow.state)
+    written: Sequence[tuple[Any, ...]] = ()
+    if tx.dialect.name == "postgresql" and rows:
+        [written] = in_one_message(tx, [_INSERT_STAGE_RUNS.returning(rows, *_HINT, StageRunRow.state)], commit=True)
     else:
         _INSERT_STAGE_RUNS.run(tx, rows)
     hinted: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]
