@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import logging
 import queue
 import secrets
@@ -26,6 +25,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from omni_jobs.errors import BadMessage, BrokerUnavailable
 
@@ -59,7 +60,6 @@ _MAX_HINTS_IN_MESSAGE = 1024
 _CLOSE_S = 10.0
 _MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage; more than any have been seen to
 _LONGEST_HOLD_S = 1.0
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Broker:
@@ -214,9 +214,9 @@ class Relay:
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
     """A message as Celery and kombu read it from the broker's list, with no more in it than they need."""
     message_id = secrets.token_hex(8)
-    body = _encode([[hints], {}, {}])
+    body = orjson.dumps([[hints], {}, {}])
     message = {
-        "body": base64.b64encode(body.encode()).decode("ascii"),
+        "body": base64.b64encode(body).decode("ascii"),
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "headers": {"task": TASK, "id": message_id},
@@ -226,7 +226,7 @@ def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
             "delivery_tag": message_id,
         },
     }
-    return _encode(message).encode()
+    return orjson.dumps(message)
 
 
 def read_hints(raw: bytes) -> list[tuple[int, int]]:
@@ -281,8 +281,8 @@ def _hint(pair: Any) -> tuple[int, int]:
 
 def _json(data: bytes, field: str) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return orjson.loads(data)
+    except ValueError as error:
         raise BadMessage(f"not JSON: {error}", field=field) from None
 
 

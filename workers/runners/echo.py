@@ -19,7 +19,7 @@ __all__ = ["EchoRunner"]
 
 _TICK_S = 0.2
 _TEXT_CHARACTERS = 1000  # of the prompt, in the payload's values; all of it is in the request
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 13
 _IN_THREAD_BYTES = 1 << 20  # below, making them is cheaper than a thread's turn
 
 
