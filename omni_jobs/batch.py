@@ -53,7 +53,7 @@ __all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "run_all"]
 
 _NOT_EXACT = "rows have changed that this transaction has locked"
 _DIVISION_BY_ZERO = "22012"
-_FEW = 32  # rows for which a round trip costs more than to run a statement as a part of another
+_FEW = 32  # rows for which a statement of its own costs more than to be a part of another
 _Type = type[TypeEngine[Any]]
 _InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Given = Mapping[str, ColumnElement[Any]]
@@ -197,35 +197,42 @@ def run_all(
 ) -> list[list[tuple[Any, ...]]]:
     """Run each of these for its rows, and then ``then``; the rows of that.
 
-    No row of a table may be changed by two of them, and none depend on another: few rows PostgreSQL gets
-    as parts of one statement, which all see what was there before it. Each of the first ``exact`` of them is
-    to change as many rows as it is given: raises RuntimeError. ``then``, ``commit``: of ``in_one_message``.
+    No row of a table may be changed by two of them, and none depend on another: those of few rows are
+    parts of one statement for PostgreSQL, which all see what was there before it. Each of the first
+    ``exact`` of them is to change as many rows as it is given, or all is undone: raises RuntimeError.
+    ``then``, ``commit``: of ``in_one_message``.
     """
     there = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
-    if tx.dialect.name == "sqlite" or sum(len(rows) for _, _, rows in there) > _FEW:
+    if tx.dialect.name == "sqlite":
         for number, batch, rows in there:
             if batch.run(tx, rows) != len(rows) and number < exact:
                 raise RuntimeError(_NOT_EXACT)
-        return in_one_message(tx, then, commit=commit)
-    if not there:
-        return in_one_message(tx, then, commit=commit)
-    parameters = {"expected": str(sum(len(rows) for number, _, rows in there if number < exact))}
-    for number, batch, rows in there:
-        parameters |= batch.parameters(number, rows)
-    together = _together(exact, *((number, batch) for number, batch, _ in there))
+        return in_one_message(tx, then)
+    are_few = sum(len(rows) for _, _, rows in there) <= _FEW
+    groups = [there] if there and are_few else [[each] for each in there]
+    calls = [_all_of(group, exact) for group in groups]
     try:
-        return in_one_message(tx, [(together, parameters), *then], commit=commit)[1:]
+        return in_one_message(tx, [*calls, *then], commit=commit)[len(calls) :]
     except DataError as error:
         if getattr(error.orig, "sqlstate", None) == _DIVISION_BY_ZERO:
             raise RuntimeError(_NOT_EXACT) from error
         raise
 
 
+def _all_of(group: Sequence[tuple[int, Batch, Sequence[tuple[Any, ...]]]], exact: int) -> Call:
+    """One statement for all of these."""
+    parameters = {"expected": str(sum(len(rows) for number, _, rows in group if number < exact))}
+    for number, batch, rows in group:
+        parameters |= batch.parameters(number, rows)
+    return _together(exact, *((number, batch) for number, batch, _ in group)), parameters
+
+
 @cache
 def _together(exact: int, *parts: tuple[int, Batch]) -> Statement:
-    """The statement that runs all of these. It fails when the first do not change as many rows as expected:
+    """The statement that runs all of these.
 
-    the transaction may end with the message, and nobody look at it before.
+    It fails when the first do not change as many rows as expected: the transaction may end with the
+    message, before anybody here has seen what they changed.
     """
     done = [(number, select(func.count()).select_from(batch.part(number)).scalar_subquery()) for number, batch in parts]
     checked: Any = sum((count for number, count in done if number < exact), literal_column("0"))

@@ -70,11 +70,10 @@ class Statement:
         name = tx.dialect.name
         compiled = self._compiled.get(name) or self._compile(name, tx.dialect)
         given = parameters if name == "postgresql" else [parameters[each] for each in compiled.names]
-        cursor: Any = tx.connection.cursor()
         try:
+            cursor: Any = tx.connection.cursor()
             cursor.execute(compiled.text, given)
         except _errors(tx) as error:
-            cursor.close()
             _give_up(tx, compiled.text, error)
         return cursor
 
@@ -114,7 +113,7 @@ def in_one_message(tx: Connection, calls: Sequence[Call], *, commit: bool = Fals
             if begins:
                 raw.execute("BEGIN")
             return [statement.rows(tx, parameters) for statement, parameters in calls]
-        message = [_execute(tx, raw, statement.prepared, parameters) for statement, parameters in calls]
+        message = [_call(tx, raw, statement.prepared, parameters) for statement, parameters in calls]
         with raw.cursor() as cursor:
             cursor.execute(b"; ".join([b"BEGIN"] * begins + message + [b"COMMIT"] * commit), prepare=False)
             if begins:
@@ -131,7 +130,7 @@ def in_one_message(tx: Connection, calls: Sequence[Call], *, commit: bool = Fals
         _give_up(tx, "; ".join(statement.prepared.definition for statement, _ in calls), error)
 
 
-def _execute(tx: Connection, raw: Any, statement: Prepared, parameters: Mapping[str, str]) -> bytes:
+def _call(tx: Connection, raw: Any, statement: Prepared, parameters: Mapping[str, str]) -> bytes:
     """What runs it in this session, which has it then."""
     known: set[str] = tx.connection.info.setdefault("omni_jobs_prepared", set())
     if statement.name not in known:

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Text,
     bindparam,
     exists,
@@ -36,8 +35,6 @@ from omni_jobs.storage import ObjectRef
 
 __all__ = ["Claimed", "are_few", "attempts_of", "claim", "claim_few", "claim_many", "few_claimed"]
 
-_AnyRow = Row[*tuple[Any, ...]]
-
 _HAS_LEASE = exists().where(WorkerRow.id == bindparam("worker"), WorkerRow.lease_until > now())
 _ids = bindparam("ids", type_=Text)
 _IN_PAIRS = in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("pairs", type_=Text))
@@ -51,7 +48,7 @@ _OF_JOB = (
     JobRow.seed,
     type_coerce(JobRow.modalities, Text).label("modalities"),
 )
-_LOCK_JOBS_NOBODY_STARTED = (
+_JOBS_NOBODY_STARTED = (
     select(*_OF_JOB)
     .where(
         state_seen(JobRow.state, JobState.QUEUED),
@@ -60,6 +57,7 @@ _LOCK_JOBS_NOBODY_STARTED = (
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
 )
+_LOCK_JOBS_NOBODY_STARTED = Statement(_JOBS_NOBODY_STARTED)
 _OF_STAGE_RUN = (
     StageRunRow.id,
     StageRunRow.job_id,
@@ -72,7 +70,7 @@ _OF_STAGE_RUN = (
     StageRunRow.started_at,
 )
 
-_ID, _JOB_ID, _INPUTS = 0, 1, 4  # SQLAlchemy's rows are slow to find a column by its name
+_ID, _JOB_ID, _INPUTS, _STARTED_AT = 0, 1, 4, 8
 
 
 def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
@@ -105,25 +103,30 @@ def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, 
     )
 
 
-_CLAIM_IF_QUEUED = _claim_if_queued()
-_CLAIMED_BEFORE = select(*_OF_STAGE_RUN).where(
-    *_IN_PAIRS,
-    state_seen(StageRunRow.state, StageRunState.RUNNING),
-    StageRunRow.owner == bindparam("worker"),
+_LEASE = Statement(select(_HAS_LEASE))
+_CLAIM_IF_QUEUED = Statement(_claim_if_queued())
+_CLAIMED_BEFORE = Statement(
+    select(*_OF_STAGE_RUN).where(
+        *_IN_PAIRS,
+        state_seen(StageRunRow.state, StageRunState.RUNNING),
+        StageRunRow.owner == bindparam("worker"),
+    )
 )
-_START_IF_QUEUED = (
+_START_IF_QUEUED = Statement(
     update(JobRow)
     .where(one_of(JobRow.id, _ids), state_seen(JobRow.state, JobState.QUEUED))
     .values(state=literal(JobState.IN_PROGRESS), started_at=bindparam("at"))
 )
-_JOBS = select(*_OF_JOB).where(one_of(JobRow.id, _ids))
+_JOBS = Statement(select(*_OF_JOB).where(one_of(JobRow.id, _ids)))
 _OF_PAYLOAD = (
     StageRunRow.stage,
     type_coerce(StageRunRow.payload_ref, Text).label("payload_ref"),
     StageRunRow.payload_inline,
 )
-_PAYLOADS = select(StageRunRow.job_id, *_OF_PAYLOAD).where(
-    one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
+_PAYLOADS = Statement(
+    select(StageRunRow.job_id, *_OF_PAYLOAD).where(
+        one_of(StageRunRow.job_id, _ids), state_seen(StageRunRow.state, StageRunState.SUCCEEDED)
+    )
 )
 _FEW = 16
 
@@ -135,7 +138,7 @@ def _at_once() -> Statement:
     In the order of the locks: the jobs are locked before the stage runs are looked at. What another
     transaction has changed meanwhile PostgreSQL looks at again before it locks it.
     """
-    nobody_started = _LOCK_JOBS_NOBODY_STARTED.with_only_columns(JobRow.id).cte("nobody_started")
+    nobody_started = _JOBS_NOBODY_STARTED.with_only_columns(JobRow.id).cte("nobody_started")
     locked_first = select(func.count()).select_from(nobody_started).scalar_subquery() >= literal_column("0")
     claimed = _claim_if_queued(locked_first).cte("claimed")
     started = (
@@ -199,7 +202,7 @@ class Claimed:
             seed=seed,
             modalities=_names(modalities),
             upstream={earlier: _payload(*self._payloads[job_id, earlier]) for earlier in inputs},
-            capture=capture,
+            capture=bool(capture),
             failures=failures,
             alone=bool(failures) and is_last_chance(failures, RetryLimits(**json.loads(limits or "{}"))),
             claimed_at=started_at,
@@ -252,26 +255,25 @@ def claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> C
     """As a part of a transaction, in some statements, however many there are."""
     if not attempts:
         return Claimed()
-    nobody_started = tx.execute(_LOCK_JOBS_NOBODY_STARTED, {"ids": listed(attempts)}).all()
-    jobs: dict[str, _AnyRow] = {job[0]: job for job in nobody_started}
-    these = {"pairs": listed(attempts.items()), "worker": worker_id}
-    runs = list(tx.execute(_CLAIM_IF_QUEUED, these).all())
+    jobs = {job[0]: job for job in _LOCK_JOBS_NOBODY_STARTED.rows(tx, {"ids": listed(attempts)})}
+    runs = _CLAIM_IF_QUEUED.rows(tx, {"pairs": listed(attempts.items()), "worker": worker_id})
     if len(runs) < len(attempts):
-        if not tx.execute(select(_HAS_LEASE), {"worker": worker_id}).scalar_one():
+        [[has_lease]] = _LEASE.rows(tx, {"worker": worker_id})
+        if not has_lease:
             raise Fenced(f"worker {worker_id} has no lease")
         missed = attempts.keys() - {run[_ID] for run in runs}
         claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
-        runs += tx.execute(_CLAIMED_BEFORE, {"pairs": listed(claimed), "worker": worker_id})
+        runs += _CLAIMED_BEFORE.rows(tx, {"pairs": listed(claimed), "worker": worker_id})
     if not runs:
         return Claimed()
     of_jobs = {run[_JOB_ID] for run in runs}
     if started := sorted(jobs.keys() & of_jobs):
-        tx.execute(_START_IF_QUEUED, {"ids": listed(started), "at": runs[0].started_at})
+        _START_IF_QUEUED.run(tx, {"ids": listed(started), "at": runs[0][_STARTED_AT]})
     if others := of_jobs - jobs.keys():
-        jobs.update((job[0], job) for job in tx.execute(_JOBS, {"ids": listed(others)}).all())
+        jobs.update((job[0], job) for job in _JOBS.rows(tx, {"ids": listed(others)}))
     payloads: dict[tuple[str, str], tuple[str | None, bytes | None]] = {}
     if takers := {run[_JOB_ID] for run in runs if _names(run[_INPUTS])}:
-        for job_id, stage, ref, inline in tx.execute(_PAYLOADS, {"ids": listed(takers)}).all():
+        for job_id, stage, ref, inline in _PAYLOADS.rows(tx, {"ids": listed(takers)}):
             payloads[job_id, stage] = (ref, inline)
     order = {stage_run_id: n for n, stage_run_id in enumerate(attempts)}
     runs.sort(key=lambda run: order[run[_ID]])
