@@ -24,7 +24,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.checkpointer import BACKSTOP_PAGES, Checkpointer
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
-from omni_jobs.statement import Statement
+from omni_jobs.statement import Statement, prepare_nothing, prepares_nothing
 
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
@@ -53,8 +53,6 @@ _TRANSIENT_CLASSES = ("08", "40")  # connection trouble; serialization failure, 
 _TRANSIENT_CODES = frozenset(
     {
         "25P03",  # idle_in_transaction_session_timeout
-        "26000",  # a prepared statement is not there, or there already: omni_jobs.statement does without from then on
-        "42P05",
         "53300",  # too many connections
         "55P03",  # lock_timeout
         "57P01",  # admin shutdown
@@ -62,6 +60,7 @@ _TRANSIENT_CODES = frozenset(
         "57P03",  # starting up
     }
 )
+_OTHER_SESSION_CODES = frozenset({"26000", "42P05"})  # a prepared statement is not there, or there already
 # After these it may when somebody has made room, mended the disk or found what holds the server up: not worth
 # trying again at once. Disk full, out of memory, input/output error, statement_timeout.
 _AT_ITS_END_CODES = frozenset({"53100", "53200", "58030", "57014"})
@@ -99,7 +98,7 @@ def is_transient(error: exc.DBAPIError) -> bool:
     sqlstate = _sqlstate(original)
     if sqlstate is None:  # no answer from the server
         return isinstance(error, exc.OperationalError | exc.InterfaceError)
-    return sqlstate.startswith(_TRANSIENT_CLASSES) or sqlstate in _TRANSIENT_CODES
+    return sqlstate.startswith(_TRANSIENT_CLASSES) or sqlstate in _TRANSIENT_CODES | _OTHER_SESSION_CODES
 
 
 def _is_at_its_end(error: exc.DBAPIError) -> bool:
@@ -190,6 +189,8 @@ class Database:
                     raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
                 if not is_transient(error):
                     raise
+                if _sqlstate(error.orig) in _OTHER_SESSION_CODES:
+                    prepare_nothing(self._engine.dialect)
                 wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 — spreads the rivals
                 if time.monotonic() + wait > deadline:
                     raise DatabaseUnavailable(f"the database does not answer: {error.orig}") from error
@@ -314,6 +315,9 @@ def _postgresql_engine(url: Any, connections: int) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        if prepares_nothing(engine.dialect):
+            raw: Any = connection.connection.dbapi_connection
+            raw.prepare_threshold = None
         statement: Statement | None = connection.get_execution_options().get("omni_jobs_begin", _WRITE)
         if statement is not None:
             statement.run(connection, {})

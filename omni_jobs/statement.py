@@ -20,14 +20,13 @@ import xxhash
 from sqlalchemy import Connection, Dialect, exc
 from sqlalchemy.sql.base import Executable
 
-__all__ = ["Call", "Statement", "in_one_message"]
+__all__ = ["Call", "Statement", "in_one_message", "prepare_nothing", "prepares_nothing"]
 
 logger = logging.getLogger(__name__)
 
 _IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
 _Rows = list[tuple[Any, ...]]
-_OTHER_SESSION = frozenset({"26000", "42P05"})  # a prepared statement is not there, or there already
-_pooled: WeakSet[Dialect] = WeakSet()  # of engines whose sessions are not their own
+_pooled: WeakSet[Dialect] = WeakSet()  # of engines behind a pooler
 
 
 class _Compiled(NamedTuple):
@@ -109,7 +108,7 @@ def in_one_message(tx: Connection, calls: Sequence[Call], *, commit: bool = Fals
     raw: Any = tx.connection.dbapi_connection
     begins = raw.autocommit and raw.pgconn.transaction_status == _IDLE
     try:
-        if tx.dialect in _pooled:
+        if prepares_nothing(tx.dialect):
             if begins:
                 raw.execute("BEGIN")
             return [statement.rows(tx, parameters) for statement, parameters in calls]
@@ -124,10 +123,19 @@ def in_one_message(tx: Connection, calls: Sequence[Call], *, commit: bool = Fals
                 found.append(cursor.fetchall())
             return found
     except _errors(tx) as error:
-        if error.sqlstate in _OTHER_SESSION:
-            logger.warning("a pooler gives each transaction another session: statements go one by one from now on")
-            _pooled.add(tx.dialect)
         _give_up(tx, "; ".join(statement.prepared.definition for statement, _ in calls), error)
+
+
+def prepare_nothing(dialect: Dialect) -> None:
+    """From now on, for this engine of PostgreSQL: a pooler gives each of its transactions another session."""
+    if dialect not in _pooled:
+        logger.warning("a pooler stands before the database: nothing is prepared, statements go one by one")
+        _pooled.add(dialect)
+
+
+def prepares_nothing(dialect: Dialect) -> bool:
+    """Whether ``prepare_nothing`` was said of it."""
+    return dialect in _pooled
 
 
 def _call(tx: Connection, raw: Any, statement: Prepared, parameters: Mapping[str, str]) -> bytes:

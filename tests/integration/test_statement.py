@@ -20,6 +20,9 @@ from omni_jobs.statement import Statement, in_one_message
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
+FORGET = text("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")  # so that psycopg does not see it
+PREPARED = "_pg3_"
+PREPARED_NAMES = text("SELECT name FROM pg_prepared_statements")
 PID = text("SELECT pg_backend_pid()")
 END_SESSION = text("SELECT pg_terminate_backend(:pid)")
 WAITING_FOR_LOCKS = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
@@ -187,14 +190,14 @@ def test_behind_a_pooler_statements_go_one_by_one(
     these = {"worker": worker, "its_host": "y"}
     calls = [(LOCKED, these), (SET_HOST, these)]
     database.run_in_messages(lambda tx: in_one_message(tx, calls, commit=True))
-    database.run_in_messages(lambda tx: tx.exec_driver_sql("DEALLOCATE ALL"))
+    database.run_in_messages(lambda tx: tx.execute(FORGET))
     with caplog.at_level(logging.WARNING):
         for host in ("z", "w"):
             these["its_host"] = host
             assert database.run_in_messages(lambda tx: in_one_message(tx, calls, commit=True)) == [[(0,)], [(0,)]]
             assert read(database, HOST, worker=worker) == [(host,)]
     assert [record.message for record in caplog.records if "pooler" in record.message] == [
-        "a pooler gives each transaction another session: statements go one by one from now on"
+        "a pooler stands before the database: nothing is prepared, statements go one by one"
     ]
 
     def spoiled(tx: Connection) -> None:
@@ -205,6 +208,18 @@ def test_behind_a_pooler_statements_go_one_by_one(
     with pytest.raises(LookupError):
         database.run_in_messages(spoiled)
     assert read(database, HOST, worker=worker) == [("w",)]
+
+
+@postgresql_only
+def test_behind_a_pooler_psycopg_prepares_nothing_either(database: Database, worker: str) -> None:
+    """Relies on psycopg preparing what it has run five times."""
+    for _ in range(8):
+        assert read(database) == [(worker, 0)]
+    assert PREPARED in database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all())[0]
+    database.run_in_messages(lambda tx: tx.execute(FORGET))
+    for _ in range(8):
+        assert read(database) == [(worker, 0)]
+    assert database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()) == []
 
 
 def test_equal_statements_have_equal_names() -> None:
