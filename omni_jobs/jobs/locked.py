@@ -279,6 +279,8 @@ class LockedJobs:
     def _take_runs(self, rows: Iterable[Sequence[Any]]) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         for id_, job_id, stage, queue, inputs, state, attempt, failures, retries, *rest in sorted(rows, key=_first):
+            if job_id not in self.states:  # written since the jobs were locked
+                continue
             queue_limit_s, owner, payload_bytes, ref, gone = rest
             run = Run(
                 id_,
@@ -447,11 +449,12 @@ class LockedJobs:
                 (_NEW_GARBAGE, [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]),
             ),
             exact=len(ended),
-            then=then,
+            then=() if to_cancel else then,
             commit=commit and not to_cancel,
         )
-        if to_cancel:  # what was queued again a moment ago may be among them
+        if to_cancel:  # what was queued again a moment ago may be among them; nobody is to claim it before
             self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
+            found = in_one_message(self._tx, then, commit=commit)
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
