@@ -52,8 +52,12 @@ class Checkpointer:
             self._thread.join()
 
     def _run(self) -> None:
-        while self._committed.wait() and not self._closed.wait(_PAUSE_S):
+        while True:
+            self._committed.wait()
+            self._closed.wait(_PAUSE_S)
             self._committed.clear()
+            if self._closed.is_set():  # looked at after clearing: what close() set may just have been cleared
+                break
             try:
                 self._checkpoint()
             except sqlite3.Error as error:

@@ -71,3 +71,34 @@ def test_a_checkpoint_that_fails_is_not_the_last(tmp_path: Path, caplog: pytest.
     assert "file is not a database" in caplog.text
     checkpointer.close()
     checkpointer.note_commit()  # too late: nothing happens
+
+
+class ClearedLate(threading.Event):
+    """Is cleared only when somebody has set it once more: at the worst moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clearing = threading.Event()
+        self.set_again = threading.Event()
+
+    def set(self) -> None:
+        super().set()
+        if self.clearing.is_set():
+            self.set_again.set()
+
+    def clear(self) -> None:
+        self.clearing.set()
+        self.set_again.wait(30)
+        super().clear()
+
+
+def test_a_close_between_the_pause_and_what_follows_is_not_missed(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "notes.db")
+    committed = checkpointer._committed = ClearedLate()
+    checkpointer.note_commit()
+    assert committed.clearing.wait(30)
+    closing = threading.Thread(target=checkpointer.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert not (tmp_path / "notes.db").exists()  # no checkpoint began
