@@ -47,7 +47,7 @@ FROM base AS api
 COPY --from=core-packages /opt/omni-jobs /opt/omni-jobs
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --no-cache --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
+    uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
 USER 10001:10001
 ENV OMNI_JOBS_API_HOST=0.0.0.0 OMNI_JOBS_API_PORT=8000
 EXPOSE 8000
@@ -64,7 +64,7 @@ RUN apt-get update \
 COPY --from=cuda-packages /opt/omni-jobs /opt/omni-jobs
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --no-cache --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
+    uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
 USER 10001:10001
 # What the container runtime has to hand in of the driver.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool

@@ -52,6 +52,7 @@ def main(lock_name: str, *options: str) -> None:
         say(f"installing {len(pins(lock))} packages of locks/{lock.name} into .venv")
         install(lock, install_lock_with_uv, install_lock_with_pip)
     install(lock, install_project_with_uv, install_project_with_pip)
+    compile_project()
     say(f"done in {time.monotonic() - started:.0f} s")
 
 
@@ -196,7 +197,8 @@ def bootstrap_uv() -> bool:
 
 
 def install_lock_with_uv(lock: Path, configuration: Environment) -> None:
-    uv(configuration, "sync", "--python", PYTHON, lock)
+    # As pip does. Where Python may not write it, each start of vLLM would compile its thousands of modules anew.
+    uv(configuration, "sync", "--compile-bytecode", "--python", PYTHON, lock)
     # uv takes a version's wheels from one index alone, even where another has the better one; pip compares them all.
     for package, library in CARRIED_LIBRARIES.items():
         if package in pins(lock) and not runs(PYTHON, "-c", f"import {library}"):
@@ -206,6 +208,11 @@ def install_lock_with_uv(lock: Path, configuration: Environment) -> None:
 
 def install_project_with_uv(lock: Path, configuration: Environment) -> None:
     uv(configuration, "install", "--python", PYTHON, *project_arguments(lock))
+
+
+def compile_project() -> None:
+    """The checkout's own bytecode, for the same reason; what is edited later is compiled when it is imported."""
+    subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "omni_jobs", ROOT / "workers"], check=True)
 
 
 def uv(configuration: Environment, *arguments: str | Path) -> None:
