@@ -275,6 +275,16 @@ def test_setup_says_that_python_is_missing(bare_checkout: Path) -> None:
     assert not (bare_checkout / ".venv").exists()
 
 
+def test_setup_leaves_nothing_to_compile() -> None:
+    """Else every start does it where Python may not write bytecode. `scripts/setup --force` mends an older .venv."""
+    celery = importlib.util.find_spec("celery")
+    assert celery is not None
+    assert celery.origin is not None
+    modules = sorted(Path(celery.origin).parent.rglob("*.py"))
+    assert len(modules) > 100  # most of which nothing here imports
+    assert [path for path in modules if not Path(importlib.util.cache_from_source(str(path))).exists()] == []
+
+
 def test_setup_refuses_an_unknown_lock(bare_checkout: Path) -> None:
     result = run_setup(bare_checkout, "gpu")
     assert result.returncode == 2
