@@ -49,6 +49,7 @@ from tests.integration.job_steps import (
     register,
     stages,
 )
+from tests.services.postgres import until_one_waits_for_a_lock
 
 
 @pytest.fixture
@@ -351,6 +352,39 @@ def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
             assert [hint.queue for hint in hints] == ["echo.d"]
             complete_all(jobs, "w", hints)
             assert jobs.get(submitted.job_id).status == JobState.COMPLETED
+
+
+@pytest.mark.parametrize("others", [0, 20])  # PostgreSQL claims few by another statement than many
+def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs, others: int) -> None:
+    register(jobs, "w", slots=100)
+    artifact = NewArtifact("a", "text/plain", REF)
+    first, *hints = [hint for _ in range(1 + others) for hint in jobs.submit(new_job(DIAMOND)).hints]
+    [a] = claim(jobs, "w", [first])
+    b, c = jobs.complete([done(a, "w", artifacts=[artifact])])[0].hints
+    [claimed] = claim(jobs, "w", [b])
+    wanted = [(hint.stage_run_id, hint.attempt) for hint in (c, *hints)]
+    outcomes, claims = jobs.complete_and_claim([done(claimed, "w", artifacts=[artifact])], "w", wanted)
+    assert [outcome.won for outcome in outcomes] == [False]
+    assert stages(jobs, a.job_id) == {"a": "succeeded", "b": "failed", "c": "cancelled", "d": "cancelled"}
+    assert [each.stage_run_id for each in claims] == [hint.stage_run_id for hint in hints]
+    assert claim(jobs, "w", [c]) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_stage_runs_written_since_the_jobs_were_locked_are_passed_over(database: Database, jobs: Jobs) -> None:
+    register(jobs, "w")
+    [known], [late] = jobs.submit(new_job()).hints, jobs.submit(new_job()).hints
+    claims = claim(jobs, "w", [known, late])
+    completions = [done(claims[0], "w"), replace(done(claims[1], "w"), stage_run_id=10**9)]
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as tx:  # it has the first job locked, and another stage run appears with its end
+            tx.execute(text("UPDATE jobs SET tenant = 'x' WHERE id = :id"), {"id": claims[0].job_id})
+            tx.execute(text("UPDATE stage_runs SET id = 1000000000 WHERE id = :id"), {"id": late.stage_run_id})
+            completing = pool.submit(jobs.complete, completions)
+            until_one_waits_for_a_lock(database)
+        outcomes = completing.result()
+    assert [outcome.won for outcome in outcomes] == [True, False]
+    assert stages(jobs, claims[1].job_id)["first"] == "running"
 
 
 def test_an_artifact_name_taken_fails_that_job_alone(jobs: Jobs) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from omni_jobs.batch import Batch, run_all
 from omni_jobs.db import Database
 from omni_jobs.models import WorkerRow
 from omni_jobs.statement import Statement, in_one_message
+from tests.services.postgres import until_one_waits_for_a_lock
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -25,7 +25,6 @@ PREPARED = "_pg3_"
 PREPARED_NAMES = text("SELECT name FROM pg_prepared_statements")
 PID = text("SELECT pg_backend_pid()")
 END_SESSION = text("SELECT pg_terminate_backend(:pid)")
-WAITING_FOR_LOCKS = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 SLOTS = Statement(select(WorkerRow.id, WorkerRow.slots).order_by(WorkerRow.id))
 MORE_SLOTS = Statement(
     update(WorkerRow).where(WorkerRow.id == bindparam("worker")).values(slots=WorkerRow.slots + literal_column("1"))
@@ -131,9 +130,7 @@ def test_a_statement_sees_what_the_one_before_it_waited_for(database: Database, 
             waiting = pool.submit(
                 database.run_in_messages, lambda tx: in_one_message(tx, [(LOCKED, these), (HOST, these)])
             )
-            deadline = time.monotonic() + 10
-            while not database.read(lambda tx: tx.execute(WAITING_FOR_LOCKS).scalar_one()):
-                assert time.monotonic() < deadline
+            until_one_waits_for_a_lock(database)
         assert waiting.result() == [[(0,)], [("y",)]]
 
 

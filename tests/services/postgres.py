@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from omni_jobs.db import Database
 from tests.services import missing
@@ -124,6 +126,14 @@ def database(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
     yield database
     database.close()
+
+
+def until_one_waits_for_a_lock(database: Database) -> None:
+    """One of PostgreSQL's sessions, for what another transaction holds."""
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    deadline = time.monotonic() + 30
+    while not database.read(lambda tx: tx.execute(waiting).scalar_one()):
+        assert time.monotonic() < deadline
 
 
 def _sibling(url: str, name: str) -> str:
