@@ -5,7 +5,8 @@
 Two embedded stacks with databases of one kind, one with few jobs waiting and one with many, and
 no worker. Both are measured in turns, a part of each run at a time: jobs are submitted and read
 over HTTP; then as many are taken from the broker, claimed and completed in this process as a
-worker would. A p99 is that of one run, a ratio that of the two runs of one turn.
+worker would, 64 on one side, 64 on the other. A p99 is that of one run, a ratio that of the two
+runs of one turn.
 """
 
 from __future__ import annotations
@@ -87,8 +88,7 @@ def _of(kind: str, small: int, large: int, runs: int, *, parts: int, alone: int)
         rate = many.fill(large)
         hints_bytes = (many.memory() - before) / large
         job_bytes = (many.stored_bytes() - empty) / large
-        for side in sides:
-            side.measure_part({name: [] for name in _MEASURED})  # warm
+        _measure_part(sides, [{name: [] for name in _MEASURED} for _ in sides])  # warm
         measured = _alternate(kind, sides, runs, parts)
         alone_bytes = many.bytes_of_submits(alone)
     yield figure(f"{kind}: filled, jobs/s", "jobs/s", [rate])
@@ -108,13 +108,21 @@ def _alternate(kind: str, sides: Sequence[_Side], runs: int, parts: int) -> Mapp
         for _ in range(runs):
             seconds: list[dict[str, list[float]]] = [{name: [] for name in _MEASURED} for _ in sides]
             for part in range(parts):
-                order = (0, 1) if part % 2 else (1, 0)
-                for n in order:
-                    sides[n].measure_part(seconds[n])
+                turn = 1 if part % 2 else -1
+                _measure_part(sides[::turn], seconds[::turn])
                 progress.advance(bar)
             for name, (_, value_of) in _MEASURED.items():
                 measured[name].append((value_of(seconds[0][name]), value_of(seconds[1][name])))
     return measured
+
+
+def _measure_part(sides: Sequence[_Side], seconds: Sequence[dict[str, list[float]]]) -> None:
+    """As many jobs come as go; each figure's seconds are added to those there are."""
+    for side, its_seconds in zip(sides, seconds, strict=True):
+        side.measure_requests(its_seconds)
+    # These machines' speed changes within a second: what is compared is done within milliseconds.
+    for _ in zip(*(side.work(its) for side, its in zip(sides, seconds, strict=True)), strict=True):
+        pass
 
 
 def _figures(kind: str, measured: Mapping[str, list[tuple[float, float]]], small: str, large: str) -> Iterator[Figure]:
@@ -230,8 +238,7 @@ class _Side:
 
     # What is measured
 
-    def measure_part(self, seconds: dict[str, list[float]]) -> None:
-        """As many jobs come as go; each figure's seconds are added to those there are."""
+    def measure_requests(self, seconds: dict[str, list[float]]) -> None:
         seconds["a submit's p99"] += self._submit(_PER_PART)
         seconds["GET /v1/jobs/{id}, p99"] += self._get(
             [f"/v1/jobs/{job_id}" for job_id in random.choices(self.known, k=_PER_PART)]  # noqa: S311
@@ -245,9 +252,16 @@ class _Side:
             ("a look of the pruner", lambda: self.jobs.prune(keep)),
         ):
             seconds[name].append(_seconds(call))
-        first = self._pop(_PER_PART)
-        second = self._work(_FIRST, first, seconds)
-        self._work(_SECOND, second, seconds)
+
+    def work(self, seconds: dict[str, list[float]]) -> Iterator[None]:
+        """As many jobs as were submitted go through both stages; it pauses after every claim and its completions."""
+        second: list[tuple[int, int]] = []
+        for batch in _batches(self._pop(_PER_PART)):
+            second += self._claim_and_complete(_FIRST, batch, seconds)
+            yield
+        for batch in _batches(second):
+            self._claim_and_complete(_SECOND, batch, seconds)
+            yield
 
     def _submit(self, count: int) -> Sequence[float]:
         answers = post_all(*self._address, "/v1/jobs", [json.dumps(_body()).encode()] * count, clients=_CLIENTS)
@@ -273,27 +287,25 @@ class _Side:
         self.claimed.update(stage_run_id for stage_run_id, _ in taken)
         return taken
 
-    def _work(
+    def _claim_and_complete(
         self, worker_id: str, hints: Sequence[tuple[int, int]], seconds: dict[str, list[float]]
     ) -> list[tuple[int, int]]:
-        """Claim and complete all; the hints of the stage after."""
-        following: list[tuple[int, int]] = []
-        for start in range(0, len(hints), _AT_ONCE):
-            begin = time.perf_counter()
-            claims = self.jobs.claim(worker_id, hints[start : start + _AT_ONCE])
-            claimed = time.perf_counter()
-            outcomes = self.jobs.complete(
-                [
-                    Completion(claim.stage_run_id, claim.attempt, worker_id, inline_payload=b"payload")
-                    for claim in claims
-                ]
-            )
-            seconds["completions"].append(time.perf_counter() - claimed)
-            seconds["claims"].append(claimed - begin)
-            if len(claims) != _AT_ONCE or not all(outcome.won for outcome in outcomes):
-                raise SystemExit(f"{len(claims)} of {_AT_ONCE} stage runs could be claimed")
-            following += [(hint.stage_run_id, hint.attempt) for outcome in outcomes for hint in outcome.hints]
-        return following
+        """The hints of the stage after."""
+        begin = time.perf_counter()
+        claims = self.jobs.claim(worker_id, hints)
+        claimed = time.perf_counter()
+        outcomes = self.jobs.complete(
+            [Completion(claim.stage_run_id, claim.attempt, worker_id, inline_payload=b"payload") for claim in claims]
+        )
+        seconds["completions"].append(time.perf_counter() - claimed)
+        seconds["claims"].append(claimed - begin)
+        if len(claims) != len(hints) or not all(outcome.won for outcome in outcomes):
+            raise SystemExit(f"{len(claims)} of {len(hints)} stage runs could be claimed")
+        return [(hint.stage_run_id, hint.attempt) for outcome in outcomes for hint in outcome.hints]
+
+
+def _batches(hints: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    return (hints[start : start + _AT_ONCE] for start in range(0, len(hints), _AT_ONCE))
 
 
 @contextmanager
