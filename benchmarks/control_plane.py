@@ -10,6 +10,7 @@ chain and a dramatiq pipeline keep nothing. The sides take turns in one run.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import tempfile
@@ -117,6 +118,7 @@ def ours(kind: str) -> Iterator[Side]:
 
 def _through(jobs: Jobs, publisher: HintPublisher, db: Database, settings: Settings, count: int) -> float:
     wishes = [(job, None) for job in _new_jobs(settings, count)]
+    _freeze()
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
         answers = jobs.submit_all(wishes[start : start + _AT_ONCE])
@@ -164,6 +166,7 @@ def peer(name: str, broker: str) -> Iterator[Side]:
 def _through_peer(module: ModuleType, broker: str, count: int) -> float:
     with redis.Redis.from_url(broker) as client:
         client.set(module.DONE, 0)
+        _freeze()
         begin = time.perf_counter()
         module.submit(count)
         _wait_until(lambda: int(client.get(module.DONE) or 0) >= count)
@@ -178,6 +181,13 @@ def _valkey() -> Iterator[str]:
             yield f"redis://127.0.0.1:{server.port}/0"
         finally:
             server.stop()
+
+
+def _freeze() -> None:
+    """The collector is to look at what a side makes, not at what was there before, as in the API and the workers."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _wait_until(holds: Callable[[], bool]) -> None:

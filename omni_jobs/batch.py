@@ -4,7 +4,7 @@
     run_all     several of them and what follows, with PostgreSQL in one round trip
     one_of      ``column IN (…)``, the list one parameter, made by ``listed``
     among       ``column IN (SELECT …)``
-    in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``listed``
+    in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``paired``
 
 SQLite runs a prepared statement for each row faster than anything else. PostgreSQL wants one
 round trip, and gets the rows as one parameter of JSON: in arrays they cost the client three
@@ -49,7 +49,7 @@ from sqlalchemy.types import TypeEngine
 from omni_jobs.models import Base, encode_json
 from omni_jobs.statement import Call, Statement, in_one_message
 
-__all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "run_all"]
+__all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "paired", "run_all"]
 
 _NOT_EXACT = "rows have changed that this transaction has locked"
 _DIVISION_BY_ZERO = "22012"
@@ -255,8 +255,13 @@ def _record_set(columns: Mapping[str, _Type], number: int) -> Given:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """The parameter for a list: of numbers, of strings, or of pairs of numbers."""
+    """The parameter for a list of numbers or of strings."""
     return encode_json(list(values))
+
+
+def paired(pairs: Mapping[int, int]) -> str:
+    """The parameter for pairs of numbers, whose firsts all differ."""
+    return encode_json({str(first): second for first, second in pairs.items()})
 
 
 class one_of(FunctionElement[Any]):
@@ -308,9 +313,9 @@ def _among_postgresql(element: among, compiler: Any, **options: Any) -> str:
 
 
 def in_pairs(first: Any, second: Any, pairs: ColumnElement[str]) -> tuple[ColumnElement[bool], ...]:
-    """Conditions: the two columns, the first of which an index serves, are one of the pairs of numbers listed."""
-    rows = _elements(pairs).table_valued("value", name="pairs").c.value
-    return first == _number_at(rows, 0), second == _number_at(rows, 1), _among_firsts(first, pairs)
+    """Conditions: the two columns, the first of which an index serves, are one of the pairs of numbers given."""
+    each = _members(pairs).table_valued("key", "value", name="pairs").c
+    return first == _number(each.key), second == _number(each.value), _among_firsts(first, pairs)
 
 
 class _among_firsts(FunctionElement[Any]):
@@ -328,41 +333,36 @@ def _among_firsts_sqlite(element: _among_firsts, compiler: Any, **options: Any) 
 @compiles(_among_firsts, "postgresql")
 def _among_firsts_postgresql(element: _among_firsts, compiler: Any, **options: Any) -> str:
     which, pairs = (compiler.process(part, **options) for part in element.clauses)
-    found = f"SELECT (value ->> 0)::bigint FROM json_array_elements(CAST({pairs} AS JSON))"  # noqa: S608 — the same
+    found = f"SELECT json_object_keys(CAST({pairs} AS JSON))::bigint"
     return f"{which} = ANY (ARRAY({found}))"
 
 
-class _elements(FunctionElement[Any]):
+class _members(FunctionElement[Any]):
     inherit_cache = True
-    name = "elements"
+    name = "members"
 
 
-class _number_at(FunctionElement[int]):
+class _number(FunctionElement[int]):
     inherit_cache = True
-    name = "number_at"
+    name = "number"
     type = BigInteger()
 
-    def __init__(self, pair: ColumnElement[Any], position: int) -> None:
-        super().__init__(pair, literal_column(str(position)))
 
-
-@compiles(_elements, "sqlite")
-def _elements_sqlite(element: _elements, compiler: Any, **options: Any) -> str:
+@compiles(_members, "sqlite")
+def _members_sqlite(element: _members, compiler: Any, **options: Any) -> str:
     return f"json_each({compiler.process(element.clauses, **options)})"
 
 
-@compiles(_elements, "postgresql")
-def _elements_postgresql(element: _elements, compiler: Any, **options: Any) -> str:
-    return f"json_array_elements(CAST({compiler.process(element.clauses, **options)} AS JSON))"
+@compiles(_members, "postgresql")
+def _members_postgresql(element: _members, compiler: Any, **options: Any) -> str:
+    return f"json_each_text(CAST({compiler.process(element.clauses, **options)} AS JSON))"
 
 
-@compiles(_number_at, "sqlite")
-def _number_at_sqlite(element: _number_at, compiler: Any, **options: Any) -> str:
-    pair, position = (compiler.process(part, **options) for part in element.clauses)
-    return f"json_extract({pair}, '$[{position}]')"
+@compiles(_number, "sqlite")
+def _number_sqlite(element: _number, compiler: Any, **options: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **options)} AS INTEGER)"
 
 
-@compiles(_number_at, "postgresql")
-def _number_at_postgresql(element: _number_at, compiler: Any, **options: Any) -> str:
-    pair, position = (compiler.process(part, **options) for part in element.clauses)
-    return f"({pair} ->> {position})::bigint"
+@compiles(_number, "postgresql")
+def _number_postgresql(element: _number, compiler: Any, **options: Any) -> str:
+    return f"({compiler.process(element.clauses, **options)})::bigint"

@@ -44,6 +44,11 @@ _READ = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
+# For each of these that Python's module binds it looks for an adapter, and by way of two exceptions finds none.
+sqlite3.register_adapter(type(None), lambda none: none)
+sqlite3.register_adapter(bytes, bytes)
+sqlite3.register_adapter(bool, int)
+
 _CACHE_KIB = 16_000  # SQLite: of each connection; the upper pages of every index on a million jobs
 _LOCK_S = 10.0  # SQLite: how long a writer waits for the others
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0002, 0.0005

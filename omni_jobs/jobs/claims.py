@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from omni_jobs.batch import among, in_pairs, listed, one_of
+from omni_jobs.batch import among, in_pairs, listed, one_of, paired
 from omni_jobs.db import Database, now
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.values import Claim
@@ -47,6 +47,7 @@ _OF_JOB = (
     type_coerce(JobRow.media, Text).label("media"),
     JobRow.seed,
     type_coerce(JobRow.modalities, Text).label("modalities"),
+    JobRow.state,
 )
 _JOBS_NOBODY_STARTED = (
     select(*_OF_JOB)
@@ -71,6 +72,7 @@ _OF_STAGE_RUN = (
 )
 
 _ID, _JOB_ID, _INPUTS, _STARTED_AT = 0, 1, 4, 8
+_JOB_STATE = 7
 
 
 def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
@@ -187,7 +189,7 @@ class Claimed:
 
     def _claim(self, run: Sequence[Any]) -> Claim:
         id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
-        _, pipeline, version, request, media, seed, modalities = self._jobs[job_id]
+        _, pipeline, version, request, media, seed, modalities, _ = self._jobs[job_id]
         inputs = _names(takes)
         failures = {} if failed is None else json.loads(failed)
         return Claim(
@@ -239,7 +241,7 @@ def claim_few(worker_id: str, attempts: Mapping[int, int]) -> Call:
     Of what that does not give, ``claim_many`` tells a hint that was stale from a lost lease, and from
     a claim whose answer was lost.
     """
-    return _at_once(), {"ids": listed(attempts), "pairs": listed(attempts.items()), "worker": worker_id}
+    return _at_once(), {"ids": listed(attempts), "pairs": paired(attempts), "worker": worker_id}
 
 
 def few_claimed(rows: Iterable[Sequence[Any]], attempts: Mapping[int, int]) -> Claimed:
@@ -255,22 +257,24 @@ def claim_many(tx: Connection, worker_id: str, attempts: Mapping[int, int]) -> C
     """As a part of a transaction, in some statements, however many there are."""
     if not attempts:
         return Claimed()
-    jobs = {job[0]: job for job in _LOCK_JOBS_NOBODY_STARTED.rows(tx, {"ids": listed(attempts)})}
-    runs = _CLAIM_IF_QUEUED.rows(tx, {"pairs": listed(attempts.items()), "worker": worker_id})
+    jobs: dict[str, Sequence[Any]] = {}
+    if tx.dialect.name == "postgresql":  # SQLite's writers have all of it locked
+        jobs = {job[0]: job for job in _LOCK_JOBS_NOBODY_STARTED.rows(tx, {"ids": listed(attempts)})}
+    runs = _CLAIM_IF_QUEUED.rows(tx, {"pairs": paired(attempts), "worker": worker_id})
     if len(runs) < len(attempts):
         [[has_lease]] = _LEASE.rows(tx, {"worker": worker_id})
         if not has_lease:
             raise Fenced(f"worker {worker_id} has no lease")
         missed = attempts.keys() - {run[_ID] for run in runs}
-        claimed = [(stage_run_id, attempts[stage_run_id] + 1) for stage_run_id in missed]
-        runs += _CLAIMED_BEFORE.rows(tx, {"pairs": listed(claimed), "worker": worker_id})
+        claimed = {stage_run_id: attempts[stage_run_id] + 1 for stage_run_id in missed}
+        runs += _CLAIMED_BEFORE.rows(tx, {"pairs": paired(claimed), "worker": worker_id})
     if not runs:
         return Claimed()
     of_jobs = {run[_JOB_ID] for run in runs}
-    if started := sorted(jobs.keys() & of_jobs):
-        _START_IF_QUEUED.run(tx, {"ids": listed(started), "at": runs[0][_STARTED_AT]})
     if others := of_jobs - jobs.keys():
-        jobs.update((job[0], job) for job in _JOBS.rows(tx, {"ids": listed(others)}))
+        jobs.update((job[0], job) for job in _JOBS.rows(tx, {"ids": listed(sorted(others))}))
+    if started := sorted(job_id for job_id in of_jobs if jobs[job_id][_JOB_STATE] == JobState.QUEUED):
+        _START_IF_QUEUED.run(tx, {"ids": listed(started), "at": runs[0][_STARTED_AT]})
     payloads: dict[tuple[str, str], tuple[str | None, bytes | None]] = {}
     if takers := {run[_JOB_ID] for run in runs if _names(run[_INPUTS])}:
         for job_id, stage, ref, inline in _PAYLOADS.rows(tx, {"ids": listed(takers)}):

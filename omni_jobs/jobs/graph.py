@@ -28,7 +28,6 @@ class Run:
     attempt: int
     failures: Mapping[str, int]
     retries: RetryLimits
-    queue_limit_s: float | None
     owner: str | None
     payload_bytes: int | None = None
     payload_key: str | None = None  # of its object in the store; None: none, or in SQL

@@ -81,7 +81,6 @@ _STAGE_RUNS = select(  # in no order: for it PostgreSQL might walk the whole pri
     StageRunRow.attempt,
     type_coerce(StageRunRow.failures, Text),
     type_coerce(StageRunRow.retries, Text),
-    StageRunRow.queue_limit_s,
     StageRunRow.owner,
     StageRunRow.payload_bytes,
     type_coerce(StageRunRow.payload_ref, Text),
@@ -281,7 +280,7 @@ class LockedJobs:
         for id_, job_id, stage, queue, inputs, state, attempt, failures, retries, *rest in sorted(rows, key=_first):
             if job_id not in self.states:  # written since the jobs were locked
                 continue
-            queue_limit_s, owner, payload_bytes, ref, gone = rest
+            owner, payload_bytes, ref, gone = rest
             run = Run(
                 id_,
                 job_id,
@@ -292,7 +291,6 @@ class LockedJobs:
                 attempt,
                 _NONE if failures is None else json.loads(failures),
                 _limits(retries),
-                queue_limit_s,
                 owner,
                 payload_bytes,
                 None if ref is None else json.loads(ref)["key"],
