@@ -12,6 +12,7 @@ runs of one turn.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -89,6 +90,8 @@ def _of(kind: str, small: int, large: int, runs: int, *, parts: int, alone: int)
         hints_bytes = (many.memory() - before) / large
         job_bytes = (many.stored_bytes() - empty) / large
         _measure_part(sides, [{name: [] for name in _MEASURED} for _ in sides])  # warm
+        gc.collect()
+        gc.freeze()  # what the fill left is not walked within a measurement, as in a worker
         measured = _alternate(kind, sides, runs, parts)
         alone_bytes = many.bytes_of_submits(alone)
     yield figure(f"{kind}: filled, jobs/s", "jobs/s", [rate])
