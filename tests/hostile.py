@@ -2,4 +2,233 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import soundfile
+from PIL import Image
+
+from tests import samples
+
+__all__ = [
+    "avi_index_bomb",
+    "flac_silence",
+    "gif_frames_bomb",
+    "jpeg_scan_bomb",
+    "mkv_length_lie",
+    "mp3_silence",
+    "mp4_fragment_bomb",
+    "mp4_index_bomb",
+    "ogg_silence",
+    "png_noise",
+    "png_zip_bomb",
+    "wav_length_lie",
+    "webp_large",
+]
+
+
+# Video
+
+
+@lru_cache(maxsize=4)
+def mp4_index_bomb(frames: int = 85_000_000) -> bytes:
+    """An MP4 of 3 kB whose index claims ``frames`` frames of one byte: FFmpeg makes an entry of each."""
+    data = bytearray(samples.video(4))
+    stsz = data.index(b"stsz")
+    struct.pack_into(">II", data, stsz + 8, 1, frames)  # each of one byte: no table is needed
+    stts = data.index(b"stts")
+    struct.pack_into(">II", data, stts + 12, frames, 512)
+    stsc = data.index(b"stsc")
+    struct.pack_into(">II", data, stsc + 8, 1, 1)
+    struct.pack_into(">I", data, stsc + 16, frames)  # all in one chunk
+    return bytes(data)
+
+
+@lru_cache(maxsize=4)
+def mp4_fragment_bomb(frames: int = 80_000_000) -> bytes:
+    """A fragmented MP4 whose fragment claims ``frames`` samples, and describes none of them."""
+    data = bytearray(samples.video(4, options={"movflags": "frag_keyframe+empty_moov+default_base_moof"}))
+    trun = data.index(b"trun")
+    struct.pack_into(">II", data, trun + 4, 0x000001, frames)  # a data offset, and nothing for a sample
+    return bytes(data)
+
+
+@lru_cache(maxsize=4)
+def mkv_length_lie() -> bytes:
+    """A Matroska file whose segment and cluster say that they go on for 2**56 bytes."""
+    data = bytearray(samples.video(4, format="matroska"))
+    segment = data.index(b"\x18\x53\x80\x67")
+    data[segment + 4 : segment + 12] = b"\x01\x7f\xff\xff\xff\xff\xff\xff"
+    return bytes(data)
+
+
+@lru_cache(maxsize=4)
+def avi_index_bomb(entries: int = 2_000_000) -> bytes:
+    """An AVI whose idx1 names its only frames ``entries`` times: FFmpeg makes an entry of each."""
+    data = bytearray(samples.video(4, codec="mpeg4", format="avi"))
+    at = data.index(b"idx1")
+    entry = bytes(data[at + 8 : at + 24])
+    data[at + 4 :] = struct.pack("<I", 16 * entries) + entry * entries
+    struct.pack_into("<I", data, 4, len(data) - 8)
+    return bytes(data)
+
+
+# Images
+
+
+@lru_cache(maxsize=4)
+def jpeg_scan_bomb(scans: int = 2_000, side: int = 5_600) -> bytes:
+    """A progressive JPEG whose last scan stands ``scans`` times: a decoder goes over all pixels for each."""
+    file = io.BytesIO()
+    Image.new("L", (side, side), 128).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    return data[:last] + data[last:end] * scans + data[end:]
+
+
+@lru_cache(maxsize=4)
+def png_zip_bomb(size: int = 1 << 30) -> bytes:
+    """A small PNG whose pixels' stream holds ``size`` bytes, far more than its header says."""
+    packer = zlib.compressobj(9)
+    block = bytes(1 << 20)
+    packed = b"".join(packer.compress(block) for _ in range(size >> 20)) + packer.flush()
+    header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", packed), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+
+
+@lru_cache(maxsize=4)
+def png_noise(side: int = 1_000) -> bytes:
+    """Noise: a PNG as large as its pixels."""
+    pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+@lru_cache(maxsize=4)
+def gif_frames_bomb(frames: int = 20_000, side: int = 1_000) -> bytes:
+    """A GIF of many large frames: who only wants its first must not go through them all."""
+    file = io.BytesIO()
+    pictures = [Image.new("P", (side, side), number) for number in (0, 1)]
+    pictures[0].putpalette(bytes(range(256)) * 3)
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:])
+    data = file.getvalue()
+    last = data.rindex(b"\x21\xf9\x04")
+    return data[:last] + data[last:-1] * frames + data[-1:]
+
+
+@lru_cache(maxsize=4)
+def webp_large(side: int = 5_600) -> bytes:
+    """A lossless WebP of one colour: a few bytes for as many pixels as are taken."""
+    file = io.BytesIO()
+    Image.new("RGBA", (side, side), (1, 2, 3, 4)).save(file, "WEBP", lossless=True, method=0)
+    return file.getvalue()
+
+
+# Audio
+
+
+@lru_cache(maxsize=8)
+def flac_silence(seconds: int = 599, *, rate: int = 384_000, channels: int = 8) -> bytes:
+    """Silence of 16 bits in the fewest bytes that FLAC has for it: 35 for 65,535 frames."""
+    block, frames = 65_535, seconds * rate
+    info = struct.pack(">HH", block, block) + bytes(6)
+    info += (rate << 44 | (channels - 1) << 41 | 15 << 36 | frames).to_bytes(8, "big") + bytes(16)
+    out = [b"fLaC\x80\x00\x00\x22" + info]
+    for number in range(-(-frames // block)):
+        length = min(block, frames - number * block)
+        head = b"\xff\xf8" + bytes([0x70, (channels - 1) << 4 | 0b1000]) + _flac_number(number)
+        head += struct.pack(">H", length - 1)
+        frame = head + bytes([_crc(head, 8, 0x07)]) + bytes(3 * channels)  # constant subframes of the value 0
+        out.append(frame + struct.pack(">H", _crc(frame, 16, 0x8005)))
+    return b"".join(out)
+
+
+def _flac_number(number: int) -> bytes:
+    return chr(number).encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=8)
+def ogg_silence(seconds: int = 599, *, rate: int = 192_000, channels: int = 8) -> bytes:
+    """Vorbis silence: one packet of a short clip over and over, in pages of its own."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((rate, channels), np.float32), rate, format="OGG", subtype="VORBIS")
+    packets = list(_ogg_packets(file.getvalue()))
+    heads, quiet = packets[:3], packets[len(packets) // 2]
+    block = 1 << (heads[0][28] >> 4)  # frames of a long block; every packet after the first gives half of it
+    count = seconds * rate // (block // 2)
+    pages = [_ogg_page(0, 0, 2, heads[:1]), _ogg_page(1, 0, 0, heads[1:])]
+    for start in range(0, count, 250):
+        now = min(250, count - start)
+        last = 4 if start + now == count else 0
+        pages.append(_ogg_page(len(pages), (start + now - 1) * (block // 2), last, [quiet] * now))
+    return b"".join(pages)
+
+
+def _ogg_packets(data: bytes) -> Iterator[bytes]:
+    at, packet = 0, b""
+    while at < len(data):
+        laces = data[at + 27 : at + 27 + data[at + 26]]
+        at += 27 + len(laces)
+        for lace in laces:
+            packet += data[at : at + lace]
+            at += lace
+            if lace < 255:
+                yield packet
+                packet = b""
+
+
+def _ogg_page(number: int, position: int, flags: int, packets: list[bytes]) -> bytes:
+    laces = b"".join(b"\xff" * (len(packet) // 255) + bytes([len(packet) % 255]) for packet in packets)
+    if len(laces) > 255:
+        raise ValueError("an Ogg page has 255 segments at most")
+    head = b"OggS\x00" + struct.pack("<BqIIIB", flags, position, 7, number, 0, len(laces)) + laces
+    page = head + b"".join(packets)
+    return page[:22] + struct.pack("<I", _crc(page, 32, 0x04C11DB7)) + page[26:]
+
+
+@lru_cache(maxsize=8)
+def mp3_silence(seconds: int = 7_200, *, rate: int = 8_000) -> bytes:
+    """MPEG 2.5 frames of silence at the lowest bit rate, with no header that says how many."""
+    file = io.BytesIO()
+    soundfile.write(
+        file, np.zeros(rate, np.float32), rate, format="MP3", bitrate_mode="CONSTANT", compression_level=0.99
+    )
+    data = file.getvalue()
+    at = data.rindex(data[:2])
+    frame = data[at:]
+    return frame * (seconds * rate // 576)
+
+
+@lru_cache(maxsize=4)
+def wav_length_lie() -> bytes:
+    """A WAV of half a second that says 1 GiB of samples follow."""
+    data = bytearray(samples.wav(0.5))
+    struct.pack_into("<I", data, data.index(b"data") + 4, 1 << 30)
+    return bytes(data)
+
+
+@lru_cache(maxsize=4)
+def _crc_table(bits: int, polynomial: int) -> tuple[int, ...]:
+    top, mask = 1 << (bits - 1), (1 << bits) - 1
+    table = []
+    for value in range(256):
+        rest = value << (bits - 8)
+        for _ in range(8):
+            rest = (rest << 1) ^ (polynomial if rest & top else 0)
+        table.append(rest & mask)
+    return tuple(table)
+
+
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    table, mask, shift, rest = _crc_table(bits, polynomial), (1 << bits) - 1, bits - 8, 0
+    for byte in data:
+        rest = (rest << 8) & mask ^ table[(rest >> shift) ^ byte]
+    return rest
