@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from omni_jobs.bundled import bundled
 from omni_jobs.errors import ConfigError
@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str = "us-east-1"
     stage_configs: Path = Path("stage_configs")
+    pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # those that are served: a,b; None: all there are
     models: dict[str, Path] = {}  # pipeline name → checkpoint directory
     spool_dir: Path | None = None  # where engines leave payloads for the worker; None: /dev/shm or a temp dir
     api_host: str = "127.0.0.1"
@@ -85,6 +86,14 @@ class Settings(BaseSettings):
     hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # at most; and a quarter of a stage's slots
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # smaller payloads live in their SQL row
 
+    @field_validator("pipelines", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object) -> object:
+        """``a, b`` of the environment as names; nothing between the commas is None, as if it were not set."""
+        if not isinstance(value, str):
+            return value
+        return tuple(name for part in value.split(",") if (name := part.strip())) or None
+
     @property
     def resolved_database_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.expanduser().resolve() / 'omni-jobs.sqlite'}"
@@ -103,6 +112,8 @@ class Settings(BaseSettings):
             value = getattr(self, name)
             if isinstance(value, SecretStr):
                 value = value.get_secret_value()
+            elif isinstance(value, tuple):
+                value = ",".join(value)
             elif isinstance(value, dict):
                 value = json.dumps({key: str(part) for key, part in value.items()})
             if value is not None:

@@ -79,7 +79,7 @@ class EmbeddedStack:
         with EmbeddedStack(Settings(data_dir=…, models={"qwen2_5_omni": path}), pipelines=["qwen2_5_omni"]) as stack:
             Client(stack.url).submit(…)
 
-    ``pipelines``: whose workers run; the API knows all of the stage config directory.
+    ``pipelines``: those that are served, and whose workers run.
     ``port``: the API's; 0 or None: a free one. ``temporary``: the data directory goes when the stack does.
     ``start_limit_s``: how long the workers may take to load their models.
     """
@@ -209,6 +209,7 @@ class EmbeddedStack:
             update={
                 "data_dir": self._directory.path,
                 "stage_configs": self._given.resolved_stage_configs,
+                "pipelines": tuple(pipeline.name for pipeline in self._chosen),
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
                 "spool_dir": self._spool,
                 "api_host": host,

@@ -2,6 +2,7 @@
 
 load_pipeline(path) → Pipeline      YAML → types → graph checks; every error names file, line, field
 load_pipelines(dir) → Pipelines     all of a directory, by name
+Pipelines.served(names)             those of them that a deployment serves
 Pipeline.stages_for(modalities)     the part of the graph a job needs, in topological order
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -48,6 +49,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
 PROCESSORS = "omni_jobs.processors"
 PROMPTS = "omni_jobs.prompts"
+SERVED = "OMNI_JOBS_PIPELINES"  # the setting that says which pipelines are served
 
 _FLOW_OF_MODALITY: Mapping[Modality, Flow] = {"text": "text", "audio": "waveform"}
 # The flows a stage that produces the key also makes available: an AR stage that
@@ -206,7 +208,7 @@ class Pipeline(_Frozen):
 
 
 class Pipelines(Mapping[str, Pipeline]):
-    """The pipelines of one directory, by name."""
+    """Pipelines by name: all of one directory, or those of them that are served."""
 
     def __init__(self, pipelines: Iterable[Pipeline]) -> None:
         self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
@@ -220,13 +222,23 @@ class Pipelines(Mapping[str, Pipeline]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def served(self, names: Sequence[str] | None) -> Pipelines:
+        """Those that the setting ``pipelines`` names; None: all. Raises ConfigError for a name that none of them has."""
+        if names is None:
+            return self
+        for name in names:
+            if name not in self:
+                known = ", ".join(self) or "none"
+                raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
+        return Pipelines(self[name] for name in names)
+
     def named(self, name: str, *, field: str = "model") -> Pipeline:
         """Like ``[]``, with an error for people."""
         try:
             return self._by_name[name]
         except KeyError:
             known = ", ".join(self._by_name) or "none"
-            raise NotFound(f"unknown pipeline {name!r}; this server has: {known}", field=field) from None
+            raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
 
 
 def load_pipelines(directory: Path) -> Pipelines:

@@ -32,7 +32,7 @@ class Services:
     """The server's parts; all safe for threads."""
 
     settings: Settings
-    pipelines: Pipelines
+    pipelines: Pipelines  # those that are served
     renderers: Renderers
     db: Database
     jobs: Jobs
@@ -48,9 +48,10 @@ class Services:
     @classmethod
     def open(cls, settings: Settings) -> Services:
         """Connects to nothing yet but the local object directory. Raises ConfigError, StorageUnavailable."""
-        pipelines = load_pipelines(settings.resolved_stage_configs)
+        known = load_pipelines(settings.resolved_stage_configs)
+        pipelines = known.served(settings.pipelines)
         db = Database(settings.resolved_database_url)
-        broker = Broker(settings, pipelines)
+        broker = Broker(settings, known)  # jobs of a pipeline that is no longer served go on
         relay = Relay(HintPublisher(broker))
         relay.start()
         jobs = Jobs(db, announce_after_s=settings.announce_after_s)

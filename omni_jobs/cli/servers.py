@@ -19,7 +19,7 @@ __all__ = ["api", "migrate", "prune", "rescuer", "up", "worker"]
 def up(
     pipeline: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--pipeline", "-p", help="Start this pipeline's workers; may be repeated.", show_default=False),
+        typer.Option("--pipeline", "-p", help="Serve this pipeline; may be repeated.", show_default=False),
     ] = None,
     model: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -35,8 +35,8 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and a worker per stage.
 
-    Without --pipeline: those whose checkpoint is given with --model, or else echo. Which pipeline a checkpoint
-    is for is told from its config.json, where PIPELINE= does not say so.
+    Without --pipeline: those of OMNI_JOBS_PIPELINES; unset, those whose checkpoint is given with --model, or else
+    echo. Which pipeline a checkpoint is for is told from its config.json, where PIPELINE= does not say so.
 
     \b
     Examples:
@@ -73,6 +73,8 @@ def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tupl
     from omni_jobs.stage_config import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
+    if not pipelines and settings.pipelines is not None:
+        pipelines = list(known.served(settings.pipelines))
     architectures = {
         name: pipeline.model.architecture
         for name in pipelines or known

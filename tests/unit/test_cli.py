@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from omni_jobs import client as client_module
 from omni_jobs import worker_command as worker_command_module
 from omni_jobs.cli import Exit, app, servers
+from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, settings
 
 CONFIGS = Path(__file__).parents[2] / "stage_configs"
@@ -205,6 +206,14 @@ def test_up_tells_from_the_checkpoint_which_pipeline_runs_it(tiny_checkpoint: Pa
     chosen, _ = servers._chosen(Settings(models={"chat": tiny_causal_lm}), [], [])
     assert chosen == ["chat"]
     assert servers._chosen(Settings(), [], []) == (["echo"], {})
+
+
+def test_up_serves_what_the_setting_names(tiny_causal_lm: Path) -> None:
+    settings = Settings(pipelines=("chat",))
+    assert servers._chosen(settings, [], [str(tiny_causal_lm)]) == (["chat"], {"chat": tiny_causal_lm})
+    assert servers._chosen(settings, ["echo"], [])[0] == ["echo"]
+    with pytest.raises(ConfigError, match="no stage config has the name 'nope'"):
+        servers._chosen(Settings(pipelines=("nope",)), [], [])
 
 
 def test_up_refuses_a_checkpoint_of_another_kind(tiny_causal_lm: Path, tmp_path: Path) -> None:

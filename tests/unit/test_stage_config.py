@@ -7,6 +7,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.parameters import ArParameters
+from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, load_pipeline, load_pipelines
 
 CONFIGS = Path(__file__).parents[2] / "stage_configs"
@@ -53,6 +54,22 @@ def test_modalities_prune_the_graph() -> None:
 def test_unknown_pipeline_names_the_known_ones() -> None:
     with pytest.raises(NotFound, match=r"unknown pipeline 'nope'.*echo"):
         load_pipelines(CONFIGS).named("nope")
+
+
+def test_the_setting_names_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load_pipelines(CONFIGS)
+    monkeypatch.setenv("OMNI_JOBS_PIPELINES", " qwen2_5_omni, chat,")
+    settings = Settings()
+    assert settings.pipelines == ("qwen2_5_omni", "chat")
+    assert settings.to_environment()["OMNI_JOBS_PIPELINES"] == "qwen2_5_omni,chat"
+    assert list(known.served(settings.pipelines)) == ["qwen2_5_omni", "chat"]
+    for unset in ("", " ,"):
+        monkeypatch.setenv("OMNI_JOBS_PIPELINES", unset)
+        assert Settings().pipelines is None
+    assert list(known.served(None)) == list(known)
+    with pytest.raises(ConfigError, match=r"no stage config has the name 'nope'; there are: chat, echo") as caught:
+        known.served(["echo", "nope"])
+    assert caught.value.field == "OMNI_JOBS_PIPELINES"
 
 
 def test_queues_and_consumers() -> None:
