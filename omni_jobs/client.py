@@ -41,7 +41,7 @@ from omni_jobs.errors import (
     TooManyJobs,
     kind_of,
 )
-from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page
+from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
 
 __all__ = ["Client", "error_of", "user_message"]
 
@@ -122,6 +122,10 @@ class Client:
             for answer in response.iter_lines():
                 if '"lines"' not in answer[:9]:  # the last: their counts
                     yield BulkAnswer.model_validate_json(answer)
+
+    def pipelines(self) -> Sequence[PipelineView]:
+        """What the server can be asked for; ``model`` of a submit is the name of one."""
+        return _parsed(PipelineList, self._call("GET", "/v1/pipelines")).pipelines
 
     def get(self, job_id: str) -> JobView:
         return _parsed(JobView, self._call("GET", _path(job_id)))

@@ -223,7 +223,7 @@ class Pipelines(Mapping[str, Pipeline]):
         return len(self._by_name)
 
     def served(self, names: Sequence[str] | None) -> Pipelines:
-        """Those that the setting ``pipelines`` names; None: all. Raises ConfigError for a name that none of them has."""
+        """Those that the setting ``pipelines`` names; None: all. Raises ConfigError for a name that none has."""
         if names is None:
             return self
         for name in names:

@@ -22,9 +22,12 @@ __all__ = [
     "EventView",
     "JobView",
     "Page",
+    "PipelineList",
+    "PipelineView",
     "ProgressView",
     "StageCount",
     "StageRunView",
+    "StageView",
     "WorkerView",
     "merged_result",
 ]
@@ -52,6 +55,34 @@ class BulkAnswer(_View):
     id: str | None = None
     created: bool = False  # False: the bulk was sent before, and made this job then
     error: ErrorView | None = None
+
+
+class StageView(_View):
+    """A stage, and what a job may set in ``stages.<name>``, with its defaults."""
+
+    name: str
+    kind: str
+    inputs: dict[str, str]  # earlier stage → what is taken from it
+    parameters: dict[str, Any]
+
+
+class PipelineView(_View):
+    """A pipeline. ``model`` of a job's request is its name."""
+
+    name: str
+    version: str
+    description: str
+    accepts: list[str]
+    modalities: list[str]
+    voices: list[str]  # the first is the default
+    stages: list[StageView]
+    trouble: ErrorView | None  # why this server takes no jobs for it
+
+
+class PipelineList(_View):
+    """The pipelines that a server serves."""
+
+    pipelines: list[PipelineView]
 
 
 class AttemptErrorView(ErrorView):

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.stage_config import Pipeline
-from omni_jobs.views import ErrorView
+from omni_jobs.views import ErrorView, PipelineList, PipelineView, StageView
 
 __all__ = ["router", "trouble"]
 
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
-
-
-class StageView(BaseModel):
-    """A stage, and what a job may set in ``stages.<name>``, with its defaults."""
-
-    name: str
-    kind: str
-    inputs: dict[str, str]  # earlier stage → what is taken from it
-    parameters: dict[str, Any]
-
-
-class PipelineView(BaseModel):
-    """A pipeline. ``model`` of a job's request is its name."""
-
-    name: str
-    version: str
-    description: str
-    accepts: list[str]
-    modalities: list[str]
-    voices: list[str]  # the first is the default
-    stages: list[StageView]
-    trouble: ErrorView | None  # why this server takes no jobs for it
-
-
-class PipelineList(BaseModel):
-    pipelines: list[PipelineView]
 
 
 @router.get("", response_model=PipelineList)

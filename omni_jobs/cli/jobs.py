@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["cancel", "client_of", "delete", "events", "list_", "result", "retry", "status", "submit"]
 
-DEFAULT_PIPELINE = "qwen2_5_omni"
-
 
 def submit(
     text: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(help="What the user says; - reads it from standard input.", show_default=False),
     ] = None,
-    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="The pipeline's name.")] = DEFAULT_PIPELINE,
+    pipeline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--pipeline", "-p", help="The pipeline's name. Default: the one that is served.", show_default=False
+        ),
+    ] = None,
     audio: Annotated[
         Optional[list[Path]],  # noqa: UP045
         typer.Option("--audio", exists=True, dir_okay=False, help="A sound file; may be repeated.", show_default=False),
@@ -123,7 +126,7 @@ def submit(
             raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
         request = _json_object(sys.stdin.read() if body == "-" else Path(body).read_text(encoding="utf-8"), body)
     else:
-        request = {"model": pipeline, "modalities": _names(modalities)}
+        request = {"modalities": _names(modalities)}
         if prompt_embeds is None:
             request["messages"] = _messages(sys.stdin.read() if text == "-" else text, system, media)
         elif text is not None or system is not None or any(media.values()):
@@ -139,6 +142,8 @@ def submit(
     from omni_jobs.console import show_progress
 
     with client_of(url) as client:
+        if body is None:
+            request["model"] = pipeline or _the_one_served(client)
         job = client.submit(
             request, prompt_embeds=prompt_embeds, idempotency_key=idempotency_key, cancel_after=cancel_after
         )
@@ -338,6 +343,15 @@ def client_of(url: str | None) -> Client:
     if url is None:
         url = (running_stack(read_settings().data_dir) or {}).get("url")
     return Client(url)
+
+
+def _the_one_served(client: Client) -> str:
+    """The name of the server's only pipeline; wrong usage where it has several."""
+    names = [pipeline.name for pipeline in client.pipelines()]
+    if len(names) != 1:
+        there = f"this server serves {', '.join(names)}" if names else "this server serves none"
+        raise typer.BadParameter(f"say which one: {there}", param_hint="--pipeline")
+    return names[0]
 
 
 def _names(value: str) -> list[str]:

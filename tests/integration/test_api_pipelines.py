@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from omni_jobs.api.services import Services
+from omni_jobs.cli import Exit, app
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
@@ -64,3 +66,29 @@ def test_a_setting_that_names_none_ends_the_start(settings: Settings) -> None:
     with pytest.raises(ConfigError, match=r"no stage config has the name 'nope'; there are: chat, echo") as caught:
         Services.open(settings.model_copy(update={"pipelines": ("echo", "nope")}))
     assert caught.value.field == "OMNI_JOBS_PIPELINES"
+
+
+def test_submit_takes_the_one_that_is_served(settings: Settings) -> None:
+    with serve(settings.model_copy(update={"pipelines": ("echo",)})) as api:
+        url = f"http://{api.host}:{api.port}"
+        done = CliRunner().invoke(app, ["submit", "Hello", "--url", url])
+        assert done.exit_code == 0, done.output
+        assert api.http.get(f"/v1/jobs/{done.stdout.strip()}").json()["pipeline"] == "echo"
+        done = CliRunner().invoke(app, ["submit", "Hello", "--url", url, "--pipeline", "chat"])
+        assert done.exit_code == Exit.NOT_FOUND
+        assert "this server serves: echo" in done.stderr
+
+
+def test_submit_names_those_that_are_served(settings: Settings) -> None:
+    with serve(settings) as api:
+        url = f"http://{api.host}:{api.port}"
+        done = CliRunner().invoke(app, ["submit", "Hello", "--url", url], env={"COLUMNS": "200"})
+        assert done.exit_code == 2
+        assert done.stdout == ""
+        assert "say which one: this server serves chat, echo, qwen2_5_omni" in done.stderr
+        assert api.http.get("/v1/jobs").json()["jobs"] == []
+        done = CliRunner().invoke(app, ["submit", "Hello", "--url", url, "-p", "echo"])
+        assert done.exit_code == 0, done.output
+        body = json.dumps(ECHO)
+        done = CliRunner().invoke(app, ["submit", "--body", "-", "--url", url], input=body)
+        assert done.exit_code == 0, done.output

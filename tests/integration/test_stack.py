@@ -86,6 +86,10 @@ def test_every_part_is_ready(stack: EmbeddedStack) -> None:
     assert found["url"] == stack.url
 
 
+def test_what_runs_is_what_is_served(client: Client) -> None:
+    assert [pipeline.name for pipeline in client.pipelines()] == ["echo"]
+
+
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
 def test_no_part_takes_a_core_from_a_model_by_waking_up(stack: EmbeddedStack) -> None:
     pids = [view.pid for view in stack.children() if view.pid is not None]

@@ -147,7 +147,8 @@ def test_no_server(command: Sequence[str]) -> None:
     result = run(*command, "--url", NOWHERE)
     assert result.exit_code == Exit.UNREACHABLE
     assert result.stdout == ""
-    assert f"omni-jobs: no answer from {NOWHERE}/v1/jobs" in result.stderr
+    asked = "pipelines" if command[0] == "submit" else "jobs"
+    assert f"omni-jobs: no answer from {NOWHERE}/v1/{asked}" in result.stderr
 
 
 @pytest.mark.parametrize(
