@@ -37,6 +37,7 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.bundled import bundled
 from omni_jobs.parameters import ArParameters
+from omni_jobs.settings import Settings
 from omni_jobs.stage_config import load_pipeline
 from workers.engine_args import OmniEngineArgs
 from workers.runners.ar import ARRunner
@@ -144,7 +145,7 @@ def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
     model = Stage(pipeline, config, checkpoint).model
     if model is None:
         raise SystemExit("the pipeline has no model")
-    args = OmniEngineArgs.for_stage(config, model)
+    args = OmniEngineArgs.for_stage(config, model, Settings())
     # Without the prefix cache, which only those that capture nothing read.
     changed = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": False, "limit_mm_per_prompt": _NO_MEDIA}
     return replace(args, engine=args.engine.model_copy(update=changed))

@@ -123,7 +123,7 @@ class BareEngine:
         stage = Stage(pipeline, pipeline.stage("llm"), settings.models["chat"])
         if stage.model is None:
             raise SystemExit("the pipeline has no model")
-        self._llm: Any = LLM(**OmniEngineArgs.for_stage(stage.config, stage.model).vllm_args())
+        self._llm: Any = LLM(**OmniEngineArgs.for_stage(stage.config, stage.model, settings).vllm_args())
         renderer: Any = load_renderer("causal_lm", settings.models["chat"])
         self._prompts: Any = [{"prompt_token_ids": renderer.encode(body)} for body in bodies]
         self._sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

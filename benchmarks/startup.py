@@ -80,7 +80,7 @@ if __name__ == "__main__":
     pipeline = load_pipelines(Settings().resolved_stage_configs)["qwen2_5_omni"]
     stage = Stage(pipeline, pipeline.stage("thinker"), Path(sys.argv[1]))
     from vllm import LLM
-    LLM(**OmniEngineArgs.for_stage(stage.config, stage.model).vllm_args())
+    LLM(**OmniEngineArgs.for_stage(stage.config, stage.model, Settings()).vllm_args())
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
@@ -41,6 +41,10 @@ class Settings(BaseSettings):
     spool_dir: Path | None = None  # where engines leave payloads for the worker; None: /dev/shm or a temp dir
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+
+    # The device of this process's stages, over what their stage configs say.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: as the stage config says
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # of its GPU; None: the config's
 
     # Time, in seconds.
     lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # a worker silent for this long has lost its stage runs

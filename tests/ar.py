@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from PIL import Image
 
 from omni_jobs.parameters import ArParameters
 from omni_jobs.payloads import Payload
+from omni_jobs.settings import Settings
 from omni_jobs.stage_config import EngineSettings, load_pipeline
 from tests.reference import Reference, ReferenceResult
 from workers.engine_args import OmniEngineArgs
@@ -94,11 +95,9 @@ def runner(checkpoint: Path, stage: str, spool: Path, **engine: Any) -> ARRunner
     config = PIPELINE.stage(stage)
     model = Stage(PIPELINE, config, checkpoint).model
     assert model is not None
-    args = OmniEngineArgs.for_stage(config, model, device="cpu", spool_dir=spool)
+    args = OmniEngineArgs.for_stage(config, model, Settings(device="cpu", spool_dir=spool))
     settings = EngineSettings(**{**args.engine.model_dump(exclude_unset=True), **engine})
-    return ARRunner(
-        OmniEngineArgs(args.stage, args.model, args.device, args.device_index, args.max_in_flight, settings, spool)
-    )
+    return ARRunner(replace(args, engine=settings))
 
 
 def quiet(progress: Progress) -> None:

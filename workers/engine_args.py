@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.settings import Settings
 from omni_jobs.stage_config import EngineSettings, Pipeline, StageConfig
+from workers.devices import Device, resolve_device
 
-__all__ = ["Device", "OmniEngineArgs", "OmniModelConfig", "resolve_device"]
-
-logger = logging.getLogger(__name__)
-
-Device = Literal["cpu", "cuda"]
+__all__ = ["OmniEngineArgs", "OmniModelConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +56,16 @@ class OmniEngineArgs:
     min_free_bytes: int = 0  # there
 
     @classmethod
-    def for_stage(
-        cls,
-        stage: StageConfig,
-        model: OmniModelConfig,
-        *,
-        spool_dir: Path | None = None,
-        min_free_bytes: int = 0,
-        device: str | None = None,
-    ) -> OmniEngineArgs:
-        """The stage's settings for the device at hand. Raises ConfigError when there is no such device."""
-        kind, index = resolve_device(device or stage.device, stage.name)
-        return cls(stage.name, model, kind, index, stage.slots, stage.engine.on(kind), spool_dir, min_free_bytes)
+    def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
+        """The stage config under this process's settings, for the device at hand.
+
+        Raises ConfigError when there is no such device.
+        """
+        kind, index = resolve_device(_wanted_device(stage, settings), stage.name)
+        engine = stage.engine.on(kind)
+        if kind == "cuda" and settings.gpu_memory_utilization is not None:
+            engine = engine.model_copy(update={"gpu_memory_utilization": settings.gpu_memory_utilization})
+        return cls(stage.name, model, kind, index, stage.slots, engine, settings.spool_dir, settings.min_free_bytes)
 
     def vllm_args(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""
@@ -81,21 +75,8 @@ class OmniEngineArgs:
         return {"model": str(self.model.path), "disable_log_stats": True, **args}
 
 
-def resolve_device(wanted: str, stage: str, cuda: Callable[[], int] | None = None) -> tuple[Device, int | None]:
-    """``auto`` → cuda where a CUDA device is visible, else cpu; ``cuda:1`` → ("cuda", 1).
-
-    ``cuda`` counts the visible devices; by default torch is asked.
-    """
-    if wanted == "cpu":
-        return "cpu", None
-    if cuda is None:
-        import torch
-
-        cuda = torch.cuda.device_count
-    count = cuda()
-    if wanted == "auto":
-        return ("cuda", None) if count else ("cpu", None)
-    index = int(wanted.partition(":")[2] or 0)
-    if index >= count:
-        raise ConfigError(f"no device {wanted}: {count} CUDA devices are visible", field="device", stage=stage)
-    return "cuda", index
+def _wanted_device(stage: StageConfig, settings: Settings) -> str:
+    """The setting's device over the stage config's, whose ``cuda:1`` is still the one meant by ``cuda``."""
+    if settings.device == "auto" or stage.device.startswith(settings.device):
+        return stage.device
+    return settings.device

@@ -227,9 +227,7 @@ class StageLLM:
         stage = Stage(pipeline, config, settings.models.get(pipeline.name))
         args = None
         if stage.model is not None:
-            args = OmniEngineArgs.for_stage(
-                config, stage.model, spool_dir=settings.spool_dir, min_free_bytes=settings.min_free_bytes
-            )
+            args = OmniEngineArgs.for_stage(config, stage.model, settings)
         return cls(stage, create_runner(config, args))
 
     async def start(self) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.parameters import ArParameters, EchoParameters
 from omni_jobs.payloads import Payload, PayloadLimits
+from omni_jobs.settings import Settings
 from omni_jobs.stage_config import EngineSettings, Pipeline, load_pipeline
 from tests.ar import quiet
 from tests.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata
@@ -113,7 +114,9 @@ async def tinted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -
     checkpoint = build_checkpoint(tmp_path_factory.mktemp("tinted"))
     stage = Stage(pipeline, pipeline.stage("tint"), checkpoint)
     assert stage.model is not None
-    args = OmniEngineArgs.for_stage(stage.config, stage.model, device="cpu", spool_dir=tmp_path_factory.mktemp("spool"))
+    args = OmniEngineArgs.for_stage(
+        stage.config, stage.model, Settings(device="cpu", spool_dir=tmp_path_factory.mktemp("spool"))
+    )
     crowded = {"block_size": 32, "max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     crowded["tensor_parallel_size"] = 2
     engine = EngineSettings(**{**args.engine.model_dump(exclude_unset=True), **crowded})

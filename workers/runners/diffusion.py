@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StageError
 from omni_jobs.parameters import DiffusionParameters
-from workers.engine_args import Device, OmniEngineArgs
+from workers.devices import Device
+from workers.engine_args import OmniEngineArgs
 from workers.runners.base import ProgressSink
 from workers.runners.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.stage_io import CodecPrompt, OmniModelRunnerOutput, Progress, StageInput

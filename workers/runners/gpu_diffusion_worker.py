@@ -52,6 +52,8 @@ class GPUDiffusionWorker:
         begun = time.monotonic()
         if self.device.type == "cpu":
             keep_freed_memory()
+        elif (share := self._args.engine.gpu_memory_utilization) is not None:
+            torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
         model = self._args.model
         load = _LOADERS[model.architecture, model.component]
         self._model_runner = GPUDiffusionModelRunner(load(model.path, self.device, voices=model.voices))
