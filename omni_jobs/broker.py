@@ -171,16 +171,22 @@ class Relay:
                     item = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            due = self._due(batch, everything=closing)
-            if not due:
-                continue
             try:
-                depths = self._publisher.publish(due)
-            except BrokerUnavailable as error:
-                logger.warning("%d hints wait for the rescuer: %s", len(due), error)
-            else:
-                at = self._clock()
-                self._busy_until |= {name: at + depth / _MOST_POPPED_PER_S for name, depth in depths.items()}
+                self._publish(self._due(batch, everything=closing))
+            except Exception:
+                # A bug: the rescuer repeats these hints, and the next ones may go well.
+                logger.exception("%d hints wait for the rescuer", len(batch))
+
+    def _publish(self, due: Sequence[Hint]) -> None:
+        if not due:
+            return
+        try:
+            depths = self._publisher.publish(due)
+        except BrokerUnavailable as error:
+            logger.warning("%d hints wait for the rescuer: %s", len(due), error)
+        else:
+            at = self._clock()
+            self._busy_until |= {name: at + depth / _MOST_POPPED_PER_S for name, depth in depths.items()}
 
     def _next(self) -> Sequence[Hint] | None:
         """What comes next; nothing when what is held must go first. None: the end."""

@@ -62,8 +62,13 @@ class Checkpointer:
                 self._checkpoint()
             except sqlite3.Error as error:
                 logger.warning("no checkpoint of %s: %s", self._file, error)  # the next writer will meet it
+                self._disconnect()  # the file may be another one now
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
     def _checkpoint(self) -> None:
         """PASSIVE waits for nobody and makes nobody wait; what is not copied now is so the next time."""

@@ -39,6 +39,7 @@ REVISION = "0004"
 """What the schema must be: the last file in ``migrations`` (a test compares)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
+_TAKES_NO_WRITES = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
 _WRITE = Statement(text("BEGIN"))  # of PostgreSQL
 _READ = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 _FIRST_PAUSE_S = 0.02
@@ -66,10 +67,16 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 _OTHER_SESSION_CODES = frozenset({"26000", "42P05"})  # a prepared statement is not there, or there already
+# read_only_sql_transaction: after a failover this session may lead to a replica. A new one finds the primary.
+_OTHER_SERVER_CODES = frozenset({"25006"})
 # After these it may when somebody has made room, mended the disk or found what holds the server up: not worth
 # trying again at once. Disk full, out of memory, input/output error, statement_timeout.
 _AT_ITS_END_CODES = frozenset({"53100", "53200", "58030", "57014"})
-_NO_ROOM_NAMES = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM")
+_AT_ITS_END_NAMES = (
+    *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM"),
+    *("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CORRUPT", "SQLITE_NOTADB"),
+)
+_OTHER_FILE_NAMES = ("SQLITE_READONLY", "SQLITE_NOTADB", "SQLITE_CORRUPT")  # it may have been replaced, or mended
 
 
 class now(FunctionElement[float]):
@@ -103,15 +110,26 @@ def is_transient(error: exc.DBAPIError) -> bool:
     sqlstate = _sqlstate(original)
     if sqlstate is None:  # no answer from the server
         return isinstance(error, exc.OperationalError | exc.InterfaceError)
-    return sqlstate.startswith(_TRANSIENT_CLASSES) or sqlstate in _TRANSIENT_CODES | _OTHER_SESSION_CODES
+    return (
+        sqlstate.startswith(_TRANSIENT_CLASSES)
+        or sqlstate in _TRANSIENT_CODES | _OTHER_SESSION_CODES | _OTHER_SERVER_CODES
+    )
 
 
 def _is_at_its_end(error: exc.DBAPIError) -> bool:
     """Whether the server or its disk is at its end, rather than the statement wrong."""
     original = error.orig
     if isinstance(original, sqlite3.Error):
-        return getattr(original, "sqlite_errorname", "").startswith(_NO_ROOM_NAMES)
+        return getattr(original, "sqlite_errorname", "").startswith(_AT_ITS_END_NAMES)
     return _sqlstate(original) in _AT_ITS_END_CODES
+
+
+def _wants_new_connections(error: exc.DBAPIError) -> bool:
+    """Whether the connections there are lead to a replica, or to a file that is no longer the database."""
+    original = error.orig
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorname", "").startswith(_OTHER_FILE_NAMES)
+    return _sqlstate(original) in _OTHER_SERVER_CODES
 
 
 def _sqlstate(error: BaseException | None) -> str | None:
@@ -190,6 +208,8 @@ class Database:
             except exc.TimeoutError as error:  # every connection of the pool is in use
                 raise DatabaseUnavailable("no database connection became free") from error
             except exc.DBAPIError as error:
+                if _wants_new_connections(error):
+                    self._engine.dispose()  # those in use are closed when they come back
                 if _is_at_its_end(error):
                     raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
                 if not is_transient(error):
@@ -218,13 +238,17 @@ class Database:
         upgrade(connection)
 
     def check(self) -> None:
-        """Whether the database answers and has this build's schema. Raises DatabaseUnavailable."""
+        """Whether the database answers, takes writes and has this build's schema. Raises DatabaseUnavailable."""
         try:
             with self._reading.connect() as connection:
+                takes_no_writes = self.dialect == "postgresql" and connection.execute(_TAKES_NO_WRITES).scalar()
                 has_any = inspect(connection).has_table("alembic_version")
                 found = connection.execute(_REVISION).scalar() if has_any else None
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+        if takes_no_writes:
+            self._engine.dispose()
+            raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")
         if found != REVISION:
             raise DatabaseUnavailable(
                 f"the database's schema is {found or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"

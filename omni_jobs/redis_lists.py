@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from omni_jobs.errors import BrokerUnavailable
+from omni_jobs.errors import BrokerUnavailable, ConfigError
 
 __all__ = ["CONNECTION_OPTIONS", "RedisLists"]
 
@@ -30,7 +30,12 @@ class RedisLists:
     """Safe for threads. Connects when it is first used."""
 
     def __init__(self, url: str) -> None:
-        self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS)
+        """Raises ConfigError for what is no URL of a Redis."""
+        try:
+            self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS)
+            self._redis.connection_pool.make_connection()  # which connects to nothing, and takes no unknown option
+        except (ValueError, TypeError, RedisError):
+            raise ConfigError("redis-py does not take this URL", field="OMNI_JOBS_BROKER_URL") from None
 
     def push(self, key: str, messages: Sequence[bytes]) -> int:
         """How many messages the list holds then. Raises BrokerUnavailable.

@@ -9,6 +9,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
@@ -98,6 +99,20 @@ class Settings(BaseSettings):
             return value
         return tuple(name for part in value.split(",") if (name := part.strip())) or None
 
+    @field_validator("broker_url")
+    @classmethod
+    def _is_redis(cls, url: SecretStr) -> SecretStr:
+        """What Celery and redis-py both take. What it says instead is not shown: it may hold a password."""
+        try:
+            parts = urlsplit(url.get_secret_value())
+            port, number = parts.port, parts.path.strip("/") or "0"
+        except ValueError:
+            raise ValueError("not a URL") from None
+        is_plain = parts.scheme == "redis" and not parts.query
+        if not (is_plain or parts.scheme == "rediss") or not parts.hostname or port == 0 or not number.isdecimal():
+            raise ValueError("not redis://[:password@]host[:port][/number], nor rediss://…")
+        return url
+
     @property
     def resolved_database_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.expanduser().resolve() / 'omni-jobs.sqlite'}"
@@ -136,7 +151,7 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(first["msg"], field=f"OMNI_JOBS_{name.upper()}") from None
+        raise ConfigError(first["msg"].removeprefix("Value error, "), field=f"OMNI_JOBS_{name.upper()}") from None
     except SettingsError as error:
         raise ConfigError(f"an OMNI_JOBS_ variable cannot be read: {error}") from error
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from omni_jobs.broker import TASK
 from omni_jobs.celery_app import celery_app
+from omni_jobs.errors import ConfigError
 from omni_jobs.settings import settings
 from omni_jobs.stage_config import load_pipelines
 from workers.pool import HintIntake
 
 __all__ = ["app"]
 
-app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
+try:
+    app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
+except ConfigError as error:
+    sys.exit(f"celery worker: {error}")
 app.set_current()
 app.steps["consumer"].add(HintIntake)
 

@@ -69,7 +69,12 @@ class Liveness:
 
     def _watch(self) -> None:
         while not self._closed.wait(self._stall_after_s / _LOOKS):
-            reason = self._look()
+            try:
+                reason = self._look()
+            except Exception as error:
+                # A bug. Nobody would notice a stall any more: better a new worker than one unwatched.
+                logger.exception("liveness")
+                reason = f"its liveness cannot be told: {type(error).__name__}: {error}"
             if reason is not None and not self._closed.is_set():
                 self._on_stall(reason)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -10,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from omni_jobs.errors import OmniJobsError
 
 __all__ = ["Ends"]
+
+logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.05  # between two looks: how late an end is seen, while looks are quick
 _PAUSE_PER_LOOK = 10.0  # with so many waiting that a look takes long, the pause is so many times as long,
@@ -38,7 +41,7 @@ class Ends:
                 return
             self._waits[end] = job_id
             self._changed.notify_all()
-            if self._thread is None or not self._thread.is_alive():  # a bug ended it: it is in the log
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ends", daemon=True)
                 self._thread.start()
         try:
@@ -68,6 +71,9 @@ class Ends:
                 unfinished = self._unfinished(sorted(asked))
             except OmniJobsError:
                 unfinished = ()  # whoever waits looks for himself next, and is told what is wrong
+            except Exception:
+                logger.exception("ends")  # a bug: nobody is to wait for a thread that has ended
+                unfinished = ()
             pause = min(max(_PAUSE_S, _PAUSE_PER_LOOK * (self._clock() - began)), _LONGEST_PAUSE_S)
             with self._changed:
                 self._settle(asked.difference(unfinished))

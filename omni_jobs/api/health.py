@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,6 +17,8 @@ from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsErr
 from omni_jobs.views import ErrorView
 
 __all__ = ["router"]
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
 
@@ -77,6 +80,9 @@ def _checked(ask: Callable[[], object]) -> Check:
         ask()
     except OmniJobsError as error:
         return _failed(error)
+    except Exception:
+        logger.exception("readyz")  # what is in the way is what this route is for: never a 500
+        return _failed(OmniJobsError("an unforeseen error; the server's log has it"))
     return Check(ok=True)
 
 

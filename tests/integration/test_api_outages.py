@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx
 import pytest
 import redis
+from sqlalchemy import event, text
 
 from omni_jobs.broker import HintPublisher
 from omni_jobs.db import Database
@@ -191,6 +192,48 @@ def postgres_database(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 # The object store
+
+
+def test_after_a_failover_to_a_replica_submits_are_told_to_come_again(
+    settings: Settings, postgres_database: str
+) -> None:
+    """25006: the database takes no writes for now. Not a bug, so not a 500."""
+    settings = changed(settings, database_url=postgres_database)
+    migrate(settings)
+    name = postgres_database.rpartition("/")[2]
+    maintenance = Database(postgres_database.rpartition("/")[0] + "/postgres")
+
+    def set_read_only(*, on: bool) -> None:
+        with maintenance.begin() as tx:
+            how = "SET default_transaction_read_only = on" if on else "RESET default_transaction_read_only"
+            tx.execute(text(f'ALTER DATABASE "{name}" {how}'))
+            tx.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :n"), {"n": name})
+
+    with serve(settings) as api:
+        assert post(api, TEXT).status_code == 202
+        set_read_only(on=True)
+        refused(post(api, TEXT), "database_unavailable")
+        assert ready(api, "database") == ("unavailable", "database_unavailable")
+        set_read_only(on=False)
+        assert post(api, TEXT).status_code == 202
+        assert ready(api, "database") == ("ready", None)
+    maintenance.close()
+
+
+def test_a_database_file_that_is_read_only_is_said(settings: Settings) -> None:
+    with serve(settings) as api:
+        assert post(api, TEXT).status_code == 202
+        engine = api.services.db._engine
+
+        def set_read_only(connection: Any, record: object) -> None:
+            connection.execute("PRAGMA query_only = ON")
+
+        event.listen(engine, "connect", set_read_only)
+        engine.dispose()
+        refused(post(api, TEXT), "database_unavailable")
+        assert api.http.get("/v1/jobs").status_code == 200, "it can be read"
+        event.remove(engine, "connect", set_read_only)
+        until(lambda: post(api, TEXT).status_code == 202)
 
 
 def test_an_object_store_that_refuses_is_named_and_concerns_media_only(

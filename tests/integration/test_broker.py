@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,29 @@ def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app
     relay.send([Hint(7, 0, "echo.first")])
     relay.close()
     assert messages_once(4)[3:] == [[(7, 0)]]
+
+
+class BrokenOnce(HintPublisher):
+    """Meets a bug once."""
+
+    broke = threading.Event()
+
+    def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
+        if not self.broke.is_set():
+            self.broke.set()
+            raise RuntimeError("a bug")
+        return super().publish(hints)
+
+
+def test_the_relay_outlives_an_unforeseen_error(app: OmniCelery) -> None:
+    publisher = BrokenOnce(app.broker)
+    relay = Relay(publisher)
+    relay.start()
+    relay.send([Hint(1, 0, "echo.first")])
+    assert publisher.broke.wait(10)
+    relay.send([Hint(2, 0, "echo.first")])
+    relay.close()
+    assert app.broker.depths()["echo.first"] == 1
 
 
 @pytest.fixture

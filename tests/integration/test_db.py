@@ -96,6 +96,61 @@ def test_a_lost_connection_is_tried_again(database: Database) -> None:
 
 
 @postgresql_only
+def test_after_a_failover_a_new_session_finds_the_primary(database_url: str) -> None:
+    """The sessions there are lead to what is a replica now (25006): the same transaction goes on in another."""
+    database = Database(database_url, connections=1)
+    database.run(lambda tx: tx.execute(text("SET default_transaction_read_only = on")))
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    assert database.read(lambda tx: tx.execute(SLOTS).all()) == [(0,)]
+    database.close()
+
+
+@postgresql_only
+def test_a_database_that_stays_read_only_is_unavailable(database: Database, database_url: str) -> None:
+    name = database_url.rpartition("/")[2]
+    read_only = Database(database_url, retry_for_s=0.3)
+    with database.begin() as tx:
+        tx.execute(text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
+    for write in (read_only.run, read_only.run_in_messages):
+        with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
+            write(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):
+        read_only.check()
+    with database.begin() as tx:
+        tx.execute(text(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'))
+    read_only.check()
+    read_only.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    read_only.close()
+
+
+@sqlite_only
+def test_a_file_that_is_read_only_is_unavailable_and_opened_anew(database_url: str) -> None:
+    database = Database(database_url, connections=1)
+
+    def set_read_only(tx: Connection) -> None:
+        tx.exec_driver_sql("PRAGMA query_only = ON")
+
+    database.read(set_read_only)
+    with pytest.raises(DatabaseUnavailable, match="readonly"):
+        database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    database.close()
+
+
+@sqlite_only
+def test_a_file_that_is_no_database_any_more_is_unavailable(database: Database, database_url: str) -> None:
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    file = Path(database_url.removeprefix("sqlite:///"))
+    database.close()
+    data = file.read_bytes()
+    file.write_bytes(b"x" * len(data))
+    with pytest.raises(DatabaseUnavailable, match="not a database"):
+        database.run(lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
+    file.write_bytes(data)
+    database.run(lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
+
+
+@postgresql_only
 def test_a_statement_that_hangs_is_unavailable(database: Database) -> None:
     def hang(tx: Connection) -> None:
         assert tx.execute(text("SHOW statement_timeout")).scalar_one() == "1min"

@@ -18,13 +18,15 @@ class Jobs:
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
-        self.away = False
+        self.away = self.broken = False
         self.looks: list[list[str]] = []
         self.looked = threading.Event()
 
     def unfinished(self, job_ids: Sequence[str]) -> Collection[str]:
         self.looks.append(list(job_ids))
         self.looked.set()
+        if self.broken:
+            raise RuntimeError("a bug")
         if self.away:
             raise DatabaseUnavailable("away")
         return set(job_ids) - self.ended
@@ -131,3 +133,11 @@ async def test_a_bug_in_one_look_does_not_end_all_others() -> None:
     await asyncio.to_thread(ends._thread.join, 30)
     await asyncio.wait_for(asyncio.gather(first, ends.of("job-2", LONG_S)), 30)
     ends.close()
+
+
+async def test_a_bug_in_a_look_ends_neither_the_thread_nor_a_wait(jobs: Jobs, ends: Ends) -> None:
+    jobs.broken = True
+    await asyncio.wait_for(ends.of("job-1", LONG_S), 30)
+    jobs.broken = False
+    jobs.ended.add("job-2")
+    await asyncio.wait_for(ends.of("job-2", LONG_S), 30)

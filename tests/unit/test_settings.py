@@ -1,0 +1,62 @@
+"""Settings that cannot work are refused where they are read, and give no secret away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.settings import Settings, read_settings
+
+WRONG_BROKERS = [
+    "bogus://:sekret@host/0",
+    "redis://:sekret@host:99999/0",
+    "redis://:sekret@host:port/0",
+    "redis://:sekret@/0",
+    "redis://:sekret@host/zero",
+    "redis://:sekret@host/0?nonsense=1",
+    "sekret@host:6379",
+    "",
+]
+
+
+@pytest.mark.parametrize("url", WRONG_BROKERS)
+def test_a_broker_url_that_is_none_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("OMNI_JOBS_BROKER_URL", url)
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    assert caught.value.field == "OMNI_JOBS_BROKER_URL"
+    assert "sekret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "redis://:p%40ss@[::1]:6379/15", "rediss://u:p@host:6380/0"])
+def test_a_broker_url_of_a_redis_is_taken(url: str) -> None:
+    assert Settings(broker_url=url).broker_url.get_secret_value() == url  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["omni_jobs.cli", "api", "--port", "0"],
+        ["omni_jobs.cli", "rescuer"],
+        ["omni_jobs.cli", "worker", "-p", "echo", "-s", "first"],
+        ["celery", "-A", "workers.app", "worker", "-P", "custom", "-Q", "echo.first"],
+    ],
+    ids=["api", "rescuer", "worker", "celery"],
+)
+def test_no_process_starts_with_a_bad_broker_url(command: list[str]) -> None:
+    environment = {
+        **os.environ,
+        "OMNI_JOBS_BROKER_URL": WRONG_BROKERS[0],
+        "CELERY_CUSTOM_WORKER_POOL": "workers.pool:StagePool",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode in (1, 2)
+    assert "OMNI_JOBS_BROKER_URL" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "sekret" not in ended.stdout + ended.stderr
