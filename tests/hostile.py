@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,8 @@ from PIL import Image
 from tests import samples
 
 __all__ = [
+    "BODIES",
+    "BODY_BYTES",
     "avi_index_bomb",
     "flac_silence",
     "gif_frames_bomb",
@@ -232,3 +234,76 @@ def _crc(data: bytes, bits: int, polynomial: int) -> int:
     for byte in data:
         rest = (rest << 8) & mask ^ table[(rest >> shift) ^ byte]
     return rest
+
+
+# JSON: each of at most 63 MiB, and of a request's form as far as it goes
+
+BODY_BYTES = 63 << 20
+
+
+def _request(messages: bytes) -> bytes:
+    return b'{"model":"echo","messages":' + messages + b"}"
+
+
+def _user(content: bytes) -> bytes:
+    return _request(b'[{"role":"user","content":' + content + b"}]")
+
+
+def doubled_key(keys: int = 40_000) -> bytes:
+    """An object whose last key is given twice."""
+    names = [b'"%06d":1' % number for number in (*range(keys), keys - 1)]
+    return b"{" + b",".join(names) + b"}"
+
+
+def unknown_keys(keys: int = 900_000) -> bytes:
+    return b"{" + b",".join(b'"%06d":1' % number for number in range(keys)) + b"}"
+
+
+def wrong_items(item: bytes = b"1", number: int = 1_000_000) -> bytes:
+    """Messages each of which is wrong."""
+    return _request(b"[" + b",".join([item] * number) + b"]")
+
+
+def wrong_parts(number: int = 999_000) -> bytes:
+    return _user(b"[" + b",".join([b"1"] * number) + b"]")
+
+
+def wrong_stops(number: int = 999_000) -> bytes:
+    return b'{"model":"echo","messages":[{"role":"user","content":"x"}],"stop":[' + b",".join([b"1"] * number) + b"]}"
+
+
+def long_medium(size: int = BODY_BYTES) -> bytes:
+    """A picture that is none, in base64."""
+    part = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,' + b"A" * (size - 200) + b'"}}'
+    return _user(b"[" + part + b"]")
+
+
+BODIES: Mapping[str, Callable[[], bytes]] = {
+    "doubled_key": doubled_key,
+    "doubled_key_of_few": lambda: doubled_key(200),
+    "unknown_keys": unknown_keys,
+    "unknown_keys_within_the_bound": lambda: unknown_keys(250),
+    "wrong_messages": wrong_items,
+    "wrong_messages_within_the_bound": lambda: wrong_items(number=49_000),
+    "empty_messages": lambda: wrong_items(b"{}", 500_000),
+    "messages_of_unknown_keys": lambda: wrong_items(unknown_keys(200), 240),
+    "wrong_parts": wrong_parts,
+    "wrong_parts_within_the_bound": lambda: wrong_parts(49_000),
+    "wrong_stops": wrong_stops,
+    "wrong_stops_within_the_bound": lambda: wrong_stops(49_000),
+    "ones": lambda: wrong_items(number=BODY_BYTES // 2 - 100),
+    "brackets": lambda: b"[" * BODY_BYTES,
+    "braces": lambda: b'{"a":' * (BODY_BYTES // 5),
+    "quotes": lambda: b'"' * BODY_BYTES,
+    "backslashes": lambda: b'"' + b"\\" * (BODY_BYTES - 1),
+    "spaces": lambda: _request(b" " * (BODY_BYTES - 100) + b"1"),
+    "digits": lambda: _request(b"1" * (BODY_BYTES - 100)),
+    "float": lambda: _request(b"0." + b"1" * (7 << 20)),
+    "strings": lambda: _request(b"[" + b",".join([b'"' + b"a" * 1000 + b'"'] * 50_000) + b"]"),
+    "escapes": lambda: _user(b'"' + b"\\u4e2d" * (BODY_BYTES // 6 - 50) + b'"'),
+    "escaped_quotes": lambda: _user(b'"' + b'\\"' * (BODY_BYTES // 2 - 50) + b'"'),
+    "long_text": lambda: _user(b'"' + b"a" * (BODY_BYTES - 100) + b'"'),
+    "long_key": lambda: b'{"' + b"a" * (BODY_BYTES - 100) + b'":1}',
+    "long_medium": long_medium,
+}
+"""The JSON bodies that cost the server most for what they are, by name; all are refused."""

@@ -142,7 +142,7 @@ class _Wish:
         Raises InvalidRequest naming the field.
         """
         if isinstance(self._body, bytes) and len(self._body) <= _LIGHT_BYTES and self._prompt_embeds is None:
-            self._body = parse(self._body, self._services.settings.max_body_bytes)
+            self._body = parse(self._body, self._services.settings)
             return self._body.is_text
         return False
 

@@ -1,7 +1,7 @@
 """A job's request: what a client sends, and what is left of it once it is admitted.
 
 admit(body, pipelines, settings) → Admitted    every check there is; nothing is stored before
-parse(body, max_bytes) → Parsed                its first step: the form
+parse(body, settings) → Parsed                 its first step: the form
 
 The HTTP API and OmniLLM both come through here, so both take and refuse the same.
 """

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from omni_jobs.errors import InvalidRequest, OmniJobsError, RequestTooLarge
 from omni_jobs.prompts import PromptRenderer, Renderers
-from omni_jobs.requests.body import parse_body
+from omni_jobs.requests.body import SLICE, canonical, parse_body
 from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ class Admitted:
     expires_at: float | None = None
 
 
-def parse(body: bytes, max_bytes: int) -> Parsed:
+def parse(body: bytes, settings: Settings) -> Parsed:
     """The first step of ``admit``, for a caller who wants to know what is coming.
 
     Raises InvalidRequest and RequestTooLarge naming the field.
     """
-    tree = parse_body(body, max_bytes)
+    tree = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
     return Parsed(tree, JobRequest.parse(tree))
 
 
@@ -110,7 +110,7 @@ def admit(
     pipeline, ModelMissing when this host lacks the pipeline's checkpoint.
     """
     if not isinstance(body, Parsed):
-        body = parse(body if isinstance(body, bytes) else _encoded(body), settings.max_body_bytes)
+        body = parse(body if isinstance(body, bytes) else _encoded(body), settings)
     tree, request = body.tree, body.request
     pipeline = pipelines.named(request.model)
     modalities = _modalities(request, pipeline)
@@ -161,7 +161,9 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 
 
 def _digest(tree: Mapping[str, Any], beside: bytes | None) -> str:
-    digest = hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+    digest = hashlib.sha256()
+    for piece in canonical(tree):
+        digest.update(piece)
     if beside is not None:
         digest.update(b"\0")  # no JSON holds it
         digest.update(beside)
@@ -366,10 +368,15 @@ def _of_data_url(url: str, field: str) -> str:
 
 
 def _decoded(encoded: str, field: str) -> bytes:
+    pieces: list[bytes] = []
     try:
-        data = base64.b64decode(encoded, validate=True)
+        for at in range(0, len(encoded), SLICE):  # of four characters each, which are three bytes
+            if pieces and len(pieces[-1]) < SLICE // 4 * 3:
+                raise binascii.Error("Excess data after padding")
+            pieces.append(base64.b64decode(encoded[at : at + SLICE], validate=True))
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"not base64: {error}", field=field) from None
+    data = b"".join(pieces)
     if not data:
         raise InvalidRequest("there are no bytes", field=field)
     return data

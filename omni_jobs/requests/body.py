@@ -1,50 +1,159 @@
-"""A request's bytes → JSON whose strings every part of the platform can carry."""
+"""A request's bytes → JSON whose strings every part of the platform can carry.
+
+Whatever a body holds, it costs little to refuse: each step is bounded by the body's bytes, and no
+call of more than a few milliseconds keeps the other threads from the interpreter. That is why a large
+body is outlined first: its long strings (media in base64) are cut out, and JSON reads the rest.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
-__all__ = ["parse_body"]
+__all__ = ["SLICE", "canonical", "parse_body"]
+
+SLICE = 1 << 20
+"""Bytes that one call works on: a millisecond or two in which no other thread runs."""
 
 _MAX_DEPTH = 32
-_MAX_VALUES = 1_000_000  # a few bytes of JSON can become a hundred of memory
+_MAX_VALUES = 50_000  # a few bytes of JSON can become a hundred of memory
+_MAX_KEYS = 256  # of one object: each that is unknown costs an error
+_MAX_OUTSIDE = 8 << 20  # bytes outside the strings: numbers, marks and white space
+_TEXT_AS_JSON = 3  # bytes that JSON writes for one of UTF-8, at most, but for control characters
+_SMALL = 32 << 10  # cannot hold too much of anything
+_LONG = 64 << 10
+
+_MARKS = (b",", b"[", b"{")
+_NOT_PLAIN = re.compile(rb"[^ !#-\[\]-~]")  # what JSON writes otherwise, or must not hold
+_WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_COLON = re.compile(rb"[ \t\r\n]*:")
 
 Path = tuple["Path", str | int] | None
 
 
-def parse_body(body: bytes, max_bytes: int) -> dict[str, Any]:
+def parse_body(body: bytes, max_bytes: int, max_text_bytes: int | None = None) -> dict[str, Any]:
     """The JSON object. Raises InvalidRequest or RequestTooLarge.
 
     Refused beyond what JSON itself forbids: a key given twice, NaN and infinities, more than
-    32 levels, and strings with lone surrogates (no UTF-8) or NUL (PostgreSQL keeps none).
+    32 levels, 50,000 values or 256 keys of an object, and strings with lone surrogates (no UTF-8)
+    or NUL (PostgreSQL keeps none). ``max_text_bytes`` bounds what is not long strings of plain ASCII.
     """
     if len(body) > max_bytes:
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
-        raise RequestTooLarge(f"the body has more than {_MAX_VALUES} values", field="body")
+    long: dict[str, str] = {}
+    if len(body) > _SMALL:
+        body, long = _outline(body, max_bytes if max_text_bytes is None else _TEXT_AS_JSON * max_text_bytes)
     try:
         tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", field="body") from None
+        where = "" if long else f" at byte {error.start}"
+        raise InvalidRequest(f"the body is not UTF-8: {error.reason}{where}", field="body") from None
     except RecursionError:
         raise InvalidRequest(f"the body is nested deeper than {_MAX_DEPTH} levels", field="body") from None
     except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", field="body") from None
+        # Where in the outline tells a client nothing.
+        what = error.msg if long and isinstance(error, json.JSONDecodeError) else error
+        raise InvalidRequest(f"the body is not valid JSON: {what}", field="body") from None
     if not isinstance(tree, dict):
         raise InvalidRequest("the body must be a JSON object", field="body")
-    _check_strings(tree)
+    _check_strings(tree, long)
     return tree
 
 
+# A large body's outline.
+
+
+def _outline(body: bytes, max_text: int) -> tuple[bytes, dict[str, str]]:
+    """The body with a name in the place of each long string of plain ASCII, and those strings by their names.
+
+    Counts the values on the way. A body that is no JSON has an outline that is none either.
+    """
+    prefix = secrets.token_hex(16)  # no client can write it
+    long: dict[str, str] = {}
+    kept: list[bytes] = []
+    kept_to = values = strings = outside = 0
+    at, rest = 0, len(body)
+    while True:
+        begin = body.find(b'"', at)
+        end = len(body) if begin < 0 else begin
+        values += sum(body.count(mark, at, end) for mark in _MARKS)
+        strings += 1
+        outside += end - at
+        if values > _MAX_VALUES or strings > 2 * _MAX_VALUES:
+            raise RequestTooLarge(f"the body has more than {_MAX_VALUES} values", field="body")
+        if outside > _MAX_OUTSIDE:
+            raise RequestTooLarge(f"the body has more than {_MAX_OUTSIDE} bytes outside its strings", field="body")
+        if begin < 0:
+            break
+        begin += 1
+        end = _end_of_string(body, begin)
+        at = end + 1
+        if end - begin > _LONG:
+            plain = _plain(body, begin, end)
+            if plain is None:
+                continue
+            if _COLON.match(body, at) is not None:
+                raise InvalidRequest(f"a key has more than {_LONG} bytes", field="body")
+            name = f"{prefix}{len(long)}"
+            long[name] = plain
+            kept += (body[kept_to:begin], name.encode())
+            kept_to = end
+            rest -= end - begin
+    if rest > _MAX_OUTSIDE + max_text:
+        raise RequestTooLarge("the body has more text than is taken", field="body")
+    if not long:
+        return body, long
+    return b"".join((*kept, body[kept_to:])), long
+
+
+def _end_of_string(body: bytes, at: int) -> int:
+    """Where the quote stands that closes the string whose contents begin at ``at``; the body's end without one."""
+    end = body.find(b'"', at)
+    if end < 0:
+        return len(body)
+    if body[end - 1] != ord("\\"):
+        return end
+    while at < len(body) and body[at] != ord('"'):
+        found = _WITHIN.match(body, at, at + SLICE)
+        if found is None or found.end() == at:  # a backslash at the body's end
+            return len(body)
+        at = found.end()
+    return at
+
+
+def _plain(body: bytes, at: int, end: int) -> str | None:
+    """The string that JSON writes so, if it is ASCII that needs no escape; PHP escapes the slashes of base64."""
+    pieces = []
+    while at < end:
+        stop = min(at + SLICE, end)
+        if stop < end and body[stop - 1] == ord("\\"):
+            stop += 1
+        piece = body[at:stop].replace(b"\\/", b"/")
+        if _NOT_PLAIN.search(piece):
+            return None
+        pieces.append(piece.decode("ascii"))
+        at = stop
+    return "".join(pieces)
+
+
+# The tree.
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > _MAX_KEYS:
+        raise RequestTooLarge(f"an object has {len(pairs)} keys; at most {_MAX_KEYS} are taken", field="body")
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest("this key is given twice", field=_shown(twice))
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise InvalidRequest("this key is given twice", field=_shown(name))
+            seen.add(name)
     return found
 
 
@@ -52,7 +161,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_strings(tree: dict[str, Any]) -> None:
+def _check_strings(tree: dict[str, Any], long: dict[str, str]) -> None:
+    """Raises InvalidRequest; puts the ``long`` strings where their names stand."""
     waiting: list[tuple[Any, Path, int]] = [(tree, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -64,8 +174,12 @@ def _check_strings(tree: dict[str, Any]) -> None:
             if isinstance(value, dict):
                 for name in value:
                     _check_string(name, (path, name))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting.extend((item, (path, name), depth + 1) for name, item in items)
+            items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
+            for name, item in items:
+                if long and isinstance(item, str) and item in long:
+                    value[name] = long[item]  # plain: nothing of it is to be checked
+                else:
+                    waiting.append((item, (path, name), depth + 1))
 
 
 def _check_string(value: str, path: Path) -> None:
@@ -92,3 +206,32 @@ def _dotted(path: Path) -> str:
 def _shown(name: str) -> str:
     """A client's key, fit for an error."""
     return name[:64].encode("ascii" if "\0" in name else "utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+# The way back.
+
+
+def canonical(value: Any) -> Iterator[bytes]:
+    """``value`` as JSON in ASCII with sorted keys and no spaces, in pieces."""
+    if isinstance(value, str) and len(value) > SLICE:
+        yield b'"'
+        for at in range(0, len(value), SLICE):
+            yield json.dumps(value[at : at + SLICE])[1:-1].encode()
+        yield b'"'
+    elif isinstance(value, dict) and _is_large(value.values()):
+        for number, name in enumerate(sorted(value)):
+            yield b"%b%b:" % (b"," if number else b"{", json.dumps(name).encode())
+            yield from canonical(value[name])
+        yield b"}"
+    elif isinstance(value, list) and _is_large(value):
+        for number, item in enumerate(value):
+            yield b"," if number else b"["
+            yield from canonical(item)
+        yield b"]"
+    else:
+        yield json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _is_large(items: Iterable[Any]) -> bool:
+    """Whether these hold enough to be written one by one."""
+    return any(isinstance(item, dict | list) or (isinstance(item, str) and len(item) > SLICE) for item in items)

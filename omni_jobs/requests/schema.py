@@ -116,7 +116,8 @@ Part = Annotated[
     ),
 ]
 
-Parts = Annotated[list[Part], Field(min_length=1)]
+# fail_fast, here and below: pydantic makes an error object of every wrong item otherwise, and one is shown.
+Parts = Annotated[list[Part], Field(min_length=1, fail_fast=True)]
 
 
 class Message(_Frozen):
@@ -172,7 +173,9 @@ class JobRequest(_Frozen):
     )
 
     model: Annotated[str, Field(max_length=100, description="the pipeline's name")]
-    messages: Annotated[list[Message] | None, Field(min_length=1, description="or prompt_embeds")] = None
+    messages: Annotated[list[Message] | None, Field(min_length=1, fail_fast=True, description="or prompt_embeds")] = (
+        None
+    )
     prompt_embeds: Annotated[
         PromptEmbeds | None,
         Field(description="in place of messages, where the pipeline accepts them; or a part of a multipart body"),
@@ -189,7 +192,10 @@ class JobRequest(_Frozen):
     max_tokens: int | None = None
     max_completion_tokens: Annotated[int | None, Field(description="the same as max_tokens")] = None
     stop: (
-        Annotated[Annotated[str, Tag("<one>")] | Annotated[list[str], Tag("<several>")], Discriminator(_kind_of_stop)]
+        Annotated[
+            Annotated[str, Tag("<one>")] | Annotated[list[str], Field(fail_fast=True), Tag("<several>")],
+            Discriminator(_kind_of_stop),
+        ]
         | None
     ) = None
     stages: Annotated[
