@@ -3,6 +3,8 @@
 #   docker build --target api .      control plane: API, rescuer, migrations, CLI; no torch
 #   docker build --target worker .   a stage's worker, with vLLM's CUDA build
 # Each package comes from a lock, in a layer of its own that a change of the code leaves alone.
+# Python 3.11 or 3.12, on Debian 12, for whose glibc the locks are made: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm
+# A tag, because a digest can only be taken from a registry: pin one here with PYTHON_IMAGE=python@sha256:… once pulled.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS base
@@ -27,7 +29,7 @@ ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON=/opt/omni-jobs/bin/python
 
 FROM builder AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY omni_jobs omni_jobs
 COPY workers workers
 COPY stage_configs stage_configs

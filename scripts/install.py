@@ -1,4 +1,5 @@
-"""Installs one lock and the project into .venv; called by scripts/setup. Standard library only, any Python 3.11.
+"""Installs one lock and the project into .venv; called by scripts/setup. Standard library only, any
+Python 3.11 or 3.12.
 
 uv does it where uv can be had, because it takes a tenth of the time; pip otherwise. Both use pip's configuration (files
 and PIP_* variables): indexes, find-links, certificates, proxy. Nothing about where packages come from stands in the
@@ -85,9 +86,10 @@ def venv_fits() -> bool:
         configuration = (VENV / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
         return False
-    # The last line of Python 3.11's: command = PYTHON -m venv [OPTIONS] PATH
+    # The last line of Python 3.11's and 3.12's: command = PYTHON -m venv [OPTIONS] PATH
     here = re.search(rf"^command = .*\s{re.escape(str(VENV))}$", configuration, re.MULTILINE)
-    return here is not None and runs(PYTHON, "-c", "import sys; sys.exit(sys.version_info[:2] != (3, 11))")
+    same = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    return here is not None and runs(PYTHON, "-c", same)
 
 
 def runs(*command: str | Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from install import DEV_LOCK, LOCKS, PYTHON, ROOT, Command, pins, pip_configuration, uv_environment
@@ -28,20 +29,40 @@ def seed(lock: Path, *, keep: bool) -> None:
 
 
 def write(lock: Path, extras: list[str], arguments: list[str]) -> None:
-    """Resolve for any Python 3.11 on Debian 12's glibc, whatever machine this is."""
+    """Resolve for any Python 3.11 on Debian 12's glibc, whatever machine this is; then for 3.12, to the same versions.
+
+    What a Python 3.11 needs and 3.12 does not (async-timeout) stays in the lock: it does no harm.
+    """
     environment = uv_environment(pip_configuration(dict(os.environ)), dict(os.environ))
     if "worker-cpu" not in extras:
         environment.pop("UV_FIND_LINKS", None)  # a directory of CPU builds would win over the index's CUDA builds
     command: Command = [PYTHON, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", "--output-file", lock]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
-    command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_36", *arguments]
+    command += ["--python-platform", "x86_64-manylinux_2_36"]
     for extra in extras:
         command += ["--extra", extra]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    first: Command = [*command, "--python-version", "3.11", *arguments]
+    subprocess.run(first, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     described = "extras " + ", ".join(extras) if extras else "no extra"
     content = lock.read_text(encoding="utf-8")
     lock.write_text(HEADER.format(extras=described) + content, encoding="utf-8")
     print(f"locks/{lock.name}: {len(pins(lock))} packages")
+    check_newer_python(lock, command, environment)
+
+
+def check_newer_python(lock: Path, command: Command, environment: dict[str, str]) -> None:
+    """Resolve for Python 3.12 from the lock's versions alone, and say which it lacks."""
+    with tempfile.TemporaryDirectory() as directory:
+        found = Path(directory) / "found.txt"
+        command = [found if part == lock else part for part in command]
+        command += ["--python-version", "3.12", "--constraint", lock]
+        if subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL).returncode != 0:
+            print(f"locks/{lock.name}: NOT CHECKED for Python 3.12: the indexes at hand have no such builds")
+            return
+        missing = pins(found).keys() - pins(lock).keys()
+    if missing:
+        raise SystemExit(f"locks/{lock.name}: Python 3.12 needs more: {', '.join(sorted(missing))}")
+    print(f"locks/{lock.name}: the same for Python 3.12")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -113,6 +115,30 @@ def test_exact_pins_where_private_parts_are_used() -> None:
         assert specifier.operator == "=="
 
 
+@pytest.mark.parametrize("python_version", ["3.11.2", "3.12.3"])
+def test_lock_fits_both_pythons(python_version: str) -> None:
+    """What is installed says itself which Pythons it takes, and what it needs there: the lock has all of it."""
+    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python_version)
+    short = python_version.rpartition(".")[0]
+    assert f"Programming Language :: Python :: {short}" in PROJECT["project"]["classifiers"]
+    there = {"python_version": short, "python_full_version": python_version, "extra": ""}
+    locked = pins("worker-cpu-dev")
+    overridden = {Requirement(line).name for line in PROJECT["tool"]["uv"]["override-dependencies"]}
+    checked = 0
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.name)
+        if locked.get(name) != distribution.version:
+            continue
+        checked += 1
+        pythons = distribution.metadata["Requires-Python"] or ""
+        assert SpecifierSet(pythons).contains(python_version), f"{name} takes Python {pythons}"
+        for needed in map(Requirement, distribution.requires or []):
+            if (needed.marker is None or needed.marker.evaluate(there)) and needed.name not in overridden:
+                version = locked.get(canonicalize_name(needed.name), "nothing")
+                assert version != "nothing", f"{name} needs {needed} on Python {short}"
+    assert checked > 150
+
+
 # The wheel.
 
 
@@ -135,6 +161,15 @@ def test_wheel_has_the_packages_and_the_shim(wheel: Path) -> None:
     assert top == {"omni_jobs", "workers", "omni_jobs_vision_shim.py", "omni_jobs_vision_shim.pth"}
     assert (wheel / "omni_jobs" / "py.typed").exists()
     assert not list(wheel.rglob("*.pyc"))
+
+
+def test_wheel_has_the_licence(wheel: Path) -> None:
+    (metadata,) = wheel.glob("*.dist-info/METADATA")
+    assert "License-Expression: Apache-2.0" in metadata.read_text(encoding="utf-8")
+    text = (metadata.parent / "licenses" / "LICENSE").read_text(encoding="utf-8")
+    assert text == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
 
 
 def test_wheel_finds_its_stage_configs_and_migrations(wheel: Path, tmp_path: Path) -> None:
@@ -271,8 +306,22 @@ def run_setup(checkout: Path, *arguments: str, **environment: str) -> subprocess
 def test_setup_says_that_python_is_missing(bare_checkout: Path) -> None:
     result = run_setup(bare_checkout, PYTHON="/nowhere/python3.11")
     assert result.returncode == 1
-    assert "Python 3.11 is needed" in result.stderr
+    assert "Python 3.11 or 3.12 is needed" in result.stderr
     assert not (bare_checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(("version", "taken"), [("3.10", False), ("3.11", True), ("3.12", True), ("3.13", False)])
+def test_setup_takes_either_python(bare_checkout: Path, version: str, taken: bool) -> None:
+    """It asks the interpreter that PYTHON names for its version, and hands the rest over to it."""
+    python = bare_checkout / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo {version} || {{ echo "ran $1 $2"; exit 7; }}\n')
+    python.chmod(0o755)
+    result = run_setup(bare_checkout, PYTHON=str(python))
+    if taken:
+        assert (result.returncode, result.stdout) == (7, "ran scripts/install.py worker-cpu-dev\n")
+    else:
+        assert result.returncode == 1
+        assert f"is {version}" in result.stderr
 
 
 def test_setup_leaves_nothing_to_compile() -> None:
