@@ -1,23 +1,38 @@
 """Settings of every process: environment variables ``OMNI_JOBS_*`` or arguments of the CLI.
 
 No setting differs between the embedded stack and production but URLs.
+
+A secret may stand in a file instead: ``OMNI_JOBS_BROKER_URL_FILE`` and ``OMNI_JOBS_DATABASE_URL_FILE`` name it, so that
+no password is in an environment. boto3 reads its own file: ``AWS_SHARED_CREDENTIALS_FILE``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from omni_jobs.bundled import bundled
 from omni_jobs.errors import ConfigError
 
 __all__ = ["Settings", "read_settings", "settings"]
+
+
+_SECRETS: Final = ("broker_url", "database_url")
+_MAX_SECRET_BYTES: Final = 65_536
 
 
 class Settings(BaseSettings):
@@ -27,7 +42,8 @@ class Settings(BaseSettings):
 
     # Where everything is. The defaults are the embedded stack's data directory.
     data_dir: Path = Path("~/.local/share/omni-jobs").expanduser()
-    database_url: str | None = None  # None: SQLite in data_dir
+    # Holds a password, as broker_url does: neither is ever shown. None: SQLite in data_dir.
+    database_url: Annotated[str | None, Field(repr=False)] = None
     broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     broker_key_prefix: str = ""  # before every key, where a Redis is shared
     storage_url: str | None = None  # file:///dir or s3://bucket/prefix; None: data_dir/objects
@@ -124,11 +140,23 @@ class Settings(BaseSettings):
             return bundled("stage_configs")
         return self.stage_configs.expanduser().resolve()
 
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *args: Any, **kwargs: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return *super().settings_customise_sources(settings_cls, init_settings, *args, **kwargs), _SecretFiles(cls)
+
     def to_environment(self) -> dict[str, str]:
-        """The environment variables from which another process reads these same settings."""
+        """The environment variables from which another process reads these same settings.
+
+        A secret that came from a file stays there: the variable that names the file is handed on.
+        """
         found = {}
         for name in self.model_fields_set:
             value = getattr(self, name)
+            if name in _SECRETS and (path := self._file_of(name)) is not None:
+                found[_file_variable(name)] = str(path)
+                continue
             if isinstance(value, SecretStr):
                 value = value.get_secret_value()
             elif isinstance(value, tuple):
@@ -139,9 +167,54 @@ class Settings(BaseSettings):
                 found[f"OMNI_JOBS_{name.upper()}"] = str(value)
         return found
 
+    def _file_of(self, name: str) -> Path | None:
+        """The file that the secret came from, where there is one."""
+        path = os.environ.get(_file_variable(name))
+        if not path:
+            return None
+        value = getattr(self, name)
+        plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+        return Path(path).absolute() if _read_secret(_file_variable(name), path) == plain else None
+
     @property
     def resolved_storage_url(self) -> str:
         return self.storage_url or (self.data_dir.expanduser().resolve() / "objects").as_uri()
+
+
+class _SecretFiles(PydanticBaseSettingsSource):
+    """What ``OMNI_JOBS_<NAME>_FILE`` names. Raises ConfigError naming the variable, never the content."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        variable = _file_variable(field_name)
+        path = os.environ.get(variable)
+        if path is None:
+            return None, field_name, False
+        if variable.removesuffix("_FILE") in os.environ:
+            raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
+        return _read_secret(variable, path), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        given = {name: self.get_field_value(self.settings_cls.model_fields[name], name)[0] for name in _SECRETS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _file_variable(name: str) -> str:
+    return f"OMNI_JOBS_{name.upper()}_FILE"
+
+
+def _read_secret(variable: str, path: str) -> str:
+    """The file's one line, without the line's end. Raises ConfigError."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_SECRET_BYTES + 1)
+        text = content.decode("utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", field=variable) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text", field=variable) from None
+    if not text or len(content) > _MAX_SECRET_BYTES or any(character in text for character in "\r\n\0"):
+        raise ConfigError(f"{path} has to hold one line, the secret itself", field=variable)
+    return text
 
 
 def read_settings() -> Settings:
@@ -151,7 +224,9 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(first["msg"].removeprefix("Value error, "), field=f"OMNI_JOBS_{name.upper()}") from None
+        from_file = name in _SECRETS and _file_variable(name) in os.environ
+        variable = _file_variable(name) if from_file else f"OMNI_JOBS_{name.upper()}"
+        raise ConfigError(first["msg"].removeprefix("Value error, "), field=variable) from None
     except SettingsError as error:
         raise ConfigError(f"an OMNI_JOBS_ variable cannot be read: {error}") from error
 
