@@ -5,6 +5,11 @@
     │   ├── InvalidRequest          a job's body; names the field
     │   ├── RequestTooLarge         the body or one of its media is over a limit
     │   ├── UnsupportedContentType  the body is not JSON
+    │   ├── MalformedRequest        it is not HTTP as this server speaks it
+    │   ├── HeadTooLarge            its head has too many bytes or headers
+    │   ├── UnknownHost             it names a host that this server is not
+    │   ├── ForeignOrigin           a page of another origin sent it
+    │   ├── RangeNotSatisfiable     the part asked for lies behind the end
     │   ├── ConfigError             a stage config or a setting; names file, line and field
     │   ├── NotFound                no such job, artifact or pipeline
     │   ├── Conflict                the thing exists in a state that forbids the wish
@@ -28,6 +33,8 @@
     │   ├── DeadlineExceeded        its own deadline passed
     │   └── QueueTimeLimit          it waited for a stage longer than that stage lets it
     ├── TooManyJobs             retryable; as much waits as may wait
+    ├── TooSlow                 retryable; the client did not send the rest of its request in time
+    ├── ServerBusy              retryable; as many connections or bytes of bodies are held as may be
     ├── ModelMissing            this server has no checkpoint for the pipeline
     ├── DatabaseUnavailable     retryable; SQL does not answer, or has another schema
     ├── BrokerUnavailable       retryable; the row in SQL is the truth, a hint can wait
@@ -56,9 +63,12 @@ __all__ = [
     "EngineDead",
     "Expired",
     "Fenced",
+    "ForeignOrigin",
     "Gone",
+    "HeadTooLarge",
     "InvalidInput",
     "InvalidRequest",
+    "MalformedRequest",
     "ModelError",
     "ModelMissing",
     "NotFound",
@@ -71,8 +81,10 @@ __all__ = [
     "PayloadTooLarge",
     "Quarantined",
     "QueueTimeLimit",
+    "RangeNotSatisfiable",
     "RequestTooLarge",
     "RetryClass",
+    "ServerBusy",
     "ServerUnavailable",
     "StackError",
     "StageError",
@@ -81,6 +93,8 @@ __all__ = [
     "StorageUnavailable",
     "TimeLimitExceeded",
     "TooManyJobs",
+    "TooSlow",
+    "UnknownHost",
     "UnsupportedContentType",
     "WorkerLost",
     "kind_of",
@@ -159,6 +173,45 @@ class UnsupportedContentType(InvalidInput):
 
     code = "unsupported_content_type"
     http_status = 415
+
+
+class MalformedRequest(InvalidInput):
+    """This is not an HTTP/1.1 request."""
+
+    code = "bad_request"
+    http_status = 400
+
+
+class HeadTooLarge(InvalidInput):
+    """The request's head is larger than the server takes."""
+
+    code = "head_too_large"
+    http_status = 431
+
+
+class UnknownHost(InvalidInput):
+    """This server is not the host that the request names."""
+
+    code = "unknown_host"
+    http_status = 421
+
+
+class ForeignOrigin(InvalidInput):
+    """A page of another origin may not do this."""
+
+    code = "foreign_origin"
+    http_status = 403
+
+
+class RangeNotSatisfiable(InvalidInput):
+    """The range lies behind the artifact's end."""
+
+    code = "range_not_satisfiable"
+    http_status = 416
+
+    def __init__(self, message: str | None = None, *, size: int | None = None, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.size = size  # bytes of the whole
 
 
 class ConfigError(InvalidInput):
@@ -337,6 +390,22 @@ class TooManyJobs(OmniJobsError):
     def __init__(self, message: str | None = None, *, retry_after_s: int = 1, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.retry_after_s = retry_after_s
+
+
+class TooSlow(OmniJobsError):
+    """The rest of the request did not come in time."""
+
+    code = "too_slow"
+    retryable = True
+    http_status = 408
+
+
+class ServerBusy(OmniJobsError):
+    """The server holds as much as it may hold."""
+
+    code = "server_busy"
+    retryable = True
+    http_status = 503
 
 
 class ModelMissing(OmniJobsError):

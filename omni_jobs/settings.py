@@ -103,6 +103,16 @@ class Settings(BaseSettings):
     max_video_s: Annotated[float, Field(gt=0)] = 120.0
     max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000
 
+    # What the API takes from one client, or from all together, before it answers.
+    allowed_hosts: str = ""  # names that clients call the API by, by commas; *: any. localhost and addresses always are
+    max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
+    max_headers: Annotated[int, Field(ge=1)] = 100
+    max_connections: Annotated[int, Field(ge=1)] = 1000  # fewer where the process may not open so many files
+    max_held_body_bytes: Annotated[int, Field(ge=1 << 20)] = 128 << 20  # of all requests that are not answered yet
+    head_limit_s: Annotated[float, Field(gt=0)] = 10.0  # from a connection's begin, or a head's first byte, to its end
+    body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # waiting for one body; again for each max_body_bytes of a bulk
+    silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # within a body, or of a client that does not read its answer
+
     # How much goes at once.
     hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # at most; and a quarter of a stage's slots
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # smaller payloads live in their SQL row

@@ -20,6 +20,11 @@ __all__ = [
     "avi_index_bomb",
     "flac_silence",
     "gif_frames_bomb",
+    "head_of_empty_lines",
+    "head_of_headers",
+    "head_of_one_header",
+    "head_of_one_name",
+    "head_of_url",
     "jpeg_scan_bomb",
     "mkv_length_lie",
     "mp3_silence",
@@ -307,3 +312,31 @@ BODIES: Mapping[str, Callable[[], bytes]] = {
     "long_medium": long_medium,
 }
 """The JSON bodies that cost the server most for what they are, by name; all are refused."""
+
+
+# Heads
+
+
+def head_of_headers(size: int) -> bytes:
+    """A head of small headers that does not end."""
+    return b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * (size // 8)
+
+
+def head_of_one_header(size: int) -> bytes:
+    """A head whose last header does not end."""
+    return b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"b" * size
+
+
+def head_of_one_name(size: int) -> bytes:
+    """A head whose last header's name does not end."""
+    return b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-" + b"a" * size
+
+
+def head_of_url(size: int) -> bytes:
+    """A head whose first line does not end."""
+    return b"GET /healthz?" + b"q" * size
+
+
+def head_of_empty_lines(size: int) -> bytes:
+    """Empty lines, which a server passes over before a request."""
+    return b"\r\n" * (size // 2)

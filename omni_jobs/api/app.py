@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from omni_jobs.api import artifacts, bulk, dashboard, errors, health, jobs, pipelines
+from omni_jobs.api.held import BoundedBodies
 from omni_jobs.api.services import Services
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
@@ -39,6 +40,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     errors.install(app)
+    app.add_middleware(BoundedBodies, settings=settings)
     for noun in (jobs, bulk, artifacts, pipelines, dashboard, health):
         app.include_router(noun.router)
     return app

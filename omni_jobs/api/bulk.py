@@ -20,6 +20,7 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.errors import errors
+from omni_jobs.api.held import Body
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.errors import (
@@ -99,11 +100,14 @@ async def submit_bulk(
     answers = tempfile.SpooledTemporaryFile(_ANSWERS_IN_MEMORY)  # noqa: SIM115 — closed once it was sent
     try:
         lines = accepted = 0
-        async for group in _groups(_lines(request.stream(), services.settings.max_body_bytes)):
+        body: Body = request.state.body
+        body.is_streamed = True
+        async for group in _groups(_lines(request.stream(), services.settings.max_body_bytes, body), body):
             lines += len(group)
             accepted += await run_sync(
                 _submit_group, services, group, idempotency_key, tenant, answers, limiter=services.admissions
             )
+            body.hold(-_size(group))
         _write(answers, {"lines": lines, "accepted": accepted, "refused": lines - accepted})
     except BaseException:
         answers.close()
@@ -114,9 +118,10 @@ async def submit_bulk(
 # The request, line by line.
 
 
-async def _lines(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[Line]:
+async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncIterator[Line]:
     """The lines that are not empty. One that is too long is an error in its place, and not kept."""
     number, kept, dropping = 1, bytearray(), False
+    held = 0
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
@@ -131,6 +136,8 @@ async def _lines(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
         if len(kept) > max_bytes:
             kept.clear()
             dropping = True
+        body.hold(len(kept) - held)
+        held = len(kept)
     if dropping:
         yield number, _too_long(max_bytes)
     elif line := bytes(kept).strip():
@@ -141,17 +148,22 @@ def _too_long(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"the line has more than {max_bytes} bytes", field="body")
 
 
-async def _groups(lines: AsyncIterator[Line]) -> AsyncIterator[list[Line]]:
+async def _groups(lines: AsyncIterator[Line], body: Body) -> AsyncIterator[list[Line]]:
     group: list[Line] = []
     size = 0
     async for line in lines:
         group.append(line)
-        size += len(line[1]) if isinstance(line[1], bytes) else 0
+        body.hold(_size([line]))
+        size += _size([line])
         if len(group) >= _GROUP_LINES or size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
     if group:
         yield group
+
+
+def _size(group: Sequence[Line]) -> int:
+    return sum(len(line) for _, line in group if isinstance(line, bytes))
 
 
 # One group.

@@ -62,8 +62,6 @@ def _ours(request: Request, error: Exception) -> Response:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
-    if error.http_status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        headers["Connection"] = "close"  # the rest of the body is not wanted
     if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s: %s", request.method, request.url.path, error)
     return _answer(error.http_status, error.to_dict(), headers)

@@ -145,25 +145,18 @@ def api(
     # What is loaded stays: the collector need not look through it, now (a sixth of the start) or later.
     gc.disable()
     try:
-        import uvicorn
-
-        from omni_jobs.api.app import create_app
-        from omni_jobs.api.server import Server
+        from omni_jobs.api.server import Server, raise_file_limit
         from omni_jobs.settings import settings
 
-        app = create_app(settings())
-        config = uvicorn.Config(
-            app,
-            host=host or settings().api_host,
-            port=settings().api_port if port is None else port,
-            timeout_graceful_shutdown=5,
-            server_header=False,
-        )
+        given = {"api_host": host, "api_port": port}
+        found = settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+        raise_file_limit(found)
+        server = Server(found)
         gc.freeze()
     finally:
         gc.enable()
     sockets = None if fd is None else [socket.socket(fileno=fd)]
-    Server(app, config).run(sockets=sockets)
+    server.run(sockets=sockets)
 
 
 def worker(

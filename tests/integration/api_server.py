@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import httpx
-import uvicorn
-from fastapi import FastAPI
 
-from omni_jobs.api.app import create_app
 from omni_jobs.api.server import Server
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
@@ -22,27 +19,27 @@ START_S = 30.0
 
 @dataclass(frozen=True)
 class ApiServer:
-    """``services`` are the server's own."""
+    """``services`` are the server's own; ``connections``: those that are open."""
 
     host: str
     port: int
     http: httpx.Client
     services: Services
+    connections: Collection[object]
 
 
 @contextmanager
 def serve(settings: Settings) -> Iterator[ApiServer]:
     """A server in a thread until the context ends."""
     started = threading.Event()
-    app = create_app(settings)
-    server = _Server(app, uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"), started)
+    server = _Server(settings.model_copy(update={"api_host": "127.0.0.1", "api_port": 0}), started)
     thread = threading.Thread(target=server.run, name="api")
     thread.start()
     try:
         assert started.wait(START_S), "the API did not start"
         host, port = server.servers[0].sockets[0].getsockname()
         with closing(httpx.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
-            yield ApiServer(host, port, http, app.state.services)
+            yield ApiServer(host, port, http, server.app.state.services, server.server_state.connections)
     finally:
         server.should_exit = True
         thread.join(START_S)
@@ -50,8 +47,8 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
 
 
 class _Server(Server):
-    def __init__(self, app: FastAPI, config: uvicorn.Config, started: threading.Event) -> None:
-        super().__init__(app, config)
+    def __init__(self, settings: Settings, started: threading.Event) -> None:
+        super().__init__(settings, log_level="warning")
         self._started = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

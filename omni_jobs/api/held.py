@@ -1,0 +1,97 @@
+"""Bodies on their way in: how long one may take, and how many bytes of all are held in memory at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_jobs.errors import ServerBusy, TooSlow
+from omni_jobs.settings import Settings
+
+__all__ = ["Body", "BoundedBodies"]
+
+_ALWAYS_TAKEN = 64 << 10  # of each body, however much is held: small submits pass large ones
+
+
+class BoundedBodies:
+    """Middleware. What it refuses is raised where the route reads its body.
+
+    A body counts as held until its request is answered. A route that lets go of it while it still reads sets
+    ``is_streamed`` of its ``Body``, which is ``request.state.body``, and says what it holds.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._held = _Held(settings.max_held_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = Body(self._held, self._settings, receive)
+        scope.setdefault("state", {})["body"] = body
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.release()
+
+
+class _Held:
+    """Bytes of bodies that this process holds. Of one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+
+
+class Body:
+    """One request's body: counted until it is released, and waited for within limits."""
+
+    def __init__(self, held: _Held, settings: Settings, receive: Receive) -> None:
+        self._all = held
+        self._settings = settings
+        self._receive = receive
+        self._held = 0
+        self._received = 0
+        self._waited_s = 0.0
+        self._is_done = False
+        self.is_streamed = False
+
+    async def receive(self) -> Message:
+        """ASGI's ``receive``. Raises TooSlow and ServerBusy while the body comes in."""
+        if self._is_done:
+            return await self._receive()
+        settings = self._settings
+        left_s = settings.body_limit_s * (1 + self._received // settings.max_body_bytes) - self._waited_s
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(min(left_s, settings.silence_limit_s)):
+                message = await self._receive()
+        except TimeoutError:
+            self._is_done = True
+            if left_s <= settings.silence_limit_s:
+                raise TooSlow(f"the body took longer than {settings.body_limit_s:g} s", field="body") from None
+            raise TooSlow(f"nothing of the body came for {settings.silence_limit_s:g} s", field="body") from None
+        self._waited_s += time.monotonic() - began
+        self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
+        size = len(message.get("body", b""))
+        self._received += size
+        if not self.is_streamed:
+            self.hold(size)
+        return message
+
+    def hold(self, more: int) -> None:
+        """So many bytes more are in memory, or fewer. Raises ServerBusy where that is too much of all together."""
+        self._held += more
+        self._all.bytes += more
+        if more > 0 and self._held > _ALWAYS_TAKEN and self._all.bytes > self._all.limit:
+            self._is_done = True
+            raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")
+
+    def release(self) -> None:
+        """Nothing of it is in memory any longer."""
+        self._all.bytes -= self._held
+        self._held = 0
