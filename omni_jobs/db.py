@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0004"
+REVISION = "0005"
 """What the schema must be: the last file in ``migrations`` (a test compares)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
@@ -227,7 +227,20 @@ class Database:
         """Bring the schema to this build's revision; safe to call from several processes at once."""
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-        self.run(self._upgrade)
+        with self._migrating() as engine:
+            self._persist(engine, self._upgrade)
+
+    @contextmanager
+    def _migrating(self) -> Iterator[Engine]:
+        """SQLite copies a table to change it, and drops the old one: what refers to its rows must not go with them."""
+        if self._checkpointer is None:
+            yield self._writing
+            return
+        engine = _sqlite_engine(self._engine.url, 1, self._checkpointer, foreign_keys=False)
+        try:
+            yield engine.execution_options(omni_jobs_writing=True)
+        finally:
+            engine.dispose()
 
     def _upgrade(self, connection: Connection) -> None:
         if self.dialect == "postgresql":
@@ -261,7 +274,7 @@ class Database:
         self._engine.dispose()
 
 
-def _sqlite_engine(url: Any, connections: int, checkpointer: Checkpointer) -> Engine:
+def _sqlite_engine(url: Any, connections: int, checkpointer: Checkpointer, *, foreign_keys: bool = True) -> Engine:
     engine = create_engine(url, pool_size=connections, connect_args={"timeout": _LOCK_S})
 
     @event.listens_for(engine, "connect")
@@ -270,7 +283,7 @@ def _sqlite_engine(url: Any, connections: int, checkpointer: Checkpointer) -> En
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         connection.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
 

@@ -129,8 +129,8 @@ class Base(DeclarativeBase):
     )
 
 
-def _index(name: str, *columns: str, where: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+def _index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
 class JobRow(Base):
@@ -138,7 +138,13 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        UniqueConstraint("idempotency_key"),
+        _index(
+            "uq_jobs_tenant_idempotency_key",
+            "tenant",
+            "idempotency_key",
+            where="idempotency_key IS NOT NULL",
+            unique=True,
+        ),
         Index(None, "state", "pipeline", "id"),
         # With the state in front, or SQLite takes the index above and looks every row up.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
@@ -155,7 +161,7 @@ class JobRow(Base):
     modalities: Mapped[Any] = mapped_column(JsonText)  # the outputs asked for
     request: Mapped[Any] = mapped_column(JsonText)  # admitted; media by number
     request_digest: Mapped[str] = mapped_column(String(80))  # tells a repeated submit from another job
-    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))  # its tenant's own
     media: Mapped[Any] = mapped_column(JsonText)  # [{key, size, digest, media_type}], by number
     # Named for what a later request may call it; `metadata` is taken by SQLAlchemy.
     user_metadata: Mapped[Any] = mapped_column("metadata", JsonText)

@@ -12,9 +12,9 @@ from omni_jobs.bundled import bundled
 __all__ = ["downgrade", "newest_revision", "upgrade"]
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the schema to this build's revision, in the connection's transaction."""
-    command.upgrade(_config(connection), "head")
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to this build's revision, or to another later one, in the connection's transaction."""
+    command.upgrade(_config(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:

@@ -207,7 +207,7 @@ def _without_place(
         except TooManyJobs as error:
             for number in of_pipeline:
                 key = _key_of(idempotency_key, number)
-                if key is None or not services.jobs.is_known(key):
+                if key is None or not services.jobs.is_known(tenant, key):
                     refused[number] = error
     return refused
 
@@ -235,7 +235,8 @@ def _submit(
 
 
 def _key_of(idempotency_key: str | None, number: int) -> str | None:
-    return None if idempotency_key is None else f"{idempotency_key}#{number}"
+    """No client's own key holds a space."""
+    return None if idempotency_key is None else f"{idempotency_key} {number}"
 
 
 # The answers.

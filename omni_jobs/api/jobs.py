@@ -159,7 +159,7 @@ class _Wish:
             self.place = self._stack.enter_context(services.backlog.place(admitted.pipeline.name, self._tenant))
         except (InvalidRequest, TooManyJobs):
             # Sent again, a submit gives its job of the first time, however late it is and however much waits.
-            if self._idempotency_key is None or not services.jobs.is_known(self._idempotency_key):
+            if self._idempotency_key is None or not services.jobs.is_known(self._tenant, self._idempotency_key):
                 raise
         self._admitted = admitted
         return admitted

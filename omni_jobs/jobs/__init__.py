@@ -112,7 +112,7 @@ class Jobs:
     def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> Submitted:
         """Write the job with its stage runs, the first of them queued.
 
-        A known ``idempotency_key`` gives the job it named, with ``created`` False; raises
+        A known ``idempotency_key`` of its tenant gives the job it named, with ``created`` False; raises
         Conflict (field ``Idempotency-Key``) when that was another request.
         """
         [answer] = self.submit_all([(job, idempotency_key)])
@@ -321,9 +321,9 @@ class Jobs:
         """Those of these jobs that are there and have not ended."""
         return self._db.read(partial(views.unfinished, job_ids=job_ids))
 
-    def is_known(self, idempotency_key: str) -> bool:
-        """Whether a submit with this key would give a job that is there."""
-        return self._db.read(partial(views.is_known, idempotency_key=idempotency_key))
+    def is_known(self, tenant: str, idempotency_key: str) -> bool:
+        """Whether a submit of this tenant with this key would give a job that is there."""
+        return self._db.read(partial(views.is_known, tenant=tenant, idempotency_key=idempotency_key))
 
     def list(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, bindparam, false, literal_column, select
+from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
 
 from omni_jobs.batch import Batch, listed, one_of
 from omni_jobs.db import now
@@ -72,8 +72,12 @@ _INSERT_STAGE_RUNS = Batch.insert(
     alike={"attempt": literal_column("0"), "payload_gone": false()},
     unless_there=True,
 )
-_THERE = select(JobRow.id, JobRow.request_digest, JobRow.idempotency_key).where(
-    one_of(JobRow.id, bindparam("ids", type_=Text)) | one_of(JobRow.idempotency_key, bindparam("keys", type_=Text))
+_THERE = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key).where(
+    one_of(JobRow.id, bindparam("ids", type_=Text))
+    | and_(
+        one_of(JobRow.tenant, bindparam("tenants", type_=Text)),
+        one_of(JobRow.idempotency_key, bindparam("keys", type_=Text)),
+    )
 )
 _HINT = (StageRunRow.job_id, StageRunRow.id, StageRunRow.attempt, StageRunRow.queue)
 _HINTS = select(*_HINT).where(
@@ -111,7 +115,7 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
     """
     [[(at,)]] = in_one_message(tx, [(_NOW, {})])
     # In the order of their keys: two batches that share some must not wait for each other.
-    in_order = sorted(drafts, key=lambda each: (each.key or "", each.job.job_id))
+    in_order = sorted(drafts, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
     if written == len(drafts):
         answers: dict[str, Submitted | Conflict] = {}
@@ -137,14 +141,15 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
 def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, Submitted | Conflict]:
     """The answers to drafts whose key another job has, by the id theirs would have had."""
     ids, keys = [each.job.job_id for each in drafts], [each.key for each in drafts if each.key is not None]
-    found = tx.execute(_THERE, {"ids": listed(ids), "keys": listed(keys)}).all()
+    tenants = {each.job.tenant for each in drafts}
+    found = tx.execute(_THERE, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
     there = {row.id for row in found}
-    by_key = {row.idempotency_key: row for row in found if row.idempotency_key is not None}
+    by_key = {(row.tenant, row.idempotency_key): row for row in found if row.idempotency_key is not None}
     answers: dict[str, Submitted | Conflict] = {}
     for job, key, *_ in drafts:
         if job.job_id in there:
             continue
-        row = by_key[key]
+        row = by_key[job.tenant, key]
         if row.request_digest == job.request_digest:
             answers[job.job_id] = Submitted(row.id, created=False)
         else:

@@ -96,8 +96,9 @@ def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
     return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
 
 
-def is_known(tx: Connection, idempotency_key: str) -> bool:
-    return tx.execute(select(JobRow.id).where(JobRow.idempotency_key == idempotency_key)).first() is not None
+def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
+    named = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
+    return tx.execute(select(JobRow.id).where(*named)).first() is not None
 
 
 def jobs(

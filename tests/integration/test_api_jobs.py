@@ -225,6 +225,30 @@ def test_the_tenant_is_what_the_header_says(api: ApiServer) -> None:
     assert refusal(twice) == (422, "X-Tenant")
 
 
+def test_no_tenant_finds_or_probes_anothers_key(api: ApiServer) -> None:
+    first = submitted(api, X_Tenant="a", Idempotency_Key="k")
+    other = {**ECHO, "messages": [{"role": "user", "content": "Another"}]}
+    assert post(api, other, X_Tenant="a", Idempotency_Key="k").status_code == 409
+    mine = submitted(api, other, X_Tenant="b", Idempotency_Key="k")
+    assert (mine.tenant, mine.id != first.id) == ("b", True)
+    assert post(api, X_Tenant="a", Idempotency_Key="k").json()["id"] == first.id
+
+
+def test_a_bulks_lines_have_keys_that_no_client_can_spell(api: ApiServer) -> None:
+    bulk = {"Content-Type": "application/jsonl", "Idempotency-Key": "K"}
+    taken = [submitted(api, Idempotency_Key=key) for key in ("K#1", "K", "K.1", "K-1")]
+    for key in ("K 1", "K\t1", "K\xa01"):
+        headers = [(b"Idempotency-Key", key.encode("latin-1"))]
+        assert refusal(api.http.post("/v1/jobs", json=ECHO, headers=headers)) == (422, "Idempotency-Key"), key
+    other = {**ECHO, "messages": [{"role": "user", "content": "Another"}]}
+    answers = [
+        json.loads(api.http.post("/v1/jobs/bulk", content=json.dumps(other), headers=bulk).text.splitlines()[0])
+        for _ in range(2)
+    ]
+    assert [answer.get("created") for answer in answers] == [True, False]
+    assert answers[0]["id"] not in {job.id for job in taken}
+
+
 def test_without_the_setting_no_header_is_believed(settings: Settings) -> None:
     with serve(settings.model_copy(update={"tenant_header": None})) as api:
         assert submitted(api, X_Tenant="acme").tenant == "default"

@@ -162,6 +162,23 @@ def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
     assert sum(answer.created for answer in answers) == 1
 
 
+def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
+    first = jobs.submit(new_job(tenant="a"), idempotency_key="k")
+    assert [jobs.is_known(tenant, "k") for tenant in ("a", "b")] == [True, False]
+    wishes = [
+        (new_job(tenant="b", request_digest="other"), "k"),
+        (new_job(tenant="a"), "k"),
+        (new_job(tenant="a", request_digest="other"), "k"),
+        (new_job(tenant="c"), "k"),
+    ]
+    other, again, conflict, third = jobs.submit_all(wishes)
+    assert isinstance(conflict, Conflict)
+    assert [answer.created for answer in (other, again, third)] == [True, False, True]  # type: ignore[union-attr]
+    assert again.job_id == first.job_id  # type: ignore[union-attr]
+    assert len({first.job_id, other.job_id, third.job_id}) == 3  # type: ignore[union-attr]
+    assert jobs.is_known("b", "k")
+
+
 def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
     known = jobs.submit(new_job(), idempotency_key="known")
     wishes = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,30 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
         assert found[-states:] == [index] * states
         # Before it, the names of the pipelines: a step in the same index for each.
         assert all(plan.startswith("ix_jobs_state_pipeline_id (state=?") for plan in found[:-states])
+
+
+def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> None:
+    plans: list[str] = []
+    jobs.submit(new_job(tenant="a"), idempotency_key="k")
+    explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
+
+    @event.listens_for(database._engine, "before_cursor_execute")
+    def explain(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        if statement.startswith("SELECT"):
+            rows = cursor.connection.execute(f"{explained} {statement}", parameters)
+            plans.append("\n".join(str(row[-1]) for row in rows))
+
+    assert not jobs.submit(new_job(tenant="a"), idempotency_key="k").created
+    assert jobs.is_known("a", "k")
+    assert len(plans) == 2
+    for plan in plans:
+        assert "uq_jobs_tenant_idempotency_key" in plan
+        assert "SCAN jobs" not in plan
+        assert "Seq Scan on jobs" not in plan
+        if database.dialect == "sqlite":
+            assert "(tenant=? AND idempotency_key=?)" in plan
+        else:
+            assert re.search(r"Index Cond: .*tenant.* AND .*idempotency_key", plan)
 
 
 def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
 
+from omni_jobs import schema
 from omni_jobs.db import REVISION, Database
 from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.models import Base
 from omni_jobs.schema import downgrade, newest_revision
+
+KEYS_ARE_ALL_ONE = "0004"
+"""The revision before a key was its tenant's own."""
+
+JOB = text(
+    "INSERT INTO jobs (id, state, pipeline, pipeline_version, pipeline_digest, modalities, request, request_digest,"
+    " idempotency_key, media, metadata, seed, tenant, retries, created_at, payloads_gone, inputs_gone, artifacts_gone)"
+    " VALUES (:id, 'queued', 'p', '1', 'd', '[]', :request, 'd', :key, '[]', '{}', 7, :tenant, 0, 1.5,"
+    " false, false, false)"
+)
+STAGE_RUN = text(
+    "INSERT INTO stage_runs (id, job_id, position, pipeline, stage, queue, inputs, capture, state, attempt,"
+    " payload_gone) VALUES (:id, :job_id, 0, 'p', 's', 'q', '[]', false, 'queued', 0, false)"
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -106,3 +124,53 @@ def test_a_database_without_the_schema_is_not_ready(empty: Database) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
     with pytest.raises(DatabaseUnavailable, match="the database's schema is older"):
         empty.check()
+
+
+def rows_of(connection: Connection, table: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY 1")).mappings()]
+
+
+def test_keys_become_their_tenants_own_over_rows_that_are_there(empty: Database, monkeypatch: Any) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("omni_jobs.schema.upgrade", partial(schema.upgrade, revision=KEYS_ARE_ALL_ONE))
+        empty.migrate()
+    tables = ("jobs", "stage_runs", "attempt_errors", "artifacts", "events")
+    with empty.begin() as connection:
+        for number, (tenant, key) in enumerate((("a", "k"), ("a", None), ("b", None), ("b", "l"))):
+            connection.execute(
+                JOB, {"id": f"job-{number}", "tenant": tenant, "key": key, "request": '{"text": "é 中"}'}
+            )
+            connection.execute(STAGE_RUN, {"id": number, "job_id": f"job-{number}"})
+            connection.execute(text("INSERT INTO attempt_errors VALUES (:id, 1, 'w', '{}', 1.5)"), {"id": number})
+        before = {table: rows_of(connection, table) for table in tables}
+    empty.migrate()
+    with empty.begin() as connection:
+        for table in tables:
+            for old, new in zip(before[table], rows_of(connection, table), strict=True):
+                assert old.items() <= new.items()  # later revisions may add columns
+        if empty.dialect == "sqlite":
+            assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+            assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+        connection.execute(JOB, {"id": "job-9", "tenant": "b", "key": "k", "request": "{}"})
+    with empty.begin() as connection, pytest.raises(IntegrityError):
+        connection.execute(JOB, {"id": "job-10", "tenant": "b", "key": "k", "request": "{}"})
+    with empty.begin() as connection:  # what refers to a job goes with it, as before
+        connection.execute(text("DELETE FROM jobs WHERE id = 'job-0'"))
+        assert len(rows_of(connection, "stage_runs")) == 3
+        assert len(rows_of(connection, "attempt_errors")) == 3
+
+
+def test_partial_indexes_stay_what_the_models_say(empty: Database, tmp_path: Path) -> None:
+    if empty.dialect != "sqlite":
+        pytest.skip("only SQLite copies tables")
+    empty.migrate()
+    made = create_engine(f"sqlite:///{tmp_path / 'made.sqlite'}")
+    Base.metadata.create_all(made)
+    query = text("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name")
+    with empty.begin() as connection, made.begin() as other:
+        found, expected = (
+            {row.name: " ".join(row.sql.replace('"', "").split()) for row in each.execute(query)}
+            for each in (connection, other)
+        )
+    made.dispose()
+    assert found == expected
