@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +20,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from omni_jobs.declarations import (
+    ECHO_PRODUCES,
+    ComponentDeclaration,
+    Components,
+    Flow,
+    ProcessorDeclaration,
+    components_of,
+    processor,
+)
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.parameters import PARAMETERS_OF_KIND, StageKind, StageParameters
 from omni_jobs.retry import RetryLimits
@@ -34,9 +44,6 @@ __all__ = [
     "load_pipelines",
 ]
 
-Flow = Literal["text", "hidden_states", "codes", "waveform", "bytes"]
-"""What can pass from one stage to the next."""
-
 Modality = Literal["text", "audio"]
 """What a job can ask for."""
 
@@ -47,7 +54,6 @@ MediaModality = Literal["text", "audio", "image", "video"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
-PROCESSORS = "omni_jobs.processors"
 PROMPTS = "omni_jobs.prompts"
 SERVED = "OMNI_JOBS_PIPELINES"  # the setting that says which pipelines are served
 
@@ -210,8 +216,11 @@ class Pipeline(_Frozen):
 class Pipelines(Mapping[str, Pipeline]):
     """Pipelines by name: all of one directory, or those of them that are served."""
 
-    def __init__(self, pipelines: Iterable[Pipeline]) -> None:
+    def __init__(self, pipelines: Iterable[Pipeline], files: Mapping[str, Path] | None = None) -> None:
+        """``files``: where each was read from, by name."""
         self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
+        self._files = files or {}
+        self._read_again: dict[str, tuple[object, ConfigError | None]] = {}  # by name: what the file was, and came to
 
     def __getitem__(self, name: str) -> Pipeline:
         return self._by_name[name]
@@ -230,7 +239,20 @@ class Pipelines(Mapping[str, Pipeline]):
             if name not in self:
                 known = ", ".join(self) or "none"
                 raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
-        return Pipelines(self[name] for name in names)
+        return Pipelines((self[name] for name in names), self._files)
+
+    def refusal(self, name: str) -> ConfigError | None:
+        """Why a process that starts now would refuse this pipeline's file; read again only when it has changed."""
+        path = self._files[name]
+        try:
+            stat = path.stat()
+            state: object = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        except OSError as error:
+            state = error.errno
+        known = self._read_again.get(name)
+        if known is None or known[0] != state:
+            known = self._read_again[name] = (state, _refusal_of(path, name))
+        return known[1]
 
     def named(self, name: str, *, field: str = "model") -> Pipeline:
         """Like ``[]``, with an error for people."""
@@ -253,7 +275,19 @@ def load_pipelines(directory: Path) -> Pipelines:
             raise ConfigError(f"{found[pipeline.name]} has this name already", file=str(path), field="name")
         found[pipeline.name] = path
         pipelines.append(pipeline)
-    return Pipelines(pipelines)
+    return Pipelines(pipelines, found)
+
+
+def _refusal_of(path: Path, name: str) -> ConfigError | None:
+    try:
+        found = load_pipeline(path)
+    except ConfigError as error:
+        return error
+    if found.name != name:
+        return ConfigError(
+            f"is {found.name!r} now; this process was started with {name!r}", file=str(path), field="name"
+        )
+    return None
 
 
 def load_pipeline(path: Path) -> Pipeline:
@@ -288,28 +322,37 @@ def _first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
 
 
 def _check_graph(pipeline: Pipeline, source: _Source) -> None:
-    processors = {entry.name for entry in entry_points(group=PROCESSORS)}
     prompts = {entry.name for entry in entry_points(group=PROMPTS)}
-    if pipeline.model is not None and pipeline.model.architecture not in prompts:
-        known = ", ".join(sorted(prompts)) or "none"
-        raise source.error(("model", "architecture"), f"no such architecture installed; known: {known}")
+    components: Components = {}
+    if pipeline.model is not None:
+        at: tuple[str, ...] = ("model", "architecture")
+        if pipeline.model.architecture not in prompts:
+            known = ", ".join(sorted(prompts)) or "none"
+            raise source.error(at, f"no such architecture installed; known: {known}")
+        with source.located(at):
+            components = components_of(pipeline.model.architecture)
+    _check_acyclic(pipeline, source)
     for name, stage in pipeline.stages.items():
         at = ("stages", name)
-        if stage.processor not in processors:
-            known = ", ".join(sorted(processors)) or "none"
-            raise source.error((*at, "processor"), f"no input processor {stage.processor!r} installed; known: {known}")
+        with source.located((*at, "processor")):
+            takes = processor(stage.processor)
         if stage.kind != "echo" and pipeline.model is None:
             raise source.error((*at, "kind"), f"kind {stage.kind} needs the pipeline's model section")
+        component = _check_component(pipeline, stage, components, source)
+        if stage.kind != takes.kind:
+            made = f"input processor {stage.processor} makes input for {takes.kind} stages, not {stage.kind}"
+            raise source.error((*at, "processor"), made)
         for earlier, flow in stage.inputs.items():
             if earlier not in pipeline.stages:
                 raise source.error((*at, "inputs", earlier), f"no such stage {earlier!r}")
             _check_flow(pipeline, earlier, flow, source, (*at, "inputs", earlier))
+        _check_inputs(stage, component, takes, source)
+        _check_engine(stage, component, source)
         try:
             stage.parameters_with({})
         except ValidationError as error:
             within, message = _first_problem(error)
             raise source.error((*at, "parameters", *within), message) from None
-    _check_acyclic(pipeline, source)
     for modality, output in pipeline.outputs.items():
         if output.stage not in pipeline.stages:
             raise source.error(("outputs", modality, "stage"), f"no such stage {output.stage!r}")
@@ -318,6 +361,80 @@ def _check_graph(pipeline: Pipeline, source: _Source) -> None:
     for name in pipeline.stages:
         if name not in used:
             raise source.error(("stages", name), "no output needs this stage")
+
+
+def _check_component(
+    pipeline: Pipeline, stage: StageConfig, components: Components, source: _Source
+) -> ComponentDeclaration | None:
+    """What the stage runs, as its architecture declares it; None: an echo stage runs none."""
+    at = ("stages", stage.name)
+    if stage.kind == "echo":
+        if stage.component is not None:
+            raise source.error((*at, "component"), "an echo stage runs no component")
+        if stage.produces not in ECHO_PRODUCES:
+            makes = " or ".join(sorted(ECHO_PRODUCES))
+            raise source.error((*at, "produces"), f"an echo stage makes {makes}, not {stage.produces}")
+        return None
+    architecture = pipeline.model.architecture if pipeline.model is not None else None
+    declared = components.get(stage.component)
+    if declared is None:
+        named = ", ".join(name for name in components if name is not None)
+        if stage.component is None:
+            raise source.error((*at, "component"), f"is missing; architecture {architecture} has {named}")
+        known = f"it has {named}" if named else "its checkpoint is run whole"
+        message = f"architecture {architecture} has no component {stage.component!r}; {known}"
+        raise source.error((*at, "component"), message)
+    what = f"component {stage.component}" if stage.component is not None else f"architecture {architecture}"
+    if stage.kind != declared.kind:
+        raise source.error((*at, "kind"), f"{what} is run by {declared.kind} stages, not {stage.kind}")
+    if stage.produces not in declared.produces:
+        makes = " or ".join(sorted(declared.produces))
+        raise source.error((*at, "produces"), f"{what} makes {makes}, not {stage.produces}")
+    return declared
+
+
+def _check_inputs(
+    stage: StageConfig, component: ComponentDeclaration | None, takes: ProcessorDeclaration, source: _Source
+) -> None:
+    """The inputs are what the processor takes, and what the component cannot do without is among them."""
+    at = ("stages", stage.name, "inputs")
+    given: dict[Flow, str] = {}
+    for earlier, flow in stage.inputs.items():
+        if flow not in takes.consumes | takes.may_consume:
+            known = ", ".join(sorted(takes.consumes | takes.may_consume)) or "no input"
+            raise source.error((*at, earlier), f"input processor {stage.processor} takes {known}, not {flow}")
+        if flow in given and flow not in takes.may_consume:
+            one = f"input processor {stage.processor} takes one input of {flow}, and {given[flow]!r} is that"
+            raise source.error((*at, earlier), one)
+        given[flow] = earlier
+    for flow in sorted(takes.consumes - set(given)):
+        raise source.error(at, f"input processor {stage.processor} needs an input of {flow}")
+    if component is not None:
+        for flow in sorted(component.needs - set(given)):
+            raise source.error(at, f"component {stage.component} needs an input of {flow}")
+
+
+def _check_engine(stage: StageConfig, component: ComponentDeclaration | None, source: _Source) -> None:
+    """What the runner refuses of the engine's settings whatever the checkpoint: on each device that it may get."""
+    if component is None:
+        return
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cuda", "cpu")
+    if stage.device != "auto":
+        devices = ("cpu",) if stage.device == "cpu" else ("cuda",)
+    for device in devices:
+        engine = stage.engine.on(device)
+
+        def at(name: str, device: str = device) -> tuple[str, ...]:
+            overridden = device == "cpu" and stage.engine.cpu is not None and name in stage.engine.cpu.model_fields_set
+            return ("stages", stage.name, "engine", *(("cpu",) if overridden else ()), name)
+
+        if component.dtypes is not None and engine.dtype is not None and engine.dtype not in component.dtypes:
+            known = " or ".join(sorted(component.dtypes))
+            raise source.error(at("dtype"), f"component {stage.component} runs in {known}, not {engine.dtype}")
+        tokens, sequences = engine.max_num_batched_tokens, engine.max_num_seqs
+        if stage.kind == "ar" and tokens is not None and sequences is not None and tokens < sequences:
+            message = f"{tokens} is less than max_num_seqs, {sequences}: each needs a token in a step"
+            raise source.error(at("max_num_batched_tokens"), message)
 
 
 def _check_flow(pipeline: Pipeline, stage: str, wanted: Flow, source: _Source, at: tuple[str, ...]) -> None:
@@ -333,7 +450,7 @@ def _check_acyclic(pipeline: Pipeline, source: _Source) -> None:
         if name in path:
             cycle = " → ".join((*path[path.index(name) :], name))
             raise source.error(("stages", name, "inputs"), f"the stages form a cycle: {cycle}")
-        if name not in done:
+        if name not in done and name in pipeline.stages:
             for earlier in pipeline.stages[name].inputs:
                 visit(earlier, (*path, name))
             done.add(name)
@@ -378,6 +495,14 @@ class _Source:
             raise ConfigError(f"not valid YAML: {error}", file=str(path)) from error
         finally:
             loader.dispose()
+
+    @contextmanager
+    def located(self, at: tuple[str | int, ...]) -> Iterator[None]:
+        """A ConfigError from within gets this file, and the line and field of ``at``."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self.error(at, error.message) from error
 
     def error(self, at: tuple[str | int, ...], message: str) -> ConfigError:
         field = ".".join(str(part) for part in at)

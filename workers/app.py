@@ -17,7 +17,7 @@ __all__ = ["app"]
 try:
     app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
 except ConfigError as error:
-    sys.exit(f"celery worker: {error}")
+    sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()
 app.steps["consumer"].add(HintIntake)
 

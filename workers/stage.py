@@ -11,19 +11,20 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from pydantic import ValidationError
 
+from omni_jobs import declarations
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
 from omni_jobs.parameters import StageParameters
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import PROCESSORS, Flow, Pipeline, StageConfig
+from omni_jobs.stage_config import Pipeline, StageConfig
 from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.runners import create_runner
 from workers.runners.base import ProgressSink, Runner
@@ -38,10 +39,8 @@ __all__ = ["InputProcessor", "Stage", "StageLLM"]
 class InputProcessor(Protocol):
     """Makes a stage's input from the job and the payloads of earlier stages.
 
-    A class may also name in ``may_consume`` the flows it takes where a stage has them.
+    What it takes stands in its declaration, an ``omni_jobs.declarations.ProcessorDeclaration``.
     """
-
-    consumes: ClassVar[frozenset[Flow]]  # what it takes from earlier stages; empty: the request alone
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Raises ConfigError when the checkpoint lacks what it needs."""
@@ -64,21 +63,14 @@ class Stage:
 
     @cached_property
     def processor(self) -> InputProcessor:
-        """The stage's input processor, an installed entry point."""
-        found = entry_points(group=PROCESSORS, name=self.config.processor)
-        if not found:
+        """The stage's input processor. That it fits the stage was checked when the stage config was loaded."""
+        declared = declarations.processor(self.config.processor)
+        try:
+            kind: type[InputProcessor] = resolve_name(declared.implementation)
+        except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(
-                f"no input processor {self.config.processor!r} installed", field="processor", stage=self.name
-            )
-        kind: type[InputProcessor] = next(iter(found)).load()
-        taken = frozenset(self.config.inputs.values())
-        allowed = kind.consumes | getattr(kind, "may_consume", frozenset())
-        if not kind.consumes <= taken <= allowed:
-            raise ConfigError(
-                f"processor {self.config.processor} consumes {sorted(allowed)}, the inputs give {sorted(taken)}",
-                field="inputs",
-                stage=self.name,
-            )
+                f"input processor {self.config.processor} cannot be loaded: {error}", field="processor", stage=self.name
+            ) from error
         return kind(self.config, self.model)
 
     @cached_property

@@ -20,12 +20,12 @@ from omni_jobs.settings import Settings
 __all__ = ["create_app"]
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application; it opens its services when it starts. Any number of replicas may run."""
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    """The application; it opens its services when it starts, or takes these. Any number of replicas may run."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.services = await run_sync(Services.open, settings)
+        app.state.services = services or await run_sync(Services.open, settings)
         try:
             yield
         finally:

@@ -35,7 +35,8 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """``degraded``: without its broker the server still takes and shows jobs; they run once it is back."""
+    """``degraded``: without its broker the server still takes and shows jobs; they run once it is back. Where the
+    stage config of a pipeline was broken since the start, this process goes on, and no new one would start."""
 
     status: Literal["ready", "degraded", "unavailable"]
     database: Check
@@ -66,11 +67,13 @@ async def readyz(response: Response, services: ServicesDep) -> Readiness:
         group.start_soon(check, "database", services.db.check, DatabaseUnavailable(late))
         group.start_soon(check, "broker", services.broker.depths, BrokerUnavailable(late))
         group.start_soon(check, "storage", services.store.check, StorageUnavailable(late))
+    refused = await run_sync(_refused, services)
     usable = found["database"].ok and found["storage"].ok
+    whole = found["broker"].ok and not refused
     response.status_code = 200 if usable else 503
     return Readiness(
-        status="unavailable" if not usable else "ready" if found["broker"].ok else "degraded",
-        pipelines=await run_sync(_pipelines, services),
+        status="unavailable" if not usable else "ready" if whole else "degraded",
+        pipelines={**await run_sync(_pipelines, services), **refused},
         **found,
     )
 
@@ -88,6 +91,16 @@ def _checked(ask: Callable[[], object]) -> Check:
 
 def _failed(error: OmniJobsError) -> Check:
     return Check(ok=False, error=ErrorView(**error.to_dict()))
+
+
+def _refused(services: Services) -> dict[str, Check]:
+    """The pipelines whose files, as they are now, would be refused."""
+    found = {name: services.pipelines.refusal(name) for name in services.pipelines}
+    return {
+        name: Check(ok=False, error=ErrorView(code=error.code, message=str(error), field=error.field))
+        for name, error in found.items()
+        if error is not None
+    }
 
 
 def _pipelines(services: Services) -> dict[str, Check]:

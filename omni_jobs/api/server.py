@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from omni_jobs.api.app import create_app
 from omni_jobs.api.protocol import ConnectionLimits, bounded_protocol
+from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 
 __all__ = ["Server", "raise_file_limit"]
@@ -21,11 +22,12 @@ _GRACE_S = 5
 class Server(uvicorn.Server):
     """The API on the address of the settings ``api_host`` and ``api_port``.
 
-    ``options``: further ones of ``uvicorn.Config``.
+    ``services``: open ones, which it closes at its end; None: it opens them. ``options``: further ones of
+    ``uvicorn.Config``.
     """
 
-    def __init__(self, settings: Settings, **options: Any) -> None:
-        self.app: FastAPI = create_app(settings)
+    def __init__(self, settings: Settings, services: Services | None = None, **options: Any) -> None:
+        self.app: FastAPI = create_app(settings, services)
         limits = ConnectionLimits.of(settings)
         super().__init__(
             uvicorn.Config(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from omni_jobs.declarations import ComponentDeclaration, ProcessorDeclaration
 from workers.models.components import Component
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,18 @@ def test_the_fields_of_a_component_are_all_there() -> None:
         for field in fields(Component)
         if field.default is not MISSING and isinstance(field.default, bool)
     }
+
+
+@pytest.mark.parametrize(
+    ("heading", "declaration"), [("Of a component", ComponentDeclaration), ("Of a processor", ProcessorDeclaration)]
+)
+def test_the_fields_of_a_declaration_are_all_there(heading: str, declaration: type[Any]) -> None:
+    [table] = re.findall(rf"^\| {heading} \| Default .*?\n\n", MODELS, re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^\| `(\w+)` \| (\w*) ?\|", table, re.MULTILINE)
+    assert [name for name, _ in shown] == [field.name for field in fields(declaration)]
+    assert [name for name, default in shown if not default] == [
+        field.name for field in fields(declaration) if field.default is MISSING
+    ]
 
 
 def test_links_lead_somewhere() -> None:

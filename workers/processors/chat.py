@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.media.audio import decode_audio
@@ -11,7 +11,7 @@ from omni_jobs.media.video import decode_video
 from omni_jobs.parameters import ArParameters
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.prompts import load_renderer
-from omni_jobs.stage_config import Flow, StageConfig
+from omni_jobs.stage_config import StageConfig
 from workers.engine_args import OmniModelConfig
 from workers.stage_io import OmniTextPrompt, OmniTokensPrompt, StageSource
 from workers.tensors import to_torch
@@ -23,8 +23,6 @@ AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
 class ChatProcessor:
     """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on."""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset()
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         if model is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.parameters import EchoParameters
-from omni_jobs.stage_config import Flow, StageConfig
+from omni_jobs.stage_config import StageConfig
 from workers.engine_args import OmniModelConfig
 from workers.stage_io import EchoPrompt, StageSource
 
@@ -15,9 +15,6 @@ __all__ = ["EchoProcessor"]
 
 class EchoProcessor:
     """Makes an EchoPrompt of any job."""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset()
-    may_consume: ClassVar[frozenset[Flow]] = frozenset({"bytes"})
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Needs nothing of either."""

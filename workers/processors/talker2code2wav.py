@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.parameters import DiffusionParameters
-from omni_jobs.stage_config import Flow, StageConfig
+from omni_jobs.stage_config import StageConfig
 from workers.engine_args import OmniModelConfig
 from workers.stage_io import CodecPrompt, StageSource
 from workers.tensors import to_torch
@@ -20,8 +19,6 @@ __all__ = ["Talker2Code2WavProcessor"]
 
 class Talker2Code2WavProcessor:
     """Cuts the codes at the talker's end token and names the speaker."""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset({"codes"})
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Raises ConfigError when there is no model or its config does not name the codec's ends."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.parameters import ArParameters
 from omni_jobs.payloads import FLOAT_DTYPES
-from omni_jobs.stage_config import Flow, StageConfig
+from omni_jobs.stage_config import StageConfig
 from workers.engine_args import OmniModelConfig
 from workers.stage_io import OmniTokensPrompt, StageSource
 from workers.tensors import to_torch
@@ -36,8 +36,6 @@ _CODEC_PROMPT = 2
 
 class Thinker2TalkerProcessor:
     """Holds the few rows of the thinker's embedding table that it needs."""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset({"hidden_states"})
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         if model is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from omni_jobs.declarations import components_of
 from omni_jobs.errors import ConfigError, EngineDead
 from workers.allocator import keep_freed_memory
 from workers.engine_args import OmniEngineArgs
@@ -38,9 +39,11 @@ class GPUDiffusionWorker:
                 field="component",
                 stage=args.stage,
             )
-        if args.engine.dtype not in (None, "auto", "float32"):
+        dtypes = components_of(model.architecture)[model.component].dtypes
+        if dtypes is not None and args.engine.dtype not in (None, *dtypes):
+            known = " or ".join(sorted(dtypes))
             raise ConfigError(
-                f"{model.component} runs in float32, not {args.engine.dtype}", field="engine.dtype", stage=args.stage
+                f"{model.component} runs in {known}, not {args.engine.dtype}", field="engine.dtype", stage=args.stage
             )
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.parameters import ArParameters, EchoParameters
 from omni_jobs.prompts import load_renderer
-from omni_jobs.stage_config import Flow, StageConfig
+from omni_jobs.stage_config import StageConfig
 from workers.engine_args import OmniModelConfig
 from workers.stage_io import EchoPrompt, OmniTokensPrompt, StageSource
 
@@ -19,8 +18,6 @@ __all__ = ["SummaryProcessor", "TintProcessor"]
 
 class TintProcessor:
     """The request's prompt, and the tint its first message names: "warm", "cold" …"""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset()
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         if model is None:
@@ -45,8 +42,6 @@ class TintProcessor:
 
 class SummaryProcessor:
     """Reads every kind of output: a tensor, a list of tensors, a dict of tensors."""
-
-    consumes: ClassVar[frozenset[Flow]] = frozenset({"hidden_states"})
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         self._upstream = next(iter(stage.inputs))
