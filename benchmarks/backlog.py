@@ -200,8 +200,11 @@ class _Side:
             if start % (_AT_ONCE * max(1, count // 100_000)) == 0:
                 self.known += [job.job_id for job in new]
         seconds = time.perf_counter() - begin
+        served = self.admitted.pipeline
         for worker_id, stage in ((_FIRST, "first"), (_SECOND, "second")):
-            worker = NewWorker(worker_id, worker_id, "echo", stage, "localhost", 1, slots=2 * _AT_ONCE)
+            worker = NewWorker(
+                worker_id, worker_id, "echo", stage, "localhost", 1, 2 * _AT_ONCE, served.version, served.digest
+            )
             self.jobs.register_worker(worker, _LEASE_S)
         return count / seconds
 

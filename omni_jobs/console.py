@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from omni_jobs.child import ChildView
     from omni_jobs.client import Client
     from omni_jobs.stack import EmbeddedStack
-    from omni_jobs.views import EventView, JobView, StageRunView
+    from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
 
 __all__ = [
     "children_table",
@@ -109,6 +109,9 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
                 if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in said:
                     said.add((stage.name, stage.status.value))
                     console.print(f"{stage.name} {stage.status.value}", highlight=False)
+            if job.waiting is not None and (job.waiting.stage, job.waiting.reason) not in said:
+                said.add((job.waiting.stage, job.waiting.reason))
+                console.print(Text(_why_waiting(job.waiting)), soft_wrap=True)
 
     if not console.is_terminal:
         return client.wait(job_id, timeout=timeout, on_update=take)
@@ -165,10 +168,16 @@ def job_progress(job: JobView) -> RenderableType:
         table.add_row(
             _mark(stage.status.value), stage.name, _state(stage.status.value), _amount(stage), in_seconds(_ran_s(stage))
         )
+    if job.waiting is not None:
+        return Group(table, Text(_why_waiting(job.waiting), style="yellow"))
     texts = [stage.progress.text for stage in job.stages if stage.progress and stage.progress.text]
     if not texts or job.status.is_final:
         return table
     return Group(table, Text(printable(texts[0])[-300:], style="dim"))
+
+
+def _why_waiting(waiting: WaitingView) -> str:
+    return f"{waiting.reason}: {printable(waiting.message)}"
 
 
 def _amount(stage: StageRunView) -> RenderableType:
@@ -225,18 +234,24 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
         status = _state(job.status.value)
         if job.error is not None:
             status.append(f" ({job.error.code})")
+        if job.waiting is not None:
+            status.append(f" ({job.waiting.reason})", style="yellow")
+        if job.warnings:
+            status.append(f" ({', '.join(dict.fromkeys(warning.code for warning in job.warnings))})", style="yellow")
         table.add_row(job.id, job.pipeline, status, stages, _moment(job.created_at), in_seconds(took))
     return table
 
 
 def job_summary(job: JobView) -> RenderableType:
-    """A job's state, its error if it has one, its timeline, and every attempt that failed."""
+    """A job's state, why it waits, its error if it has one, its timeline, and every attempt that failed."""
     head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status.value))
     if job.retries:
         head.append(f"  sent on again {job.retries}×", style="dim")
     if job.expires_at is not None and not job.status.is_final:
         head.append(f"  stops by itself at {_moment(job.expires_at)}", style="dim")
     parts: list[RenderableType] = [head]
+    if job.waiting is not None:
+        parts.append(Text(_why_waiting(job.waiting), style="yellow"))
     if job.status in (JobState.FAILED, JobState.EXPIRED) and job.error is not None:
         parts.append(Text(f"{job.error.code}: {printable(job.error.message)}", style="red"))
     if job.status == JobState.EXPIRED:

@@ -157,7 +157,8 @@ class JobRow(Base):
     state: Mapped[str] = mapped_column(String(16))  # JobState
     pipeline: Mapped[str] = mapped_column(Name)
     pipeline_version: Mapped[str] = mapped_column(String(20))
-    pipeline_digest: Mapped[str] = mapped_column(String(64))  # of the stage config it was submitted with
+    # Of the stage config it was submitted with (Pipeline.digest); "": unknown, any worker of the stage may take it.
+    pipeline_digest: Mapped[str] = mapped_column(String(64))
     modalities: Mapped[Any] = mapped_column(JsonText)  # the outputs asked for
     request: Mapped[Any] = mapped_column(JsonText)  # admitted; media by number
     request_digest: Mapped[str] = mapped_column(String(80))  # tells a repeated submit from another job
@@ -227,6 +228,8 @@ class StageRunRow(Base):
     payload_inline: Mapped[bytes | None] = mapped_column(LargeBinary)  # the bytes, when they are few
     payload_bytes: Mapped[int | None] = mapped_column(BigInteger)
     payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted: no stage needed it any more
+    finish_reason: Mapped[str | None] = mapped_column(String(40))  # set with succeeded: why its tokens ended
+    warnings: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: [{code, message}]; None: none
 
 
 class AttemptErrorRow(Base):
@@ -293,6 +296,8 @@ class WorkerRow(Base):
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     slots: Mapped[int]  # stage runs it takes at a time
+    pipeline_version: Mapped[str] = mapped_column(String(20), server_default=text("''"))
+    pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))  # Pipeline.digest
     started_at: Mapped[float] = mapped_column(Seconds)
     renewed_at: Mapped[float] = mapped_column(Seconds)
     lease_until: Mapped[float] = mapped_column(Seconds)

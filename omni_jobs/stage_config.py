@@ -117,6 +117,9 @@ class StageEngine(EngineSettings):
         return EngineSettings(**base)
 
 
+_DECISIVE_OF_ENGINE: Any = {"dtype": True, "max_model_len": True, "cpu": {"dtype", "max_model_len"}}
+
+
 class StageConfig(_Frozen):
     """One configured step of a pipeline, with its own queue and workers."""
 
@@ -134,6 +137,17 @@ class StageConfig(_Frozen):
     retries: RetryLimits = RetryLimits()
     max_payload_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     parameters: dict[str, Any] = {}  # defaults, typed by ``kind``
+
+    def decisive(self) -> dict[str, Any]:
+        """What of it decides a job's result, as JSON: its part of the pipeline's digest."""
+        found: dict[str, Any] = self.model_dump(
+            mode="json",
+            include={"kind", "component", "processor", "inputs", "produces"},
+            exclude_defaults=True,
+        )
+        parameters = self.parameters_with({}).model_dump(mode="json", exclude_defaults=True)
+        engine = self.engine.model_dump(mode="json", include=_DECISIVE_OF_ENGINE, exclude_defaults=True)
+        return found | {"parameters": parameters, "engine": {name: each for name, each in engine.items() if each}}
 
     def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:
         """The stage's defaults under a job's overrides. Raises pydantic's ValidationError."""
@@ -171,8 +185,26 @@ class Pipeline(_Frozen):
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits over the whole config: jobs keep it beside the version."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """16 hex digits over what decides a job's way and its result: a worker claims only jobs of its own digest.
+
+        In it: name and version; each stage's kind, component, processor, inputs, flow and default
+        parameters; outputs, architecture, voices, what is accepted; and of the engines ``dtype`` and
+        ``max_model_len``, because they decide which tokens come and where they must end.
+        Not in it: slots, limits, retries, memory, batches and devices, which an operator tunes while jobs
+        wait; descriptions; and the checkpoint's path, because the same weights lie elsewhere on each host.
+        What is written as its default counts as not written, so that a field with a default which is new in
+        a build changes no digest.
+        """
+        what = {
+            "name": self.name,
+            "version": self.version,
+            "architecture": None if self.model is None else self.model.architecture,
+            "accepts": sorted(self.accepts),
+            "voices": self.voices,
+            "stages": {name: stage.decisive() for name, stage in self.stages.items()},
+            "outputs": {modality: output.stage for modality, output in self.outputs.items()},
+        }
+        canonical = json.dumps(what, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property

@@ -28,6 +28,8 @@ __all__ = [
     "StageCount",
     "StageRunView",
     "StageView",
+    "WaitingView",
+    "WarningView",
     "WorkerView",
     "merged_result",
 ]
@@ -108,7 +110,7 @@ class StageRunView(_View):
     name: str
     status: StageRunState
     attempt: int  # 0 before the first claim
-    reason: str | None  # why it waits, when that is not its turn
+    reason: str | None  # why it waits, when that is not its turn: retry_backoff, no_worker
     queued_at: datetime | None
     started_at: datetime | None  # of the last attempt
     finished_at: datetime | None
@@ -116,6 +118,24 @@ class StageRunView(_View):
     payload_bytes: int | None
     worker: str | None
     errors: list[AttemptErrorView]
+    finish_reason: str | None = None  # of a stage that makes tokens, once succeeded: stop, or length when it was cut
+
+
+class WaitingView(_View):
+    """Why a job does not go on, although it is its turn."""
+
+    reason: Literal["no_worker"]  # no live worker serves the stage with the pipeline file the job was submitted with
+    stage: str
+    pipeline_version: str  # of that file
+    message: str
+
+
+class WarningView(_View):
+    """What the user should know of a stage's output, which was made all the same."""
+
+    code: str  # cut_short: it stopped at its limit, not at its end
+    stage: str
+    message: str
 
 
 class ArtifactView(_View):
@@ -141,6 +161,8 @@ class JobView(_View):
     finished_at: datetime | None
     modalities: list[str]
     stages: list[StageRunView]
+    waiting: WaitingView | None = None  # looked up when the job is read; null in the answer to its submit
+    warnings: list[WarningView] = []
     result: dict[str, Any] | None  # set when completed
     artifacts: list[ArtifactView]
     error: ErrorView | None  # set when failed or expired
@@ -193,6 +215,8 @@ class WorkerView(_View):
     host: str
     pid: int
     slots: int
+    pipeline_version: str
+    pipeline_digest: str  # of its pipeline file: it runs jobs of no other
     running: int  # stage runs it holds
     started_at: datetime
     renewed_at: datetime

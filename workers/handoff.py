@@ -121,6 +121,8 @@ class HandOff:
                 payload_bytes=0 if payload is None else payload.nbytes,
                 artifacts=artifacts,
                 result=self._stage.result_of(output, source),
+                finish_reason=output.finish_reason,
+                warnings=self._stage.warnings_of(output, source),
             )
         except Exception:
             self._delete(stored)

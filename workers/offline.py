@@ -30,7 +30,7 @@ from omni_jobs.payloads import Payload
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
-from omni_jobs.views import merged_result
+from omni_jobs.views import WarningView, merged_result
 from workers.stage import StageLLM
 from workers.stage_io import Artifact, OmniModelRunnerOutput
 from workers.statistics import StageMeter, StageStatistics
@@ -46,13 +46,15 @@ class OmniOutput:
 
     result     what the job's ``result`` would be: text, finish_reason, usage, …
     artifacts  name → stored output, ``audio.wav`` among them when audio was asked for
-    stages     stage name → what its runner gave: tokens, hidden states, waveform
+    warnings   what the job's ``warnings`` would be: of each stage that was cut at its limit
+    stages     stage name → what its runner gave: tokens, finish_reason, hidden states, waveform
     times      stage name → (begin, end) of its run, in seconds since ``generate`` or ``stream`` was called
     """
 
     request_index: int
     result: Mapping[str, Any]
     artifacts: Mapping[str, Artifact]
+    warnings: Sequence[WarningView]
     stages: Mapping[str, OmniModelRunnerOutput] = field(repr=False)
     times: Mapping[str, tuple[float, float]] = field(repr=False)
 
@@ -147,6 +149,7 @@ class OmniLLM:
         outputs: dict[str, OmniModelRunnerOutput] = {}
         results: dict[str, Mapping[str, Any]] = {}
         artifacts: dict[str, Artifact] = {}
+        warnings: dict[str, list[WarningView]] = {}
         times: dict[str, tuple[float, float]] = {}
         running: dict[str, asyncio.Task[Payload | None]] = {}
 
@@ -167,6 +170,7 @@ class OmniLLM:
             times[name] = (started - begin, time.perf_counter() - begin)
             outputs[name] = output
             results[name] = llm.stage.result_of(output, source)
+            warnings[name] = [WarningView(stage=name, **each) for each in llm.stage.warnings_of(output, source)]
             artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
             payload = llm.stage.payload_of(output, source, attempt=1) if capture else None
             self._meters[name].count(output, 0 if payload is None else payload.nbytes)
@@ -178,7 +182,8 @@ class OmniLLM:
                 for stage in job.stages:
                     running[stage.name] = group.create_task(run_stage(stage.name))
         result = merged_result(results[stage.name] for stage in job.stages)
-        return OmniOutput(index, result, artifacts, outputs, times)
+        found = [warning for stage in job.stages for warning in warnings[stage.name]]
+        return OmniOutput(index, result, artifacts, found, outputs, times)
 
     async def _start(self) -> None:
         with _first_error():

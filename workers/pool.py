@@ -148,6 +148,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
                 host=platform.node(),
                 pid=os.getpid(),
                 slots=slots,
+                pipeline_version=pipeline.version,
+                pipeline_digest=pipeline.digest,
             ),
             self._relay,
             settings,

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from omni_jobs import declarations
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
-from omni_jobs.parameters import StageParameters
+from omni_jobs.parameters import ArParameters, StageParameters
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, StageConfig
@@ -163,6 +163,16 @@ class Stage:
             if source.request.get("return_token_ids"):
                 result["token_ids"] = {self.name: list(output.token_ids)}
         return result
+
+    def warnings_of(self, output: OmniModelRunnerOutput, source: StageSource) -> list[dict[str, str]]:
+        """What the user should know of this stage's output: {code, message} each."""
+        if output.finish_reason != "length":
+            return []
+        what = "speech" if self.config.produces == "codes" else "text"
+        limit = "at the end of its context"
+        if isinstance(source.parameters, ArParameters) and len(output.token_ids) >= source.parameters.max_tokens:
+            limit = f"at its max_tokens of {source.parameters.max_tokens}"
+        return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {what} is probably cut"}]
 
     @property
     def makes_artifacts(self) -> bool:

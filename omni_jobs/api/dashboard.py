@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from omni_jobs.api.errors import errors
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.views import ErrorView, StageRunView, WorkerView
+from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
 __all__ = ["router"]
 
@@ -47,6 +47,8 @@ class RecentJob(BaseModel):
     started_at: datetime | None
     finished_at: datetime | None
     stages: list[StageRunView]
+    waiting: WaitingView | None
+    warnings: list[WarningView]
     artifacts: list[str]  # their URLs
     error: ErrorView | None
 
@@ -86,6 +88,8 @@ def status(services: ServicesDep) -> Status:
         RecentJob(
             **job.model_dump(include={"id", "pipeline", "status", "created_at", "started_at", "finished_at", "error"}),
             stages=[_brief(stage) for stage in job.stages],
+            waiting=job.waiting,
+            warnings=job.warnings,
             artifacts=[artifact.url for artifact in job.artifacts],
         )
         for job in services.jobs.list(limit=_RECENT).jobs

@@ -89,8 +89,11 @@ JOB: dict[str, Any] = {
             "payload_bytes": None,
             "worker": "qwen2_5_omni.thinker-1@gpu-a",
             "errors": [],
+            "finish_reason": None,
         }
     ],
+    "waiting": None,
+    "warnings": [],
     "result": None,
     "artifacts": [],
     "error": None,

@@ -176,12 +176,10 @@ def status(
     from omni_jobs.console import job_summary, jobs_table, show_progress
 
     with client_of(url) as client:
-        if job_id is not None and watch:
-            job = show_progress(client, job_id)
+        if job_id is not None:
+            job = show_progress(client, job_id) if watch else client.get(job_id)
             show(job.model_dump_json(indent=2) if as_json else job_summary(job))
-        elif job_id is not None:
-            job = client.get(job_id)
-            show(job.model_dump_json(indent=2) if as_json else job_summary(job))
+            _warn(job)
         elif watch and not as_json:
             watching(lambda: jobs_table(client.list(limit=limit).jobs))
         else:
@@ -328,10 +326,18 @@ def _show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
         for artifact in job.artifacts:
             where = out / artifact.name if out is not None else artifact.url
             typer.echo(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
+    _warn(job)
     if job.status.value == "completed":
         return
     reason = f": {job.error.message}" if job.error is not None else ""
     fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
+
+
+def _warn(job: JobView) -> None:
+    from omni_jobs.console import printable
+
+    for warning in job.warnings:
+        typer.echo(f"warning: {printable(warning.message)}", err=True)
 
 
 def client_of(url: str | None) -> Client:

@@ -133,9 +133,10 @@ class Jobs:
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.
 
-        What cannot be claimed is left out, silently: the hint was stale. A stage run that this
-        worker claimed by the same hint before counts as claimed, so the call may be repeated
-        after an error; pass no hint of a stage run you know you hold.
+        What cannot be claimed is left out, silently: the hint was stale, or the job was submitted with
+        another pipeline file than this worker has. A stage run that this worker claimed by the same hint
+        before counts as claimed, so the call may be repeated after an error; pass no hint of a stage run
+        you know you hold.
         Raises Fenced when the worker has no live lease.
         """
         return claims.claim(self._db, worker_id, claims.attempts_of(hints))

@@ -1,19 +1,22 @@
 """Announcing: hints for queued stage runs whose own hint seems to be lost.
 
 A row that waits may wait for its turn behind a backlog, and its hint with it. So rows
-are announced again only where a live worker of their stage has a free slot, which means
-that the broker had nothing for it; then the longest unannounced first, a bounded number
-in one round, and none of them twice within the announcing interval. A backlog of which
-part of the hints is lost drains first by the hints that are left, then by these.
+are announced again only where a live worker of their stage that has their job's pipeline
+file has a free slot, which means that the broker had nothing for it; then the longest
+unannounced first, a bounded number in one round, and none of them twice within the
+announcing interval. A backlog of which part of the hints is lost drains first by the
+hints that are left, then by these.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 from sqlalchemy import Connection, func, select, update
 
 from omni_jobs.db import now
 from omni_jobs.jobs.values import Hint
-from omni_jobs.models import StageRunRow, WorkerRow, state_is
+from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.states import StageRunState
 
 __all__ = ["announce"]
@@ -23,7 +26,8 @@ def announce(tx: Connection, *, at_most: int, announce_after_s: float) -> list[H
     """Hints for up to ``at_most`` stage runs of each stage that has free slots."""
     at: float = tx.execute(select(now())).scalar_one()
     hints: list[Hint] = []
-    for pipeline, stage in _stages_with_free_slots(tx, at):
+    for (pipeline, stage), digests in _files_with_free_slots(tx, at).items():
+        digest = select(JobRow.pipeline_digest).where(JobRow.id == StageRunRow.job_id)
         waiting = (
             select(StageRunRow.id)
             .where(
@@ -31,6 +35,8 @@ def announce(tx: Connection, *, at_most: int, announce_after_s: float) -> list[H
                 StageRunRow.stage == stage,
                 state_is(StageRunRow.state, StageRunState.QUEUED),
                 StageRunRow.announce_at <= at,
+                # Of each row in turn, until there are enough: a join might look at every job first.
+                digest.correlate(StageRunRow).scalar_subquery().in_(["", *digests]),
             )
             .order_by(StageRunRow.announce_at)
             .limit(at_most)
@@ -46,19 +52,23 @@ def announce(tx: Connection, *, at_most: int, announce_after_s: float) -> list[H
     return hints
 
 
-def _stages_with_free_slots(tx: Connection, at: float) -> list[tuple[str, str]]:
-    busy = {
-        (row.pipeline, row.stage): row.running
+def _files_with_free_slots(tx: Connection, at: float) -> dict[tuple[str, str], set[str]]:
+    """By pipeline and stage: the digests of the pipeline files whose live workers have free slots between them."""
+    running = {
+        row.owner: row.running
         for row in tx.execute(
-            select(StageRunRow.pipeline, StageRunRow.stage, func.count().label("running"))
+            select(StageRunRow.owner, func.count().label("running"))
             .where(state_is(StageRunRow.state, StageRunState.RUNNING))
-            .group_by(StageRunRow.pipeline, StageRunRow.stage)
+            .group_by(StageRunRow.owner)
         )
     }
-    slots = tx.execute(
-        select(WorkerRow.pipeline, WorkerRow.stage, func.sum(WorkerRow.slots).label("slots"))
-        .where(WorkerRow.lease_until > at)
-        .group_by(WorkerRow.pipeline, WorkerRow.stage)
-        .order_by(WorkerRow.pipeline, WorkerRow.stage)
-    ).all()
-    return [(row.pipeline, row.stage) for row in slots if busy.get((row.pipeline, row.stage), 0) < row.slots]
+    free: dict[tuple[str, str, str], int] = defaultdict(int)
+    workers = select(
+        WorkerRow.id, WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.slots
+    ).where(WorkerRow.lease_until > at)
+    for row in tx.execute(workers):
+        free[row.pipeline, row.stage, row.pipeline_digest] += row.slots - running.get(row.id, 0)
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for pipeline, stage, digest in sorted(key for key, slots in free.items() if slots > 0):
+        found[pipeline, stage].add(digest)
+    return found

@@ -37,12 +37,24 @@ __all__ = ["Claimed", "are_few", "attempts_of", "claim", "claim_few", "claim_man
 
 _HAS_LEASE = exists().where(WorkerRow.id == bindparam("worker"), WorkerRow.lease_until > now())
 _ids = bindparam("ids", type_=Text)
+# Two lookups by primary keys, the second once: a join PostgreSQL might turn into a walk through all jobs.
+_HAS_FILE = (
+    select(JobRow.pipeline_digest)
+    .where(JobRow.id == StageRunRow.job_id)
+    .correlate(StageRunRow)
+    .scalar_subquery()
+    .in_(
+        [
+            literal_column("''"),
+            select(WorkerRow.pipeline_digest).where(WorkerRow.id == bindparam("worker")).scalar_subquery(),
+        ]
+    )
+)
 _IN_PAIRS = in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("pairs", type_=Text))
 # JSON as text: it is read when the transaction has ended.
 _OF_JOB = (
     JobRow.id,
     JobRow.pipeline,
-    JobRow.pipeline_version,
     type_coerce(JobRow.request, Text).label("request"),
     type_coerce(JobRow.media, Text).label("media"),
     JobRow.seed,
@@ -72,7 +84,7 @@ _OF_STAGE_RUN = (
 )
 
 _ID, _JOB_ID, _INPUTS, _STARTED_AT = 0, 1, 4, 8
-_JOB_STATE = 7
+_JOB_STATE = 6
 
 
 def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
@@ -86,6 +98,7 @@ def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, 
                     state_seen(StageRunRow.state, StageRunState.QUEUED),
                     StageRunRow.due <= now(),
                     _HAS_LEASE,
+                    _HAS_FILE,
                     *more,
                 )
                 .order_by(StageRunRow.id)
@@ -189,7 +202,7 @@ class Claimed:
 
     def _claim(self, run: Sequence[Any]) -> Claim:
         id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
-        _, pipeline, version, request, media, seed, modalities, _ = self._jobs[job_id]
+        _, pipeline, request, media, seed, modalities, _ = self._jobs[job_id]
         inputs = _names(takes)
         failures = {} if failed is None else json.loads(failed)
         return Claim(
@@ -198,7 +211,6 @@ class Claimed:
             stage=stage,
             attempt=attempt,
             pipeline=pipeline,
-            pipeline_version=version,
             request=decode_json(request),
             media=() if inputs or media == "[]" else json.loads(media),
             seed=seed,

@@ -45,6 +45,8 @@ def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_afte
         "host": worker.host,
         "pid": worker.pid,
         "slots": worker.slots,
+        "pipeline_version": worker.pipeline_version,
+        "pipeline_digest": worker.pipeline_digest,
         "started_at": now(),
         "renewed_at": now(),
         "lease_until": now() + lease_s,

@@ -107,6 +107,8 @@ _SUCCEED_IF_RUNNING = Batch.update(
         "its_payload_ref": Text,
         "its_payload_inline": LargeBinary,
         "its_payload_bytes": BigInteger,
+        "its_finish_reason": Text,
+        "its_warnings": Text,
         "at": Seconds,
     },
     lambda given: (
@@ -118,6 +120,8 @@ _SUCCEED_IF_RUNNING = Batch.update(
             payload_ref=given["its_payload_ref"],
             payload_inline=given["its_payload_inline"],
             payload_bytes=given["its_payload_bytes"],
+            finish_reason=given["its_finish_reason"],
+            warnings=given["its_warnings"],
             finished_at=given["at"],
         )
     ),
@@ -329,6 +333,8 @@ class LockedJobs:
                 None if ref is None else ref.model_dump_json(),
                 completion.inline_payload,
                 completion.payload_bytes,
+                completion.finish_reason,
+                encode_json([dict(each) for each in completion.warnings]) if completion.warnings else None,
                 self.now,
             )
         )

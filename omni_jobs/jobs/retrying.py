@@ -30,6 +30,8 @@ _START_OVER = (
         payload_inline=None,
         payload_bytes=None,
         payload_gone=False,
+        finish_reason=None,
+        warnings=None,
         started_at=None,
         finished_at=None,
     )

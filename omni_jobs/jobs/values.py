@@ -64,7 +64,7 @@ class NewJob:
     job_id: str  # new_job_id()
     pipeline: str
     pipeline_version: str
-    pipeline_digest: str
+    pipeline_digest: str  # Pipeline.digest; "": unknown, any worker of its stages may take it
     request: Mapping[str, Any]  # JSON
     modalities: Sequence[str]
     stages: Sequence[NewStage]  # every one after its inputs
@@ -98,6 +98,8 @@ class NewWorker:
     host: str
     pid: int
     slots: int  # stage runs it takes at a time
+    pipeline_version: str
+    pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
 
 
 class Claim(NamedTuple):
@@ -108,7 +110,6 @@ class Claim(NamedTuple):
     stage: str
     attempt: int  # from 1
     pipeline: str
-    pipeline_version: str
     request: Mapping[str, Any]
     media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number; first stages only
     seed: int
@@ -150,6 +151,8 @@ class Completion:
     payload_bytes: int = 0
     artifacts: Sequence[NewArtifact] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None  # why its tokens ended: "stop", "length"
+    warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: what the user should know of what it made
     result_json: str = field(init=False)
 
     def __post_init__(self) -> None:

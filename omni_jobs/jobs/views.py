@@ -38,6 +38,8 @@ from omni_jobs.views import (
     ProgressView,
     StageCount,
     StageRunView,
+    WaitingView,
+    WarningView,
     WorkerView,
     merged_result,
 )
@@ -69,7 +71,15 @@ _STAGE_RUNS = select(
     StageRunRow.payload_bytes,
     StageRunRow.owner,
     StageRunRow.result,
+    StageRunRow.finish_reason,
+    StageRunRow.warnings,
 ).where(one_of(StageRunRow.job_id, _ids))
+_LIVE_FILES = (
+    select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
+    .where(WorkerRow.lease_until > now())
+    .distinct()
+)
+_ACTIVE = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _ERRORS = (
     select(AttemptErrorRow.__table__)
     .where(one_of(AttemptErrorRow.stage_run_id, _ids))
@@ -262,6 +272,8 @@ def workers(tx: Connection) -> list[WorkerView]:
             host=row.host,
             pid=row.pid,
             slots=row.slots,
+            pipeline_version=row.pipeline_version,
+            pipeline_digest=row.pipeline_digest,
             running=held.get(row.id, 0),
             started_at=_required_time(row.started_at),
             renewed_at=_required_time(row.renewed_at),
@@ -294,7 +306,43 @@ def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
                 url=f"/v1/jobs/{row.job_id}/artifacts/{quote(row.name, safe='')}",
             )
         )
-    return [_view(row, runs[row.id], errors, artifacts[row.id]) for row in rows]
+    waiting = _without_worker(tx, rows, runs)
+    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id)) for row in rows]
+
+
+def _without_worker(
+    tx: Connection, rows: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]]
+) -> dict[str, WaitingView]:
+    """Those of these jobs of which a queued stage run has no live worker that may take it; the first such one."""
+    queued = [
+        (row, run)
+        for row in rows
+        if row.state in _ACTIVE
+        for run in reversed(runs[row.id])
+        if run.state == StageRunState.QUEUED
+    ]
+    if not queued:
+        return {}
+    live: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for worker in tx.execute(_LIVE_FILES):
+        live[worker.pipeline, worker.stage][worker.pipeline_digest] = worker.pipeline_version
+    found = {}
+    for row, run in queued:
+        others = live[row.pipeline, run.stage]
+        if row.pipeline_digest not in others and (row.pipeline_digest or not others):
+            found[row.id] = _no_worker(run.stage, row.pipeline_version, others)
+    return found
+
+
+def _no_worker(stage: str, version: str, others: Mapping[str, str]) -> WaitingView:
+    message = f"no worker of stage {stage} lives"
+    if others:
+        known = ", ".join(sorted(set(others.values())))
+        message = (
+            f"no worker of stage {stage} has the pipeline file that the job was submitted with, version {version}; "
+            f"those that live have another, version {known}"
+        )
+    return WaitingView(reason="no_worker", stage=stage, pipeline_version=version, message=message)
 
 
 def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[AttemptErrorView]]:
@@ -313,6 +361,7 @@ def _view(
     runs: Sequence[_AnyRow],
     errors: Mapping[int, list[AttemptErrorView]],
     artifacts: list[ArtifactView],
+    waiting: WaitingView | None,
 ) -> JobView:
     status = JobState(row.state)
     return JobView(
@@ -329,7 +378,7 @@ def _view(
                 name=run.stage,
                 status=StageRunState(run.state),
                 attempt=run.attempt,
-                reason=run.reason,
+                reason="no_worker" if waiting is not None and waiting.stage == run.stage else run.reason,
                 queued_at=_time(run.queued_at),
                 started_at=_time(run.started_at),
                 finished_at=_time(run.finished_at),
@@ -337,9 +386,12 @@ def _view(
                 payload_bytes=run.payload_bytes,
                 worker=run.owner,
                 errors=errors.get(run.id, []),
+                finish_reason=run.finish_reason,
             )
             for run in runs
         ],
+        waiting=waiting,
+        warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
         result=merged_result(run.result for run in runs) if status is JobState.COMPLETED else None,
         artifacts=artifacts,
         error=None if row.error is None else ErrorView(**row.error),

@@ -50,9 +50,17 @@ def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
 
 
 def register(
-    jobs: Jobs, worker_id: str, stage: str = "first", *, slot: str | None = None, slots: int = 4, lease_s: float = 60.0
+    jobs: Jobs,
+    worker_id: str,
+    stage: str = "first",
+    *,
+    slot: str | None = None,
+    slots: int = 4,
+    lease_s: float = 60.0,
+    version: str = "1",
+    digest: str = "d",
 ) -> list[Hint]:
-    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots)
+    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest)
     return list(jobs.register_worker(worker, lease_s))
 
 

@@ -66,7 +66,9 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 def claimed(api: ApiServer, queue: str = "echo.first", worker: str = "w") -> Claim:
     """Take what waits at a stage, as a worker there would: by the hint in the broker."""
     pipeline, stage = queue.split(".")
-    api.services.jobs.register_worker(NewWorker(worker, f"{queue}-1", pipeline, stage, "host-a", 1, 5), 60.0)
+    file = api.services.pipelines[pipeline]
+    new = NewWorker(worker, f"{queue}-1", pipeline, stage, "host-a", 1, 5, file.version, file.digest)
+    api.services.jobs.register_worker(new, 60.0)
     with redis.Redis.from_url(api.services.settings.broker_url.get_secret_value()) as broker:
         popped = broker.brpop([queue], timeout=10)
     assert popped is not None, "no hint came"
@@ -86,7 +88,14 @@ def test_submit_and_get(api: ApiServer) -> None:
     assert [(stage.name, stage.status) for stage in job.stages] == [("first", "queued"), ("second", "pending")]
     again = api.http.get(answer.headers["location"])
     assert again.status_code == 200
-    assert JobView.model_validate(again.json()) == job
+    read = JobView.model_validate(again.json())
+    assert read.waiting is not None
+    assert (read.waiting.reason, read.waiting.stage, read.waiting.pipeline_version) == ("no_worker", "first", "1")
+    assert [listed["waiting"] for listed in api.http.get("/v1/jobs").json()["jobs"]] == [again.json()["waiting"]]
+    assert api.http.get("/v1/status").json()["recent"][0]["waiting"] == again.json()["waiting"]
+    file = api.services.pipelines["echo"]
+    api.services.jobs.register_worker(NewWorker("w", "w", "echo", "first", "h", 1, 1, file.version, file.digest), 60.0)
+    assert JobView.model_validate(api.http.get(answer.headers["location"]).json()) == job
 
 
 def test_a_submit_hints_the_first_stage(api: ApiServer) -> None:

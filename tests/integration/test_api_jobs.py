@@ -68,7 +68,9 @@ def claimed(api: ApiServer, job_id: str) -> Claim:
     jobs = api.services.jobs
     stage = next(stage for stage in jobs.get(job_id).stages if stage.status == "queued")
     worker = f"w-{stage.name}"
-    jobs.register_worker(NewWorker(worker, worker, "echo", stage.name, "host", 1, 5), 60.0)
+    echo = api.services.pipelines["echo"]
+    new = NewWorker(worker, worker, "echo", stage.name, "host", 1, 5, echo.version, echo.digest)
+    jobs.register_worker(new, 60.0)
     query = text("SELECT id FROM stage_runs WHERE job_id = :job AND stage = :stage")
     run = api.services.db.read(lambda tx: tx.execute(query, {"job": job_id, "stage": stage.name}).scalar_one())
     [claim] = jobs.claim(worker, [(run, stage.attempt)])

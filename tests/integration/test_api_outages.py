@@ -101,9 +101,16 @@ def ready(api: ApiServer, part: str) -> tuple[str, str | None]:
 # The broker
 
 
+def a_worker(api: ApiServer) -> None:
+    """One that has free slots."""
+    echo = api.services.pipelines["echo"]
+    new = NewWorker("w", "w", "echo", "first", "host", 1, 8, echo.version, echo.digest)
+    api.services.jobs.register_worker(new, 600.0)
+
+
 def announced(api: ApiServer, at_least: int) -> None:
     """The rescuer hints what waits unannounced, and no hint was needed to get there."""
-    api.services.jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 8), 600.0)
+    a_worker(api)
     pass_time(api.services.db, 10)
     publisher = HintPublisher(api.services.broker)
     Rescuer(api.services.jobs, publisher, 1).round()
@@ -148,7 +155,7 @@ def test_jobs_are_taken_while_the_broker_is_full_and_hinted_when_it_has_room(
             until(lambda: "hints wait for the rescuer" in caplog.text)
             assert "maxmemory" in caplog.text
             assert api.services.broker.depths()["echo.first"] == 0
-            api.services.jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 8), 600.0)
+            a_worker(api)
             Rescuer(api.services.jobs, HintPublisher(api.services.broker), 1).round()
         announced(api, at_least=1)
         before = api.services.broker.depths()["echo.first"]

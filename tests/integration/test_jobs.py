@@ -121,6 +121,8 @@ def test_submit_queues_the_first_stages(jobs: Jobs) -> None:
 )
 def test_a_new_job_reads_as_it_was_written(database: Database, changes: dict[str, Any]) -> None:
     job = new_job(**changes)
+    for stage in job.stages:
+        register(Jobs(database), f"w-{stage.name}", stage.name)
     submitted = Jobs(database).submit(job)
     assert submitted.created_at is not None
     assert as_written(job, submitted.created_at) == Jobs(database).get(job.job_id)
@@ -562,7 +564,7 @@ def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_u
         jobs.renew("w1", 10)
     jobs.rescue()
     stage = jobs.get(submitted.job_id).stages[0]
-    assert (stage.status, stage.reason) == (StageRunState.QUEUED, None)
+    assert (stage.status, stage.reason) == (StageRunState.QUEUED, "no_worker")
     assert [(error.code, error.worker) for error in stage.errors] == [("worker_lost", "w1")]
     assert not jobs.complete([done(claimed, "w1")])[0].won
     register(jobs, "w2")

@@ -36,6 +36,7 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
     "two ends": {"a": [], "b": [], "c": ["a", "b"]},
 }
 SLOTS = ("s0", "s1", "s2")
+DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
 LIMITS = RetryLimits(worker_lost=1, out_of_memory=1)
 LEASE_S = 1000.0
 LONG_S = 1000.0  # longer than any history takes
@@ -60,6 +61,7 @@ class Stage:
 @dataclass
 class Job:
     stages: dict[str, Stage]
+    digest: str
     state: str = "queued"
     ending: str = "cancelled"
     retries: int = 0
@@ -110,6 +112,7 @@ class Job:
 class Model:
     jobs: dict[str, Job] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)  # live ones: id → slot
+    digests: dict[str, str] = field(default_factory=dict)  # of every worker's pipeline file
     expired: set[str] = field(default_factory=set)  # their lease ran out, nobody has noticed
     late: set[str] = field(default_factory=set)  # jobs past their deadline, nobody has noticed
 
@@ -165,22 +168,22 @@ class JobsMachine(RuleBasedStateMachine):
     @initialize(graphs=st.lists(st.sampled_from(sorted(GRAPHS)), min_size=1, max_size=3))
     def begin(self, graphs: list[str]) -> None:
         for slot in SLOTS[:2]:
-            self.start_worker(slot)
+            self.start_worker(slot, "d")
         for graph in graphs:
-            self.submit(graph)
+            self.submit(graph, "d")
 
-    @rule(graph=st.sampled_from(sorted(GRAPHS)))
-    def submit(self, graph: str) -> None:
+    @rule(graph=st.sampled_from(sorted(GRAPHS)), digest=st.sampled_from((*DIGESTS, "")))
+    def submit(self, graph: str, digest: str) -> None:
         if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 3:
             return
         job_id = new_job_id()
         stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
-        job = NewJob(job_id, "echo", "1", "d", {}, ["text"], stages, seed=0, request_digest="r", expires_in_s=LONG_S)
+        job = NewJob(job_id, "echo", "1", digest, {}, ["text"], stages, seed=0, request_digest="r", expires_in_s=LONG_S)
         submitted = self.jobs.submit(job)
         with self.database.begin() as tx:
             query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
             ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
-        new = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()})
+        new = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()}, digest)
         new.settle()
         self.model.jobs[job_id] = new
         assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(new)
@@ -197,7 +200,7 @@ class JobsMachine(RuleBasedStateMachine):
             case "cancel" if self.model.jobs:
                 self.cancel(data)
             case "start":
-                self.start_worker(data.draw(st.sampled_from(SLOTS)))
+                self.start_worker(data.draw(st.sampled_from(SLOTS)), data.draw(st.sampled_from(DIGESTS)))
             case "expire" if self.model.jobs:
                 self.expire(data)
             case "prune":
@@ -213,17 +216,18 @@ class JobsMachine(RuleBasedStateMachine):
             case "wait":
                 self.wait_for_retries()
 
-    def start_worker(self, slot: str) -> None:
+    def start_worker(self, slot: str, digest: str) -> None:
         self.boots += 1
         worker = f"{slot}-{self.boots}"
         predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
-        hints = self.jobs.register_worker(NewWorker(worker, slot, "echo", "a", "host", 1, 100), LEASE_S)
+        hints = self.jobs.register_worker(NewWorker(worker, slot, "echo", "a", "host", 1, 100, "1", digest), LEASE_S)
         before = self.claimable()
         if predecessor is not None:
             del self.model.workers[predecessor]
             self.model.expired.discard(predecessor)
             self.model.lose({predecessor})
         self.model.workers[worker] = slot
+        self.model.digests[worker] = digest
         assert self.ids(hints) == self.claimable() - before
 
     def let_a_lease_run_out(self, data: st.DataObject) -> None:
@@ -310,7 +314,8 @@ class JobsMachine(RuleBasedStateMachine):
         expected = set()
         for stage_run_id, attempt in newest.items():
             job, stage = self.model.find(stage_run_id)
-            if stage.state == "queued" and stage.due and stage.attempt == attempt:
+            may = job.digest in ("", self.model.digests[worker])
+            if may and stage.state == "queued" and stage.due and stage.attempt == attempt:
                 stage.state, stage.owner, stage.attempt = "running", worker, attempt + 1
                 if job.state == "queued":
                     job.state = "in_progress"
@@ -458,6 +463,10 @@ class JobsMachine(RuleBasedStateMachine):
             assert (view.finished_at is not None) == view.status.is_final
             assert (view.error is not None) == (job.state in ("failed", "expired") or job.ending == "expired")
             assert view.retries == job.retries
+            # All workers say that they are of stage a, whatever they claim.
+            of_a = self.somebody_may(job)
+            lost = [name for name, its in job.stages.items() if its.state == "queued" and (name != "a" or not of_a)]
+            assert (view.waiting.stage if view.waiting else None) == (lost[0] if lost else None)
             ends = [each.type for each in self.jobs.events(view.id) if each.type.removeprefix("job.") in FINAL]
             assert ends == [f"job.{state}" for state in job.finals]
             if view.status == "completed":
@@ -484,6 +493,12 @@ class JobsMachine(RuleBasedStateMachine):
 
     def is_live(self, worker: str) -> bool:
         return worker in self.model.workers and worker not in self.model.expired
+
+    def somebody_may(self, job: Job) -> bool:
+        """Whether a live worker has the job's pipeline file."""
+        return any(
+            self.is_live(worker) and job.digest in ("", self.model.digests[worker]) for worker in self.model.workers
+        )
 
     @staticmethod
     def holds(stage: Stage, attempt: int, worker: str) -> bool:

@@ -66,7 +66,7 @@ class Bench:
         self.hints = Hints()
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
-        self.worker = NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8)
+        self.worker = NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
         self.ledger = Ledger(
             self.jobs,
             self.worker,

@@ -19,8 +19,10 @@ from sqlalchemy.exc import IntegrityError
 from omni_jobs import schema
 from omni_jobs.db import REVISION, Database
 from omni_jobs.errors import DatabaseUnavailable
+from omni_jobs.jobs import Jobs
 from omni_jobs.models import Base
 from omni_jobs.schema import downgrade, newest_revision
+from tests.integration.job_steps import pass_time, register
 
 KEYS_ARE_ALL_ONE = "0004"
 """The revision before a key was its tenant's own."""
@@ -87,6 +89,47 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
     database.check()
     with database.begin() as connection:
         assert connection.execute(text("SELECT count(*) FROM workers")).scalar_one() == 1
+
+
+_JOB_OF_BEFORE = """
+INSERT INTO jobs (id, state, pipeline, pipeline_version, pipeline_digest, modalities, request, request_digest, media,
+                  metadata, seed, tenant, retries, created_at, payloads_gone, inputs_gone, artifacts_gone)
+VALUES (:id, :state, 'echo', '1', '0123456789abcdef', '["text"]', '{}', 'r', '[]',
+        '{}', 0, 'default', 0, 1, :no, :no, :no)
+"""
+_STAGE_RUN_OF_BEFORE = """
+INSERT INTO stage_runs (id, job_id, position, pipeline, stage, queue, inputs, capture, state, attempt,
+                        due, announce_at, queued_at, payload_gone)
+VALUES (:id, :job, 0, 'echo', 'first', 'echo.first', '[]', :no, :state, 0, 1, 1, 1, :no)
+"""
+
+
+def test_jobs_of_before_the_digests_of_flows_may_be_taken_by_any_worker(empty: Database) -> None:
+    empty.migrate()
+    with empty.begin() as connection:
+        downgrade(connection, "0004")
+        connection.execute(
+            text(
+                "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until)"
+                " VALUES ('before', 's', 'echo', 'first', 'h', 1, 1, 0, 0, 1e11)"
+            )
+        )
+        for number, (state, run_state) in enumerate([("queued", "queued"), ("failed", "failed")]):
+            job = f"job-{number}"
+            connection.execute(text(_JOB_OF_BEFORE), {"id": job, "state": state, "no": False})
+            run = {"id": number + 1, "job": job, "state": run_state, "no": False}
+            connection.execute(text(_STAGE_RUN_OF_BEFORE), run)
+    empty.migrate()
+    jobs = Jobs(empty)
+    assert [worker.pipeline_digest for worker in jobs.workers()] == [""]
+    register(jobs, "w", digest="some file")
+    hints = list(jobs.retry("job-1"))
+    pass_time(empty, 4)
+    assert {hint.stage_run_id for hint in jobs.rescue().hints} == {1, 2}
+    assert [each.job_id for each in jobs.claim("w", [(1, 0)])] == ["job-0"]
+    assert [each.job_id for each in jobs.claim("w", [(hint.stage_run_id, hint.attempt) for hint in hints])] == ["job-1"]
+    found = jobs.get("job-0")
+    assert (found.waiting, found.warnings, found.stages[0].finish_reason) == (None, [], None)
 
 
 def test_processes_may_migrate_at_once(empty_url: str) -> None:

@@ -100,7 +100,9 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
 
 def _worker_with_free_slots(stack: EchoStack) -> None:
     """Hints are repeated only where somebody can follow them."""
-    stack.jobs.register_worker(NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8), lease_s=60)
+    echo = stack.pipelines["echo"]
+    worker = NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8, echo.version, echo.digest)
+    stack.jobs.register_worker(worker, lease_s=60)
 
 
 def _sibling(directory: Path) -> Path:

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.parameters import ArParameters
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import Pipeline, load_pipeline, load_pipelines
+from omni_jobs.stage_config import EngineSettings, Pipeline, StageConfig, load_pipeline, load_pipelines
 
 CONFIGS = Path(__file__).parents[2] / "stage_configs"
 
@@ -83,6 +84,134 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     first = load_pipeline(write(tmp_path, GOOD))
     assert first.digest == load_pipeline(write(tmp_path, "# a comment\n" + GOOD)).digest
     assert first.digest != load_pipeline(write(tmp_path, GOOD.replace('"1"', '"2"'))).digest
+
+
+DECIDES = """\
+name: duo
+version: "1"
+description: d
+model: {architecture: qwen2_5_omni, path: /models/a}
+accepts: [text, audio]
+voices: [Chelsie]
+stages:
+  one:
+    kind: ar
+    component: thinker
+    processor: chat
+    produces: hidden_states
+    device: cuda
+    slots: 8
+    time_limit_s: 60
+    queue_limit_s: 60
+    retries: {storage: 1}
+    max_payload_bytes: 1000
+    engine: {dtype: bfloat16, max_model_len: 512, max_num_seqs: 8, max_num_batched_tokens: 512, block_size: 16,
+             enforce_eager: true, enable_prefix_caching: true, gpu_memory_utilization: 0.5,
+             kv_cache_memory_bytes: 1048576, tensor_parallel_size: 1, skip_mm_profiling: true,
+             limit_mm_per_prompt: {audio: 1}, max_batch_frames: 10, cpu: {dtype: float32, max_num_seqs: 4}}
+    parameters: {temperature: 0.5, max_tokens: 7}
+  two:
+    kind: ar
+    component: talker
+    processor: thinker2talker
+    inputs: {one: hidden_states}
+    produces: codes
+  three:
+    kind: diffusion
+    component: code2wav
+    processor: talker2code2wav
+    inputs: {two: codes}
+    produces: waveform
+outputs:
+  text: {stage: one}
+  audio: {stage: three}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: duo", "name: trio"),
+        ('version: "1"', 'version: "2"'),
+        ("accepts: [text, audio]", "accepts: [text]"),
+        ("voices: [Chelsie]", "voices: [Chelsie, Ethan]"),
+        ("processor: chat", "processor: echo"),
+        ("dtype: bfloat16", "dtype: float16"),
+        ("dtype: float32", "dtype: float16"),
+        ("max_model_len: 512", "max_model_len: 1024"),
+        ("temperature: 0.5", "temperature: 0.6"),
+        ("max_tokens: 7", "max_tokens: 8"),
+        ("  text: {stage: one}\n", ""),
+    ],
+)
+def test_what_decides_a_result_decides_the_digest(tmp_path: Path, old: str, new: str) -> None:
+    assert old in DECIDES
+    changed = Pipeline.model_validate(yaml.safe_load(DECIDES.replace(old, new, 1)))
+    assert changed.digest != Pipeline.model_validate(yaml.safe_load(DECIDES)).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("description: d\n", ""),
+        ("/models/a", "/mnt/b"),
+        ("accepts: [text, audio]", "accepts: [audio, text]"),
+        ("device: cuda", "device: cpu"),
+        ("slots: 8", "slots: 9"),
+        ("time_limit_s: 60", "time_limit_s: 61"),
+        ("queue_limit_s: 60", "queue_limit_s: 61"),
+        ("retries: {storage: 1}", "retries: {storage: 2}"),
+        ("max_payload_bytes: 1000", "max_payload_bytes: 1001"),
+        ("max_num_seqs: 8", "max_num_seqs: 9"),
+        ("max_num_batched_tokens: 512", "max_num_batched_tokens: 600"),
+        ("block_size: 16", "block_size: 32"),
+        ("enforce_eager: true", "enforce_eager: false"),
+        ("enable_prefix_caching: true", "enable_prefix_caching: false"),
+        ("gpu_memory_utilization: 0.5", "gpu_memory_utilization: 0.4"),
+        ("kv_cache_memory_bytes: 1048576", "kv_cache_memory_bytes: 2097152"),
+        ("tensor_parallel_size: 1", "tensor_parallel_size: 2"),
+        ("skip_mm_profiling: true", "skip_mm_profiling: false"),
+        ("{audio: 1}", "{audio: 2}"),
+        ("max_batch_frames: 10", "max_batch_frames: 11"),
+        ("max_num_seqs: 4", "max_num_seqs: 5"),
+        ("cpu: {dtype: float32, max_num_seqs: 4}", "cpu: {dtype: float32}"),
+        ("max_tokens: 7}", "max_tokens: 7, top_p: 1.0}"),
+        ("parameters: {temperature: 0.5, max_tokens: 7}", "parameters: {max_tokens: 7, temperature: 0.5}"),
+    ],
+)
+def test_what_an_operator_tunes_while_jobs_wait_leaves_the_digest_alone(tmp_path: Path, old: str, new: str) -> None:
+    assert old in DECIDES
+    changed = Pipeline.model_validate(yaml.safe_load(DECIDES.replace(old, new, 1)))
+    assert changed.digest == Pipeline.model_validate(yaml.safe_load(DECIDES)).digest
+
+
+def test_the_order_in_a_file_leaves_the_digest_alone() -> None:
+    data = yaml.safe_load(DECIDES)
+    turned = dict(reversed(data.items())) | {"stages": dict(reversed(data["stages"].items()))}
+    assert Pipeline.model_validate(turned).digest == Pipeline.model_validate(data).digest
+
+
+def test_every_field_is_in_the_digest_or_left_out_on_purpose() -> None:
+    """Who adds a field decides here whether a worker with another value of it may take a job."""
+    assert set(Pipeline.model_fields) - {"description"} == {
+        *("name", "version", "model", "accepts", "voices", "stages", "outputs"),
+    }
+    tuned = {"device", "slots", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
+    assert set(StageConfig.model_fields) - tuned == {
+        *("name", "kind", "component", "processor", "inputs", "produces", "engine", "parameters"),
+    }
+    room = {
+        *("max_num_seqs", "max_num_batched_tokens", "block_size", "enforce_eager", "enable_prefix_caching"),
+        *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "limit_mm_per_prompt"),
+        *("skip_mm_profiling", "max_batch_frames"),
+    }
+    assert set(EngineSettings.model_fields) - room == {"dtype", "max_model_len"}
+
+
+def test_the_digest_of_a_file_is_the_same_in_every_build() -> None:
+    """Jobs that wait over an upgrade are taken by the new build's workers."""
+    assert Pipeline.model_validate(yaml.safe_load(GOOD)).digest == "02f22939d6e14a93"
+    assert Pipeline.model_validate(yaml.safe_load(DECIDES)).digest == "ea29c0b1acb68c0e"
 
 
 def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
