@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000
 
     # What the API takes from one client, or from all together, before it answers.
-    allowed_hosts: str = ""  # names that clients call the API by, by commas; *: any. localhost and addresses always are
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names clients call it by: a,b; *: any
     max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
     max_headers: Annotated[int, Field(ge=1)] = 100
     max_connections: Annotated[int, Field(ge=1)] = 1000  # fewer where the process may not open so many files
@@ -124,6 +124,14 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         return tuple(name for part in value.split(",") if (name := part.strip())) or None
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        """``a, b`` of the environment as names."""
+        if not isinstance(value, str):
+            return value
+        return tuple(name for part in value.split(",") if (name := part.strip()))
 
     @field_validator("broker_url")
     @classmethod

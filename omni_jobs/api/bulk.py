@@ -81,7 +81,10 @@ async def submit_bulk(
     services: ServicesDep,
     idempotency_key: Annotated[
         str | None,
-        Header(description="1 to 200 visible ASCII characters; each line's own key is made of it and of its number"),
+        Header(
+            description="1 to 200 visible ASCII characters; each line's own key is made of it and of its number",
+            json_schema_extra={"pattern": "^[!-~]{1,200}$"},
+        ),
     ] = None,
 ) -> StreamingResponse:
     """Submit many jobs: each line is the body of a job, checked and answered for itself.

@@ -13,11 +13,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
-from omni_jobs.errors import InvalidRequest, OmniJobsError, TooManyJobs
+from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, TooManyJobs
 from omni_jobs.views import ErrorView
 
-__all__ = ["ErrorBody", "errors", "install"]
+__all__ = ["ErrorBody", "answer_to", "errors", "install"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +55,24 @@ def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str] | 
     return Response(content, status, headers, media_type="application/json")
 
 
-def _ours(request: Request, error: Exception) -> Response:
-    if not isinstance(error, OmniJobsError):
-        return _unforeseen(request, error)
+def answer_to(error: OmniJobsError) -> Response:
+    """The answer that tells of an error."""
     headers = {}
     if isinstance(error, TooManyJobs):
         headers["Retry-After"] = str(error.retry_after_s)
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
+    if isinstance(error, RangeNotSatisfiable):
+        headers |= {"Accept-Ranges": "bytes", "Content-Range": f"bytes */{'*' if error.size is None else error.size}"}
+    return _answer(error.http_status, error.to_dict(), headers)
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    if not isinstance(error, OmniJobsError):
+        return _unforeseen(request, error)
     if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s: %s", request.method, request.url.path, error)
-    return _answer(error.http_status, error.to_dict(), headers)
+    return answer_to(error)
 
 
 def _framework_validation(request: Request, error: Exception) -> Response:
@@ -81,7 +89,20 @@ def _framework(request: Request, error: Exception) -> Response:
     phrase = HTTPStatus(error.status_code).phrase
     code = phrase.lower().replace(" ", "_").replace("-", "_")
     what = f"{phrase}: {request.method} {request.url.path}"
-    return _answer(error.status_code, {"code": code, "message": what, "retryable": False}, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_allowed(request))
+    return _answer(error.status_code, {"code": code, "message": what, "retryable": False}, headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of all routes of the path; of the one that names it literally, where there is one."""
+    path = request.url.path
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.path == path] or [
+        route for route in routes if route.path_regex.match(path)
+    ]
+    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def _gone(request: Request, error: Exception) -> Response:

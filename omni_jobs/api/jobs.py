@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from omni_jobs.api.body import Submission, read_submission
 from omni_jobs.api.errors import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
+from omni_jobs.api.query import PlainNumber
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.backlog import Place
@@ -68,7 +69,10 @@ async def submit_job(
     services: ServicesDep,
     idempotency_key: Annotated[
         str | None,
-        Header(description="1 to 255 visible ASCII characters; the same key and body give the same job again"),
+        Header(
+            description="1 to 255 visible ASCII characters; the same key and body give the same job again",
+            json_schema_extra={"pattern": "^[!-~]{1,255}$"},
+        ),
     ] = None,
     cancel_after_: Annotated[
         str | None,
@@ -181,6 +185,7 @@ async def get_job(
     services: ServicesDep,
     wait: Annotated[
         float,
+        PlainNumber,
         Query(ge=0, le=60, description="seconds: answer once the job has ended, at the latest after this time"),
     ] = 0.0,
 ) -> JobView:
@@ -199,8 +204,8 @@ async def get_job(
 @router.get("", response_model=Page, responses=errors(422, 503))
 def list_jobs(
     services: ServicesDep,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    cursor: Annotated[str | None, Query(pattern=_JOB_ID.pattern + "$", description="`next_cursor` of a page")] = None,
+    limit: Annotated[int, PlainNumber, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(pattern=f"^{_JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
     pipeline: Annotated[str | None, Query(pattern="^[a-z][a-z0-9_]{0,39}$")] = None,
     error_code: Annotated[

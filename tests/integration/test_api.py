@@ -205,17 +205,15 @@ def test_a_key_that_is_none(api: ApiServer, key: bytes) -> None:
 SPEECH = bytes(range(256)) * 5000
 
 
-def made(api: ApiServer, sound: bytes) -> str:
+def made(api: ApiServer, sound: bytes, media_type: str = "audio/wav") -> str:
     """The URL of a finished job's artifact."""
     job = submitted(api)
     for stage in ("first", "second"):
         claim = claimed(api, f"echo.{stage}", f"w-{stage}")
         artifacts = []
         if stage == "second":
-            ref = api.services.store.put(
-                artifact_key(job.id, "second", 1, "audio.wav"), [sound], media_type="audio/wav"
-            )
-            artifacts = [NewArtifact("audio.wav", "audio/wav", ref)]
+            ref = api.services.store.put(artifact_key(job.id, "second", 1, "audio.wav"), [sound], media_type=media_type)
+            artifacts = [NewArtifact("audio.wav", media_type, ref)]
         [outcome] = api.services.jobs.complete(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]
         )
@@ -267,6 +265,7 @@ def test_a_part_of_an_artifact(api: ApiServer, speech: str, wanted: str, part: s
 def test_ranges_that_are_not_served(api: ApiServer, speech: str) -> None:
     beyond = api.http.get(speech, headers={"Range": "bytes=9999999-"})
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(SPEECH)}")
+    assert (error_of(beyond)["code"], error_of(beyond)["field"]) == ("range_not_satisfiable", "Range")
     for header in ("bytes=0-1,5-6", "lines=1-2", "bytes=-", "bytes=a-b"):
         assert api.http.get(speech, headers={"Range": header}).status_code == 200
     changed = api.http.get(speech, headers={"Range": "bytes=0-1", "If-Range": '"other"'})
@@ -294,6 +293,30 @@ def test_a_damaged_artifact_is_not_passed_on_as_whole(api: ApiServer, speech: st
     gone = api.http.get(speech)
     assert (gone.status_code, error_of(gone)["code"]) == (404, "object_missing")
     assert api.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("wanted", ["bytes=0-0", "bytes=-1", "bytes=1000-600000"])
+def test_no_part_of_a_damaged_artifact_is_passed_on_as_right(api: ApiServer, speech: str, wanted: str) -> None:
+    """Wherever the damage lies."""
+    [path] = (api.services.settings.data_dir / "objects").rglob("*,audio.wav")
+    damaged = bytearray(SPEECH)
+    damaged[700_000] ^= 1
+    path.unlink()
+    path.write_bytes(damaged)
+    try:
+        answer = api.http.get(speech, headers={"Range": wanted})
+    except httpx.RemoteProtocolError:
+        return
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "object_corrupt")
+
+
+@pytest.mark.parametrize("media_type", ["text/html", "image/svg+xml", "application/pdf"])
+def test_an_artifact_is_never_active_content(api: ApiServer, media_type: str) -> None:
+    answer = api.http.get(made(api, b"<script>alert(1)</script>", media_type))
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment;")
+    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_small_artifact_that_is_damaged_is_an_error(api: ApiServer) -> None:
@@ -394,7 +417,9 @@ def test_without_its_checkpoint_a_pipeline_takes_no_jobs(settings: Settings) -> 
 def test_the_document_and_its_examples(api: ApiServer) -> None:
     document = api.http.get("/openapi.json").json()
     post = document["paths"]["/v1/jobs"]["post"]
-    assert set(post["responses"]) == {"200", "202", "404", "409", "413", "415", "422", "429", "503"}
+    assert set(post["responses"]) == {
+        *("200", "202", "403", "404", "408", "409", "413", "415", "421", "422", "429", "503")
+    }
     examples = post["requestBody"]["content"]["application/json"]["examples"]
     assert examples == SUBMITS
     for example in examples.values():
@@ -427,6 +452,10 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
     for query, field in (
         ({"limit": "0"}, "limit"),
         ({"limit": "x"}, "limit"),
+        ({"limit": "1_0"}, "limit"),
+        ({"limit": " 1"}, "limit"),
+        ({"limit": ["5", "200"]}, "limit"),
+        ({"limt": "5"}, "limt"),
         ({"cursor": "job-\0"}, "cursor"),
         ({"status": "asleep"}, "status"),
         ({"pipeline": "a\0b"}, "pipeline"),
@@ -434,6 +463,35 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
     ):
         answer = api.http.get("/v1/jobs", params=query)
         assert (answer.status_code, error_of(answer)["field"]) == (422, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/jobs", "GET, POST"),
+        ("/v1/jobs/bulk", "POST"),
+        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "DELETE, GET"),
+        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f/cancel", "POST"),
+        ("/healthz", "GET"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(api: ApiServer, path: str, allowed: str) -> None:
+    for method in ("OPTIONS", "PUT", "TRACE"):
+        answer = api.http.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_no_redirect_leads_to_the_host_of_the_request(api: ApiServer) -> None:
+    for path in ("/v1/jobs/", "/healthz/", "//evil.example/v1/jobs/"):
+        answer = api.http.get(path)
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)
+
+
+def test_json_is_neither_sniffed_nor_stored(api: ApiServer) -> None:
+    for path in ("/v1/jobs", "/v1/status", "/healthz", "/nope", "/openapi.json"):
+        answer = api.http.get(path)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
 
 
 def test_a_request_as_a_part(api: ApiServer) -> None:
@@ -459,7 +517,7 @@ async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
     def route() -> None:
         raise kind("坏了 \udc00", field="a.b")
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         answer = await client.get("/raise")
     assert answer.status_code == kind.http_status
     assert error_of(answer) == {
@@ -481,7 +539,7 @@ async def test_a_bug_shows_nothing_of_the_inside() -> None:
         raise RuntimeError("the secret is 1234")
 
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/raise")
     assert answer.status_code == 500
     assert error_of(answer)["code"] == "internal"
@@ -492,8 +550,8 @@ def test_a_client_that_goes_away_harms_nobody(api: ApiServer) -> None:
     for sent in (b"", b'{"model": "echo"'):
         with socket.create_connection((api.host, api.port)) as connection:
             connection.sendall(
-                b"POST /v1/jobs HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-                + sent
+                b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 100\r\n\r\n" + sent
             )
     assert submitted(api).status == "queued"
     assert len(api.http.get("/v1/jobs").json()["jobs"]) == 1

@@ -139,7 +139,7 @@ def test_a_body_over_the_limit(api: ApiServer) -> None:
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(api: ApiServer) -> None:
     with socket.create_connection((api.host, api.port), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/jobs HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\n"
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999999\r\n\r\n{"
         )
         answer = b""
@@ -155,7 +155,7 @@ def test_an_endless_body_is_refused_while_it_comes(api: ApiServer) -> None:
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with socket.create_connection((api.host, api.port), timeout=20) as connection:
         connection.sendall(
-            b"POST /v1/jobs HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\n"
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         answered = threading.Event()
