@@ -30,7 +30,7 @@ KEYS_ARE_ALL_ONE = "0004"
 JOB = text(
     "INSERT INTO jobs (id, state, pipeline, pipeline_version, pipeline_digest, modalities, request, request_digest,"
     " idempotency_key, media, metadata, seed, tenant, retries, created_at, payloads_gone, inputs_gone, artifacts_gone)"
-    " VALUES (:id, 'queued', 'p', '1', 'd', '[]', :request, 'd', :key, '[]', '{}', 7, :tenant, 0, 1.5,"
+    " VALUES (:id, 'queued', 'p', '1', '', '[]', :request, 'd', :key, '[]', '{}', 7, :tenant, 0, 1.5,"
     " false, false, false)"
 )
 STAGE_RUN = text(
@@ -107,7 +107,7 @@ VALUES (:id, :job, 0, 'echo', 'first', 'echo.first', '[]', :no, :state, 0, 1, 1,
 def test_jobs_of_before_the_digests_of_flows_may_be_taken_by_any_worker(empty: Database) -> None:
     empty.migrate()
     with empty.begin() as connection:
-        downgrade(connection, "0004")
+        downgrade(connection, "0005")
         connection.execute(
             text(
                 "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until)"

@@ -3,7 +3,7 @@
 Digests of jobs were of the whole file until now, which no worker compares: they become "", unknown,
 so that any worker may take those jobs.
 
-Revision: 0005
+Revision: 0006
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
