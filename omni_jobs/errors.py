@@ -35,6 +35,7 @@
     ├── TooManyJobs             retryable; as much waits as may wait
     ├── TooSlow                 retryable; the client did not send the rest of its request in time
     ├── ServerBusy              retryable; as many connections or bytes of bodies are held as may be
+    ├── DecodersUnavailable     retryable; no process decodes media just now: all are taken, or none starts
     ├── ModelMissing            this server has no checkpoint for the pipeline
     ├── DatabaseUnavailable     retryable; SQL does not answer, or has another schema
     ├── BrokerUnavailable       retryable; the row in SQL is the truth, a hint can wait
@@ -60,6 +61,7 @@ __all__ = [
     "Conflict",
     "DatabaseUnavailable",
     "DeadlineExceeded",
+    "DecodersUnavailable",
     "EngineDead",
     "Expired",
     "Fenced",
@@ -405,6 +407,15 @@ class ServerBusy(OmniJobsError):
 
     code = "server_busy"
     retryable = True
+    http_status = 503
+
+
+class DecodersUnavailable(OmniJobsError):
+    """No process is there to decode media."""
+
+    code = "decoders_unavailable"
+    retryable = True
+    retry_class = "storage"
     http_status = 503
 
 

@@ -100,8 +100,22 @@ class Settings(BaseSettings):
     max_messages: Annotated[int, Field(ge=1)] = 256
     max_media_parts: Annotated[int, Field(ge=0)] = 32
     max_audio_s: Annotated[float, Field(gt=0)] = 600.0
+    max_audio_samples: Annotated[int, Field(ge=1)] = 120_000_000  # of all channels: 600 s of stereo at 96 kHz fit
+    max_audio_channels: Annotated[int, Field(ge=1, le=1024)] = 16
+    max_audio_rate: Annotated[int, Field(ge=4_000)] = 384_000  # Hz
     max_video_s: Annotated[float, Field(gt=0)] = 120.0
-    max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000
+    max_video_frames: Annotated[int, Field(ge=1)] = 14_400  # in the clip: 120 s at 120 a second
+    max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000  # of a video's frame as well
+    max_image_scans: Annotated[int, Field(ge=1)] = 100  # of a JPEG; an encoder makes about ten
+    max_scanned_pixels: Annotated[int, Field(ge=1)] = 640_000_000  # a JPEG's pixels times its scans
+
+    # Decoders: the processes that all media are decoded in.
+    decoders: Annotated[int, Field(ge=1, le=256)] | None = None  # None: one a core, 2 to 8
+    decoders_waiting: Annotated[int, Field(ge=0)] = 64  # media of submits that wait for one, beyond: 503
+    decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # so long at most, then 503
+    decoder_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 1 << 30  # one may map beyond itself and the medium
+    probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # a decoder's time for all media of one submit
+    decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # a decoder's time for one medium of a stage run
 
     # What the API takes from one client, or from all together, before it answers.
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names clients call it by: a,b; *: any

@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
@@ -79,6 +80,7 @@ class OmniLLM:
             settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
         self._settings = settings
         self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
+        self._wall = MediaWall(settings)
         self._meters = {name: StageMeter() for name in self.pipeline.stages}
         self._stages = {name: StageLLM.create(self.pipeline, name, settings) for name in self.pipeline.stages}
         self._loop = asyncio.new_event_loop()
@@ -138,7 +140,9 @@ class OmniLLM:
     def _admit(self, index: int, request: str | Mapping[str, Any]) -> Admitted:
         body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
         try:
-            return admit({**body, "model": self.pipeline.name}, Pipelines([self.pipeline]), self._settings)
+            return admit(
+                {**body, "model": self.pipeline.name}, Pipelines([self.pipeline]), self._settings, wall=self._wall
+            )
         except OmniJobsError as error:
             error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
             raise
@@ -205,7 +209,7 @@ class OmniLLM:
         self._loop.close()
 
     async def _close(self) -> None:
-        await asyncio.gather(*(llm.close() for llm in self._stages.values()))
+        await asyncio.gather(*(llm.close() for llm in self._stages.values()), asyncio.to_thread(self._wall.close))
 
     def __enter__(self) -> Self:
         return self

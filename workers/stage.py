@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from omni_jobs import declarations
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.parameters import ArParameters, StageParameters
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.settings import Settings
@@ -52,8 +53,12 @@ class InputProcessor(Protocol):
 class Stage:
     """One configured step of a pipeline and its place in the graph."""
 
-    def __init__(self, pipeline: Pipeline, config: StageConfig, model_path: Path | None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, config: StageConfig, model_path: Path | None, wall: MediaWall | None = None
+    ) -> None:
+        """``wall`` decodes media; without one, jobs with media cannot be run."""
         self.pipeline = pipeline
+        self.wall = wall
         self.config = config
         self.model = OmniModelConfig.for_stage(pipeline, config, model_path)
 
@@ -103,6 +108,7 @@ class Stage:
             parameters=parameters,
             seed=seed,
             capture=capture,
+            wall=self.wall,
         )
 
     @asynccontextmanager
@@ -226,7 +232,7 @@ class StageLLM:
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
         """The stage as this process's settings describe it; nothing is loaded yet. Raises ConfigError."""
         config = pipeline.stage(stage_name)
-        stage = Stage(pipeline, config, settings.models.get(pipeline.name))
+        stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
         args = None
         if stage.model is not None:
             args = OmniEngineArgs.for_stage(config, stage.model, settings)
@@ -270,7 +276,11 @@ class StageLLM:
         return await asyncio.to_thread(self.stage.make_input, source)
 
     async def close(self) -> None:
-        await self.runner.close()
+        try:
+            await self.runner.close()
+        finally:
+            if self.stage.wall is not None:
+                await asyncio.to_thread(self.stage.wall.close)
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError; what was loaded by then is freed."""

@@ -17,6 +17,7 @@ from omni_jobs.parameters import ArParameters, DiffusionParameters, EchoParamete
 if TYPE_CHECKING:
     import torch
 
+    from omni_jobs.media.wall import MediaWall
     from omni_jobs.payloads import Payload
 
 __all__ = [
@@ -48,6 +49,7 @@ class StageSource(NamedTuple):
     parameters: StageParameters  # of the stage's kind; merged: the stage config's under the job's
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result
     capture: bool  # whether a later stage of this job takes this stage's payload
+    wall: MediaWall | None = None  # decodes the media; None: of a job that has none
 
 
 @dataclass(frozen=True, slots=True)

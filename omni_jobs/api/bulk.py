@@ -182,7 +182,9 @@ def _submit_group(
         try:
             if isinstance(line, OmniJobsError):
                 raise line
-            admitted[number] = admit(line, services.pipelines, services.settings, services.renderers)
+            admitted[number] = admit(
+                line, services.pipelines, services.settings, services.renderers, wall=services.wall
+            )
         except OmniJobsError as error:
             told[number] = {"error": error.to_dict()}
     with ExitStack() as stack:

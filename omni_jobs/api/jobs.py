@@ -18,7 +18,7 @@ from omni_jobs.api.query import PlainNumber
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.backlog import Place
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, TooManyJobs
+from omni_jobs.errors import Conflict, DecodersUnavailable, InvalidRequest, NotFound, TooManyJobs
 from omni_jobs.jobs import NewJob, as_written, new_job_id
 from omni_jobs.requests import Admitted, Parsed, admit, cancel_after, check_deadline, parse
 from omni_jobs.states import JobState
@@ -98,7 +98,12 @@ async def submit_job(
     with ExitStack() as stack:
         wish = _Wish(services, submission, idempotency_key, tenant, expires_in_s, stack)
         if not wish.is_light():
-            await run_sync(wish.admit, limiter=services.admissions)
+            if await run_sync(wish.is_text, limiter=services.admissions):
+                await run_sync(wish.admit, limiter=services.admissions)
+            elif services.media_admissions.available_tokens < 1:
+                raise DecodersUnavailable("too many submits wait for their media to be decoded")
+            else:
+                await run_sync(wish.admit, limiter=services.media_admissions)
             await run_sync(wish.store_media)
         try:
             job, submitted = await asyncio.wrap_future(services.submitter.submit(wish.job, idempotency_key))
@@ -146,14 +151,24 @@ class _Wish:
         Raises InvalidRequest naming the field.
         """
         if isinstance(self._body, bytes) and len(self._body) <= _LIGHT_BYTES and self._prompt_embeds is None:
-            self._body = parse(self._body, self._services.settings)
-            return self._body.is_text
+            return self.is_text()
         return False
+
+    def is_text(self) -> bool:
+        """No media: nothing of it has to wait for a decoder. Raises InvalidRequest naming the field."""
+        if isinstance(self._body, bytes):
+            self._body = parse(self._body, self._services.settings)
+        return self._body.is_text or self._body.request.messages is None
 
     def admit(self) -> Admitted:
         services = self._services
         admitted = admit(
-            self._body, services.pipelines, services.settings, services.renderers, prompt_embeds=self._prompt_embeds
+            self._body,
+            services.pipelines,
+            services.settings,
+            services.renderers,
+            prompt_embeds=self._prompt_embeds,
+            wall=services.wall,
         )
         if admitted.expires_at is not None and self._expires_in_s is not None:
             raise InvalidRequest("given, and Cancel-After as well", field="expires_at")

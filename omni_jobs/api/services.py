@@ -16,6 +16,7 @@ from omni_jobs.backlog import Backlog
 from omni_jobs.broker import Broker, HintPublisher, Relay
 from omni_jobs.db import Database
 from omni_jobs.jobs import Counts, Jobs
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
@@ -43,7 +44,9 @@ class Services:
     backlog: Backlog
     ends: Ends
     counts: Sampled[Counts]  # of a long backlog it takes a second to make
-    admissions: CapacityLimiter  # decoding media takes the processor: polls must not wait behind it
+    wall: MediaWall
+    admissions: CapacityLimiter  # reading a large body takes the processor: polls must not wait behind it
+    media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
 
     @classmethod
     def open(cls, settings: Settings) -> Services:
@@ -57,6 +60,7 @@ class Services:
         jobs = Jobs(db, announce_after_s=settings.announce_after_s)
         submitter = Submitter(jobs.submit_all, relay.send)
         submitter.start()
+        wall = MediaWall(settings)
         return cls(
             settings=settings,
             pipelines=pipelines,
@@ -74,12 +78,15 @@ class Services:
             ),
             ends=Ends(jobs.unfinished),
             counts=Sampled(jobs.counts),
+            wall=wall,
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
+            media_admissions=CapacityLimiter(wall.places),
         )
 
     def close(self) -> None:
         """Submit and publish what waits, then let go of everything."""
         self.ends.close()
+        self.wall.close()
         self.submitter.close()
         self.relay.close()
         self.broker.close()

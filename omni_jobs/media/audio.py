@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,13 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import SAMPLING_RATE, AudioInfo
 
 if TYPE_CHECKING:
+    from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["decode_audio", "probe_audio"]
+__all__ = ["decode_audio", "header_of_audio", "probe_audio"]
 
 MIN_S = 0.1
-_RATES = range(4_000, 384_001)
-_MAX_CHANNELS = 16
+_MIN_RATE = 4_000
 _LOUDEST = 100.0  # full scale is 1; what is far beyond is no audio
 _BLOCK = 1 << 16  # frames decoded at a time
 
@@ -30,29 +32,68 @@ _BLOCK = 1 << 16  # frames decoded at a time
 _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
-def probe_audio(data: bytes | memoryview, settings: Settings, sampling_rate: int = SAMPLING_RATE) -> AudioInfo:
-    """Decode it all, keep its length. Raises InvalidRequest or RequestTooLarge."""
-    samples = decode_audio(data, sampling_rate, max_s=settings.max_audio_s)
+def header_of_audio(
+    data: bytes | memoryview, limits: MediaLimits | Settings, sampling_rate: int = SAMPLING_RATE
+) -> AudioInfo:
+    """What the header alone says; the shortest clip there is where it does not know.
+
+    Raises InvalidRequest or RequestTooLarge.
+    """
+    media_type = _media_type(data)
+    with _opened(data, media_type, limits) as file:
+        frames = file.frames if _length_is_known(file) else math.ceil(MIN_S * file.samplerate)
+        return AudioInfo(media_type, -(-frames * sampling_rate // file.samplerate), sampling_rate)
+
+
+def probe_audio(
+    data: bytes | memoryview,
+    limits: MediaLimits | Settings,
+    sampling_rate: int = SAMPLING_RATE,
+    *,
+    enough_s: float | None = None,
+) -> AudioInfo:
+    """Decode it all, keep its length. Raises InvalidRequest or RequestTooLarge.
+
+    ``enough_s``: decode no further once it is longer, where its receiver takes no more.
+    """
+    samples = decode_audio(data, sampling_rate, limits=limits, enough_s=enough_s)
     if len(samples) < MIN_S * sampling_rate:
         raise InvalidRequest(f"the audio lasts {len(samples) / sampling_rate:.3f} s; at least {MIN_S} s are needed")
     return AudioInfo(_media_type(data), len(samples), sampling_rate)
 
 
-def decode_audio(data: bytes | memoryview, sampling_rate: int, *, max_s: float | None = None) -> np.ndarray[Any, Any]:
+def decode_audio(
+    data: bytes | memoryview,
+    sampling_rate: int,
+    *,
+    limits: MediaLimits | Settings | None = None,
+    enough_s: float | None = None,
+) -> np.ndarray[Any, Any]:
     """float32 [T] in -1 … 1: the mean of the channels, resampled (libswresample) to ``sampling_rate``.
 
-    T is the number of frames times the ratio of the rates, rounded up. ``max_s`` bounds the
-    duration. Raises InvalidRequest for what is no audio, is cut off, or does not decode;
-    RequestTooLarge for what is too long.
+    T is the number of frames times the ratio of the rates, rounded up. ``limits`` bound the
+    duration, the rate, the channels and all their samples together; None: nothing does. What comes
+    more than a block after ``enough_s`` seconds is not decoded. Raises InvalidRequest for what is no
+    audio, is cut off, or does not decode; RequestTooLarge for what is too long.
     """
-    _refuse_cut_off_wav(data, _media_type(data))
+    with _opened(data, _media_type(data), limits) as file:
+        blocks = _mono_blocks(file, limits, enough_s)
+        resampled = list(_resampled(blocks, file.samplerate, sampling_rate))
+    return np.concatenate(resampled) if resampled else np.zeros(0, np.float32)
+
+
+@contextmanager
+def _opened(
+    data: bytes | memoryview, media_type: str, limits: MediaLimits | Settings | None
+) -> Iterator[soundfile.SoundFile]:
+    """The file, its header checked; what libsndfile says of it inside is said of the audio."""
+    _refuse_cut_off_wav(data, media_type)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_header(file, max_s)
-            resampled = list(_resampled(_mono_blocks(file, max_s), file.samplerate, sampling_rate))
+            _check_header(file, limits)
+            yield file
     except soundfile.LibsndfileError as error:
         raise InvalidRequest(f"the audio does not decode: {error.error_string}") from None
-    return np.concatenate(resampled) if resampled else np.zeros(0, np.float32)
 
 
 def _media_type(data: bytes | memoryview) -> str:
@@ -83,33 +124,46 @@ def _refuse_cut_off_wav(data: bytes | memoryview, media_type: str) -> None:
         raise InvalidRequest("the WAV is cut off: it has no data chunk")
 
 
-def _check_header(file: soundfile.SoundFile, max_s: float | None) -> None:
-    if file.samplerate not in _RATES:
-        raise InvalidRequest(f"{file.samplerate} Hz; {_RATES[0]} to {_RATES[-1]} Hz are taken")
-    if file.channels > _MAX_CHANNELS:
-        raise InvalidRequest(f"{file.channels} channels; at most {_MAX_CHANNELS} are taken")
-    if max_s is not None and _length_is_known(file):
-        _check_duration(file.frames / file.samplerate, max_s)
+def _check_header(file: soundfile.SoundFile, limits: MediaLimits | Settings | None) -> None:
+    if limits is None:
+        return
+    if not _MIN_RATE <= file.samplerate <= limits.max_audio_rate:
+        raise InvalidRequest(f"{file.samplerate} Hz; {_MIN_RATE} to {limits.max_audio_rate} Hz are taken")
+    if file.channels > limits.max_audio_channels:
+        raise InvalidRequest(f"{file.channels} channels; at most {limits.max_audio_channels} are taken")
+    if _length_is_known(file):
+        _check_length(file, file.frames, limits)
 
 
 def _length_is_known(file: soundfile.SoundFile) -> bool:
     return file.format in ("WAV", "WAVEX", "FLAC") and 0 < file.frames < 1 << 62
 
 
-def _check_duration(duration_s: float, max_s: float) -> None:
-    if duration_s > max_s:
-        raise RequestTooLarge(f"the audio lasts {duration_s:.1f} s; at most {max_s:g} s are taken")
+def _check_length(file: soundfile.SoundFile, frames: int, limits: MediaLimits | Settings) -> None:
+    duration_s = frames / file.samplerate
+    if duration_s > limits.max_audio_s:
+        raise RequestTooLarge(f"the audio lasts {duration_s:.1f} s; at most {limits.max_audio_s:g} s are taken")
+    samples = frames * file.channels
+    if samples > limits.max_audio_samples:
+        raise RequestTooLarge(
+            f"the audio has {samples} samples or more in {file.channels} channels;"
+            f" at most {limits.max_audio_samples} are taken"
+        )
 
 
-def _mono_blocks(file: soundfile.SoundFile, max_s: float | None) -> Iterator[np.ndarray[Any, Any]]:
+def _mono_blocks(
+    file: soundfile.SoundFile, limits: MediaLimits | Settings | None, enough_s: float | None
+) -> Iterator[np.ndarray[Any, Any]]:
     frames = 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         if not np.abs(block).max() <= _LOUDEST:  # NaN is not
             raise InvalidRequest("the audio has samples that are not numbers within full scale")
         frames += len(block)
-        if max_s is not None:
-            _check_duration(frames / file.samplerate, max_s)
+        if limits is not None:
+            _check_length(file, frames, limits)
         yield block.mean(axis=1, dtype=np.float32)
+        if enough_s is not None and frames > (enough_s + 1) * file.samplerate:
+            return
     if not frames:
         raise InvalidRequest("the audio has no samples")
     if _length_is_known(file) and frames < file.frames:

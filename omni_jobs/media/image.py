@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,30 +13,71 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import ImageInfo
 
 if TYPE_CHECKING:
+    from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["check_size", "decode_image", "probe_image"]
+__all__ = ["check_size", "decode_image", "header_of_image", "probe_image"]
 
 MIN_SIDE = 28  # pixels: one merged patch of Qwen's vision encoders
 MAX_RATIO = 200  # of the longer side to the shorter: what their processors take
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# A JPEG's markers with a segment after them, and its end; none of them stands among the coded pixels.
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
+_SOS, _EOI = 0xDA, 0xD9
+
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-def probe_image(data: bytes | memoryview, settings: Settings) -> ImageInfo:
-    """Check its size from the header, then decode it. Raises InvalidRequest or RequestTooLarge."""
+def header_of_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
+    """What the header alone says; sides as stored. Raises InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
-        check_size("image", *image.size, settings.max_image_pixels)
+        _check_header(image, data, limits)
+        return ImageInfo(str(Image.MIME[image.format or ""]), *image.size)
+
+
+def probe_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
+    """Check it from the header, then decode it. Raises InvalidRequest or RequestTooLarge."""
+    with _opened(data) as image:
+        _check_header(image, data, limits)
         media_type = str(Image.MIME[image.format or ""])
         upright = _upright(image)
     return ImageInfo(media_type, *upright.size)
 
 
-def decode_image(data: bytes | memoryview) -> Image.Image:
-    """RGB, turned upright as its EXIF says, transparency on white. Raises InvalidRequest."""
+def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None = None) -> Image.Image:
+    """RGB, turned upright as its EXIF says, transparency on white. Raises InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
+        if limits is not None:
+            _check_header(image, data, limits)
         return _rgb(_upright(image))
+
+
+def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits | Settings) -> None:
+    check_size("image", *image.size, limits.max_image_pixels)
+    if image.format == "JPEG":
+        pixels = image.width * image.height
+        most = max(1, min(limits.max_image_scans, limits.max_scanned_pixels // pixels))
+        if _scans(data, most) > most:
+            raise RequestTooLarge(f"the JPEG has more than {most} scans; no more are taken at {pixels} pixels")
+
+
+def _scans(data: bytes | memoryview, enough: int) -> int:
+    """How often a decoder of this JPEG goes over its pixels; it stops counting after ``enough``.
+
+    Its markers from the start on, as libjpeg walks them: a segment's bytes are passed over.
+    """
+    found, at = 0, 2
+    while found <= enough and (mark := _MARKER.search(data, at)) is not None:
+        at = mark.end()
+        name = data[at - 1]
+        if name == _EOI:
+            break
+        if at + 2 > len(data):
+            break
+        found += name == _SOS
+        at += int.from_bytes(data[at : at + 2], "big")
+    return found
 
 
 def check_size(what: str, width: int, height: int, max_pixels: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,15 @@ from PIL import Image
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.image import check_size
 from omni_jobs.media.info import VideoInfo
+from omni_jobs.media.mp4 import check_index
 
 if TYPE_CHECKING:
     from av.container import InputContainer
 
+    from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["FrameSampling", "decode_video", "probe_video"]
+__all__ = ["FrameSampling", "decode_video", "header_of_video", "probe_video"]
 
 # FFmpeg would probe playlists too, which name other files: only these are handed to it.
 _DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
@@ -68,33 +70,45 @@ class FrameSampling:
 QWEN = FrameSampling()
 
 
-def probe_video(data: bytes | memoryview, settings: Settings, sampling: FrameSampling = QWEN) -> VideoInfo:
+def header_of_video(
+    data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN
+) -> VideoInfo:
+    """What its index says, no frame decoded; sides as stored. Raises InvalidRequest or RequestTooLarge."""
+    with _opened(data, limits) as (container, stream):
+        timing = _Timing.of(container, stream, limits)
+        width, height = sampling.size(stream.width, stream.height)
+        frames = sampling.frames(timing.duration_s, timing.frames)
+        return VideoInfo(_media_type(data), frames, width, height, timing.duration_s)
+
+
+def probe_video(data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN) -> VideoInfo:
     """Read its index, decode its first frame. Raises InvalidRequest or RequestTooLarge."""
-    with _opened(data) as (container, stream):
-        check_size("video", stream.width, stream.height, settings.max_image_pixels)
-        timing = _Timing.of(container, stream)
-        if timing.duration_s > settings.max_video_s:
-            raise RequestTooLarge(
-                f"the video lasts {timing.duration_s:.1f} s; at most {settings.max_video_s:g} s are taken"
-            )
-        width, height = sampling.size(*_first_size(container, stream))
+    with _opened(data, limits) as (container, stream):
+        timing = _Timing.of(container, stream, limits)
+        width, height = sampling.size(*_first_size(container, stream, limits))
         frames = sampling.frames(timing.duration_s, timing.frames)
         return VideoInfo(_media_type(data), frames, width, height, timing.duration_s)
 
 
 def decode_video(
-    data: bytes | memoryview, sampling: FrameSampling = QWEN
+    data: bytes | memoryview,
+    sampling: FrameSampling = QWEN,
+    *,
+    limits: MediaLimits | Settings | None = None,
+    room: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None = None,
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
     """(uint8 [F, H, W, 3] RGB, metadata); F is even.
 
     The metadata is vLLM's and, but for ``do_sample_frames``, the fields of Transformers'
     ``VideoMetadata``: ``fps``, ``duration`` (s) and ``total_num_frames`` of the clip,
-    ``frames_indices`` into it. Raises InvalidRequest for what does not decode.
+    ``frames_indices`` into it. ``room`` makes the array for a shape, where it is to lie in memory
+    of the caller's. Raises InvalidRequest for what does not decode, RequestTooLarge for what is
+    beyond ``limits``.
     """
-    with _opened(data) as (container, stream):
-        timing = _Timing.of(container, stream)
+    with _opened(data, limits) as (container, stream):
+        timing = _Timing.of(container, stream, limits)
         count = sampling.frames(timing.duration_s, timing.frames)
-        indices, frames = _picked(container, stream, timing, count, sampling)
+        indices, frames = _picked(container, stream, timing, count, sampling, limits, room)
     metadata = {
         "total_num_frames": timing.frames,
         "fps": timing.frames / timing.duration_s,
@@ -120,8 +134,12 @@ def _media_type(data: bytes | memoryview) -> str:
 
 
 @contextmanager
-def _opened(data: bytes | memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(
+    data: bytes | memoryview, limits: MediaLimits | Settings | None
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     demuxer = _DEMUXERS[_media_type(data)]
+    if limits is not None and demuxer == "mp4":
+        check_index(data, limits.max_video_frames)
     try:
         with av.open(io.BytesIO(data), mode="r", format=demuxer, metadata_errors="replace") as container:
             if not container.streams.video:
@@ -130,7 +148,11 @@ def _opened(data: bytes | memoryview) -> Iterator[tuple[InputContainer, VideoStr
             codec = stream.codec_context.codec.canonical_name if stream.codec_context else "unknown"
             if codec not in _CODECS:
                 raise InvalidRequest(f"the video's codec is {codec}; known: {', '.join(sorted(_CODECS))}")
+            if limits is not None:
+                check_size("video", stream.width, stream.height, limits.max_image_pixels)
             yield container, stream
+    except MemoryError:  # FFmpeg's too: this process may take no more
+        raise
     except av.FFmpegError as error:
         raise InvalidRequest(f"the video does not decode: {error.strerror or error}") from None
 
@@ -145,7 +167,7 @@ class _Timing:
     duration_s: float
 
     @classmethod
-    def of(cls, container: InputContainer, stream: VideoStream) -> _Timing:
+    def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings | None) -> _Timing:
         """From the packets' time stamps: headers may be wrong or missing. Leaves the container at its start."""
         shown: list[int] = []
         first_duration = 0
@@ -155,6 +177,10 @@ class _Timing:
             if packet.pts is not None and packet.size:
                 first_duration = first_duration if shown else packet.duration or 0
                 shown.append(packet.pts)
+                if limits is not None and len(shown) > limits.max_video_frames:
+                    raise RequestTooLarge(
+                        f"the video has more than {limits.max_video_frames} frames; no more are taken"
+                    )
         if not shown or stream.time_base is None:
             raise InvalidRequest("the video has no frames")
         if len(shown) < stream.frames:
@@ -162,12 +188,16 @@ class _Timing:
         start, end = min(shown), max(shown)
         step = round((end - start) / (len(shown) - 1)) if len(shown) > 1 else first_duration
         length = end - start + max(step, 1)
+        duration_s = float(length * stream.time_base)
+        if limits is not None and duration_s > limits.max_video_s:
+            raise RequestTooLarge(f"the video lasts {duration_s:.1f} s; at most {limits.max_video_s:g} s are taken")
         container.seek(0)
-        return cls(start, length, len(shown), float(length * stream.time_base))
+        return cls(start, length, len(shown), duration_s)
 
 
-def _first_size(container: InputContainer, stream: VideoStream) -> tuple[int, int]:
+def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings) -> tuple[int, int]:
     for frame in container.decode(stream):
+        check_size("video", frame.width, frame.height, limits.max_image_pixels)  # a header may say another
         height, width = _turned(frame).shape[:2]
         return width, height
     raise InvalidRequest("the video has no frame that decodes")
@@ -179,7 +209,13 @@ def _turned(frame: av.VideoFrame) -> np.ndarray[Any, Any]:
 
 
 def _picked(
-    container: InputContainer, stream: VideoStream, timing: _Timing, count: int, sampling: FrameSampling
+    container: InputContainer,
+    stream: VideoStream,
+    timing: _Timing,
+    count: int,
+    sampling: FrameSampling,
+    limits: MediaLimits | Settings | None,
+    room: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None,
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
     """For each of ``count`` moments the frame shown then: indices into the clip, and [F, H, W, 3]."""
     indices: list[int] = []
@@ -190,7 +226,8 @@ def _picked(
         pixels = _turned(frame)
         if frames is None:
             width, height = sampling.size(pixels.shape[1], pixels.shape[0])
-            frames = np.empty((count, height, width, 3), np.uint8)
+            shape = (count, height, width, 3)
+            frames = np.empty(shape, np.uint8) if room is None else room(shape)
         if pixels.shape != frames.shape[1:]:
             size = (frames.shape[2], frames.shape[1])
             pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
@@ -199,6 +236,8 @@ def _picked(
 
     shown: tuple[int, av.VideoFrame] | None = None
     for index, frame in enumerate(container.decode(stream)):
+        if limits is not None:
+            check_size("video", frame.width, frame.height, limits.max_image_pixels)
         if frame.pts is None:
             continue
         # The earlier frame was on show at every moment before this one.

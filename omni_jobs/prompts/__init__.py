@@ -36,6 +36,7 @@ class PromptRenderer(Protocol):
 
     max_model_len: int  # tokens of prompt and reply together in the stage that reads the prompt
     hidden_size: int  # of that stage: the width of its input embeddings
+    longest_audio_s: float | None  # of one clip, in seconds: longer ones are not decoded to their end; None: any
 
     def __init__(self, model_dir: Path) -> None:
         """Read the checkpoint's small files. Raises ConfigError naming the file."""

@@ -25,6 +25,8 @@ _HEADS = ("ForCausalLM", "LMHeadModel")
 class CausalLmPromptRenderer:
     """A causal language model's prompts."""
 
+    longest_audio_s = None  # it hears nothing
+
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigError for a checkpoint that lacks a file, a field or a chat template."""
         file = str(model_dir / "config.json")

@@ -54,7 +54,9 @@ class QwenOmniPromptRenderer:
         audio = processor_part(model_dir, "feature_extractor")
         self._sampling_rate = positive(audio, ("sampling_rate",), file)
         self._hop = positive(audio, ("hop_length",), file)
-        self._longest_audio = positive(audio, ("chunk_length",), file) * self._sampling_rate
+        longest_audio_s = positive(audio, ("chunk_length",), file)
+        self.longest_audio_s: float | None = longest_audio_s
+        self._longest_audio = longest_audio_s * self._sampling_rate
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
@@ -94,9 +96,8 @@ class QwenOmniPromptRenderer:
     def _audio_tokens(self, info: AudioInfo, field: str) -> int:
         """One per four mel frames, through the encoder's two halvings."""
         if info.samples > self._longest_audio:
-            longest = self._longest_audio / self._sampling_rate
             raise InvalidRequest(
-                f"the audio lasts {info.duration_s:.1f} s; this model hears at most {longest:g} s at a time",
+                f"the audio is too long: this model hears at most {self.longest_audio_s:g} s at a time",
                 field=field,
             )
         mel_frames = -(-info.samples // self._hop)

@@ -7,13 +7,16 @@ import binascii
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from omni_jobs.errors import InvalidRequest, OmniJobsError, RequestTooLarge
+from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
+from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.body import SLICE, canonical, parse_body
 from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
 
-MediaKind = Literal["audio", "image", "video", "prompt_embeds"]
+MediaKind = Kind | Literal["prompt_embeds"]
 
 _SAFETENSORS = "application/vnd.safetensors"
 
@@ -101,13 +104,17 @@ def admit(
     models: Renderers | None = None,
     *,
     prompt_embeds: bytes | None = None,
+    wall: MediaWall | None = None,
 ) -> Admitted:
-    """Check everything. ``models``: the renderers, where a caller keeps them.
+    """Check everything: what is cheap first, then what the media's headers say, and only then are they decoded.
 
-    ``prompt_embeds``: a safetensors file that came beside the body, as if it stood in it.
+    ``models``: the renderers, where a caller keeps them. ``prompt_embeds``: a safetensors file that
+    came beside the body, as if it stood in it. ``wall``: decoders, where a caller keeps them; None: they
+    are started for these media and ended.
 
     Raises InvalidRequest and RequestTooLarge naming the field, NotFound for an unknown
-    pipeline, ModelMissing when this host lacks the pipeline's checkpoint.
+    pipeline, ModelMissing when this host lacks the pipeline's checkpoint, DecodersUnavailable
+    when nothing decodes the media just now.
     """
     if not isinstance(body, Parsed):
         body = parse(body if isinstance(body, bytes) else _encoded(body), settings)
@@ -129,15 +136,22 @@ def admit(
     }
     if audio is not None:
         admitted["audio"] = audio
-    media, prompt_tokens = tuple(content.media), None
+    media: tuple[Media, ...] = ()
+    prompt_tokens = None
     if embeds is not None:
         admitted["prompt_embeds"] = {"media": 0}
         media = (Media("prompt_embeds", _SAFETENSORS, embeds),)
         from omni_jobs.requests.embeds import check_embeds  # loads numpy, which nothing else here needs
 
         prompt_tokens = check_embeds(embeds, renderer, stages)
-    elif renderer is not None:
-        prompt_tokens = _prompt_tokens(renderer, admitted, content.infos, stages)
+    else:
+        check = partial(_prompt_tokens, renderer, admitted, stages)
+        if content.media:
+            with nullcontext(wall) if wall is not None else MediaWall(settings) as decoders:
+                longest_audio_s = None if renderer is None else renderer.longest_audio_s
+                media, prompt_tokens = _measured(content.media, decoders, check, longest_audio_s)
+        else:
+            prompt_tokens = check(())
     return Admitted(
         request=admitted,
         media=media,
@@ -268,14 +282,13 @@ def _with_clients_field(error: InvalidRequest, fields: Mapping[tuple[str, str], 
 
 
 class _Content:
-    """The messages' contents: text kept, media taken out, decoded and measured."""
+    """The messages' contents: text kept, media taken out as they came."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
         self._pipeline = pipeline
         self._settings = settings
         self._text_bytes = 0
-        self.media: list[Media] = []
-        self.infos: list[MediaInfo] = []
+        self.media: list[_Encoded] = []
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         if len(messages) > self._settings.max_messages:
@@ -297,7 +310,7 @@ class _Content:
         return {"role": message.role, "content": content}
 
     def _part(self, message: Message, part: TextPart | AudioPart | ImagePart | VideoPart, field: str) -> dict[str, Any]:
-        kind: MediaKind
+        kind: Kind
         match part:
             case TextPart():
                 return {"type": "text", "text": self._text(part.text, f"{field}.text")}
@@ -322,32 +335,49 @@ class _Content:
             raise RequestTooLarge(f"at most {self._settings.max_text_bytes} bytes of text are taken", field=field)
         return text
 
-    def _medium(self, kind: MediaKind, data: bytes, field: str) -> int:
-        try:
-            info = _probe(kind, data, self._settings)
-        except OmniJobsError as error:
-            error.field = field
-            raise
-        self.media.append(Media(kind, info.media_type, data))
-        self.infos.append(info)
+    def _medium(self, kind: Kind, data: bytes, field: str) -> int:
+        self.media.append(_Encoded(kind, data, field))
         return len(self.media) - 1
 
 
-def _probe(kind: MediaKind, data: bytes, settings: Settings) -> MediaInfo:
-    # The decoders are loaded with the first medium: a server starts without them, and may never need them.
-    from omni_jobs.media.audio import probe_audio
-    from omni_jobs.media.image import probe_image
-    from omni_jobs.media.video import probe_video
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A medium whose bytes nobody has looked at yet."""
 
-    match kind:
-        case "audio":
-            return probe_audio(data, settings)
-        case "image":
-            return probe_image(data, settings)
-        case "video":
-            return probe_video(data, settings)
-        case "prompt_embeds":
-            raise ValueError("embeddings are no part of a message")
+    kind: Kind
+    data: bytes
+    field: str
+
+
+def _measured(
+    media: Sequence[_Encoded],
+    wall: MediaWall,
+    check: Callable[[Sequence[MediaInfo]], int | None],
+    longest_audio_s: float | None,
+) -> tuple[tuple[Media, ...], int | None]:
+    """The media as accepted, and what ``check`` says of them: first of all headers, and again once they are decoded.
+
+    No medium is decoded while another's header, or all of them together, are refused.
+    """
+    budget = wall.budget()
+    headers = [_of(medium, lambda medium: wall.header(medium.kind, medium.data, budget)) for medium in media]
+    prompt_tokens = check(headers)
+    infos = [
+        _of(medium, lambda medium: wall.probe(medium.kind, medium.data, budget, enough_s=longest_audio_s))
+        for medium in media
+    ]
+    if infos != headers:
+        prompt_tokens = check(infos)
+    found = (Media(medium.kind, info.media_type, medium.data) for medium, info in zip(media, infos, strict=True))
+    return tuple(found), prompt_tokens
+
+
+def _of(medium: _Encoded, measure: Callable[[_Encoded], MediaInfo]) -> MediaInfo:
+    try:
+        return measure(medium)
+    except InvalidInput as error:
+        error.field = medium.field
+        raise
 
 
 def _parts(message: Message) -> Sequence[TextPart | AudioPart | ImagePart | VideoPart]:
@@ -383,8 +413,13 @@ def _decoded(encoded: str, field: str) -> bytes:
 
 
 def _prompt_tokens(
-    renderer: PromptRenderer, request: Mapping[str, Any], infos: Sequence[MediaInfo], stages: Sequence[StageConfig]
-) -> int:
+    renderer: PromptRenderer | None,
+    request: Mapping[str, Any],
+    stages: Sequence[StageConfig],
+    infos: Sequence[MediaInfo],
+) -> int | None:
+    if renderer is None:
+        return None
     renderer.check(request)
     tokens = renderer.count_tokens(request, infos)
     limit = renderer.prompt_limit(stages)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omni_jobs.errors import ConfigError, ModelError
-from omni_jobs.media.audio import decode_audio
-from omni_jobs.media.image import decode_image
-from omni_jobs.media.video import decode_video
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.parameters import ArParameters
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.prompts import load_renderer
@@ -30,7 +28,9 @@ class ChatProcessor:
         self._renderer = load_renderer(model.architecture, model.path)
 
     def __call__(self, source: StageSource) -> OmniTextPrompt | OmniTokensPrompt:
-        """Raises InvalidRequest for media that do not decode, PayloadCorrupt for embeddings that do not."""
+        """Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
+        PayloadCorrupt for embeddings that do not decode.
+        """
         if not isinstance(source.parameters, ArParameters):
             raise ModelError("chat makes input for an AR stage", field="kind")
         if "prompt_embeds" in source.request:
@@ -45,16 +45,8 @@ class ChatProcessor:
                 capture=source.capture,
             )
         data: dict[str, list[Any]] = {}
-        for message in source.request["messages"]:
-            content = message["content"]
-            for part in content if isinstance(content, list) else ():
-                if part["type"] == "audio":
-                    audio = decode_audio(source.media[part["media"]], AUDIO_SAMPLING_RATE)
-                    data.setdefault("audio", []).append((audio, AUDIO_SAMPLING_RATE))
-                elif part["type"] == "image":
-                    data.setdefault("image", []).append(decode_image(source.media[part["media"]]))
-                elif part["type"] == "video":
-                    data.setdefault("video", []).append(decode_video(source.media[part["media"]]))
+        for field, kind, number in _media(source.request["messages"]):
+            data.setdefault(kind, []).append(self._decoded(source, kind, number, field))
         return OmniTextPrompt(
             prompt=self._renderer.render(source.request),
             multi_modal_data=data,
@@ -62,6 +54,18 @@ class ChatProcessor:
             seed=source.seed,
             capture=source.capture,
         )
+
+    def _decoded(self, source: StageSource, kind: str, number: int, field: str) -> Any:
+        if source.wall is None:
+            raise ConfigError("a stage without a media wall takes no media", field=field)
+        data = source.media[number]
+        try:
+            if kind == "audio":
+                return source.wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
+            return source.wall.decode_image(data) if kind == "image" else source.wall.decode_video(data)
+        except OmniJobsError as error:
+            error.field = field
+            raise
 
     def _embedded(self, source: StageSource, parameters: ArParameters) -> OmniTokensPrompt:
         data = source.media[source.request["prompt_embeds"]["media"]]
@@ -78,3 +82,12 @@ class ChatProcessor:
             capture=source.capture,
             prompt_embeds=to_torch(embeds),
         )
+
+
+def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
+    """(field, kind, number) of the media in prompt order."""
+    for position, message in enumerate(messages):
+        content = message["content"]
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] != "text":
+                yield f"messages.{position}.content.{place}", part["type"], part["media"]

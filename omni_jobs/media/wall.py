@@ -1,0 +1,425 @@
+"""``MediaWall``: all audio, images and video are decoded behind it, in processes of their own.
+
+    server  ──socket: JSON──▶  decoder_host  ──pebble──▶  decoders, forked from a clean server
+       └────────── bytes of media and results: files in memory (memfd) ──────────────┘
+
+A decoder reads bytes that anyone may have made, with libraries in C. It inherits nothing of this process but
+a scrubbed environment, has limits on memory, processor time, files and descriptors, and is killed when its
+time is over. What it makes of a medium, or that it died of it, is the request's business: InvalidRequest or
+RequestTooLarge. What no request can be blamed for is DecodersUnavailable, and may be tried again.
+
+What the wall does not do: a decoder that an attacker has taken over runs under the same user as the server.
+It can make the host unpickle what it wants, and read what that user may read, /proc of the server and other
+requests' media among it. What comes back here is JSON and files whose size is sealed: nothing is unpickled
+in this process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import logging
+import math
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError, RequestTooLarge
+from omni_jobs.media.info import SAMPLING_RATE, AudioInfo, ImageInfo, MediaInfo, VideoInfo
+from omni_jobs.media.limits import MediaLimits
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    from omni_jobs.settings import Settings
+
+__all__ = ["MediaBudget", "MediaWall", "ending_of"]
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["audio", "image", "video"]
+
+LONGEST_MESSAGE = 1 << 18
+_START_S = 60.0  # a host that answers nothing so long after a task's time is over is replaced
+_CLOSE_S = 10.0
+_INFOS: Mapping[str, type[MediaInfo]] = {"audio": AudioInfo, "image": ImageInfo, "video": VideoInfo}
+_REFUSALS: Mapping[str, type[OmniJobsError]] = {kind.code: kind for kind in (InvalidRequest, RequestTooLarge)}
+
+# What a decoder's environment holds: where Python and its libraries are, and one thread for each of them.
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
+_SET = {
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+
+
+def ending_of(status: int) -> dict[str, Any]:
+    """What to answer when a decoder ended of itself with this exit status."""
+    if status == -signal.SIGTERM:  # no medium does that: someone stops the processes of this service
+        return {"unavailable": "the decoder was stopped"}
+    if status == -signal.SIGXCPU:
+        return {"ended": "time"}
+    return {"ended": signal.Signals(-status).name if status < 0 else f"status {status}"}
+
+
+class _Medium:
+    """One encoded medium where decoders can read it. Close it; or ``with``."""
+
+    def __init__(self, kind: Kind, data: bytes | memoryview) -> None:
+        self.kind = kind
+        self.size = len(data)
+        self.descriptor = _memory_file("omni-jobs-medium", self.size)
+        try:
+            _write(self.descriptor, data)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def __enter__(self) -> _Medium:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MediaBudget:
+    """The decoders' time that one submit's media may take together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.left_s = seconds
+
+    def take(self, seconds: float) -> None:
+        self.left_s -= seconds
+
+    def check(self) -> None:
+        """Raises RequestTooLarge once it is used up."""
+        if self.left_s <= 0:
+            raise RequestTooLarge(f"the media take more than {self._seconds:g} s to decode")
+
+
+class MediaWall:
+    """A process's decoders, started with the first medium. Safe for threads. ``close`` it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limits = asdict(MediaLimits.of(settings))
+        self._processes = settings.decoders or min(max(2, os.cpu_count() or 2), 8)
+        self._memory_bytes = settings.decoder_memory_bytes
+        self._decode_limit_s = settings.decode_limit_s
+        self._probe_limit_s = settings.probe_limit_s
+        self._wait_s = settings.decoders_wait_s
+        self._turns = _Turns(self._processes, settings.decoders_waiting)
+        self._lock = threading.Lock()
+        self._host: _Host | None = None
+        self._closed = False
+
+    @property
+    def places(self) -> int:
+        """How many media can be decoded or wait for it at once."""
+        return self._processes + self._turns.max_waiting
+
+    @property
+    def pid(self) -> int | None:
+        """The process that the decoders belong to; None before the first medium."""
+        return self._host.pid if self._host is not None else None
+
+    # Of a submit: measured, nothing kept.
+
+    def budget(self) -> MediaBudget:
+        return MediaBudget(self._probe_limit_s)
+
+    def header(self, kind: Kind, data: bytes, budget: MediaBudget) -> MediaInfo:
+        """What the medium's header says, before anything is decoded; a lower bound where it does not know.
+
+        Raises InvalidRequest, RequestTooLarge or DecodersUnavailable, as ``probe`` does.
+        """
+        return self._measured(kind, data, "header", {}, budget)
+
+    def probe(self, kind: Kind, data: bytes, budget: MediaBudget, *, enough_s: float | None = None) -> MediaInfo:
+        """Decode it as far as it must be to know it. ``enough_s``: of sound, the most that its receiver takes."""
+        return self._measured(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
+
+    def _measured(self, kind: Kind, data: bytes, what: str, options: dict[str, Any], budget: MediaBudget) -> MediaInfo:
+        budget.check()
+        with self._turns.one(self._wait_s), _Medium(kind, data) as medium:
+            answer = self._run(medium, what, options, None, budget.left_s)
+        budget.take(answer["cpu_s"])
+        return _INFOS[kind](**answer["ok"])
+
+    # Of a stage run: the samples and pixels. It waits for a decoder as long as it takes: its worker has room for it.
+
+    def decode_audio(self, data: bytes | memoryview, sampling_rate: int = SAMPLING_RATE) -> np.ndarray[Any, Any]:
+        """What ``omni_jobs.media.audio.decode_audio`` gives."""
+        import numpy as np
+
+        room = 4 * math.ceil((self._limits["max_audio_s"] + 1) * sampling_rate)
+        found, output = self._decoded("audio", data, {"sampling_rate": sampling_rate}, room)
+        with output:
+            return np.frombuffer(output.read(4 * found["samples"]), np.float32)
+
+    def decode_image(self, data: bytes | memoryview) -> Image.Image:
+        """What ``omni_jobs.media.image.decode_image`` gives."""
+        from PIL import Image
+
+        found, output = self._decoded("image", data, {}, 3 * self._limits["max_image_pixels"])
+        size = found["width"], found["height"]
+        with output:
+            return Image.frombytes("RGB", size, memoryview(output.read(3 * size[0] * size[1])))
+
+    def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+        """What ``omni_jobs.media.video.decode_video`` gives."""
+        import numpy as np
+
+        from omni_jobs.media.video import QWEN
+
+        room = 3 * QWEN.max_frames * max(QWEN.max_pixels, self._limits["max_image_pixels"])
+        found, output = self._decoded("video", data, {}, room)
+        with output:
+            frames = np.frombuffer(output.read(math.prod(found["shape"])), np.uint8)
+        return frames.reshape(found["shape"]), found["metadata"]
+
+    def _decoded(
+        self, kind: Kind, data: bytes | memoryview, options: dict[str, Any], room: int
+    ) -> tuple[dict[str, Any], _Output]:
+        with self._turns.one(None), _Medium(kind, data) as medium:
+            output = _Output(room)
+            try:
+                return self._run(medium, "decode", options, output, self._decode_limit_s)["ok"], output
+            except BaseException:
+                output.close()
+                raise
+
+    # One task.
+
+    def _run(
+        self, medium: _Medium, what: str, options: dict[str, Any], output: _Output | None, limit_s: float
+    ) -> dict[str, Any]:
+        """The answer, which has ``ok``. Raises InvalidRequest, RequestTooLarge, DecodersUnavailable."""
+        task = {
+            "what": f"{medium.kind}.{what}",
+            "input": medium.size,
+            "output": output.size if output is not None else 0,
+            "options": options,
+            "limits": self._limits,
+            "limit_s": limit_s,
+            "cpu_s": limit_s,
+        }
+        descriptors = [medium.descriptor] + ([output.descriptor] if output is not None else [])
+        answer = self._open_host().ask(task, descriptors)
+        if "unavailable" in answer:  # of those who were in flight when the pool broke, only one broke it
+            answer = self._open_host().ask(task, descriptors)
+        if "ok" in answer:
+            return answer
+        if "refused" in answer:
+            refused = answer["refused"]
+            raise _REFUSALS[refused["code"]](refused["message"])
+        if "ended" in answer:
+            if answer["ended"] == "time":
+                raise RequestTooLarge(f"the {medium.kind} is not decoded after {limit_s:.3g} s")
+            raise InvalidRequest(f"the {medium.kind} does not decode: its decoder ended ({answer['ended']})")
+        raise DecodersUnavailable(str(answer["unavailable"]))
+
+    def _open_host(self) -> _Host:
+        with self._lock:
+            if self._closed:
+                raise DecodersUnavailable("the decoders are closed")
+            if self._host is None or not self._host.answers:
+                if self._host is not None:
+                    self._host.close()
+                    logger.warning("the decoders are started anew: their host had ended")
+                self._host = _Host(self._processes, self._memory_bytes)
+            return self._host
+
+    def close(self) -> None:
+        """End the decoders; what waits for one gets DecodersUnavailable."""
+        with self._lock:
+            self._closed = True
+            host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    def __enter__(self) -> MediaWall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Turns:
+    """As many at once as there are decoders, and so many waiting."""
+
+    def __init__(self, decoders: int, max_waiting: int) -> None:
+        self.max_waiting = max_waiting
+        self._free = decoders
+        self._waiting = 0
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def one(self, wait_s: float | None) -> Iterator[None]:
+        """Raises DecodersUnavailable when too many wait, or this one has for ``wait_s``; None: neither bounds it."""
+        with self._freed:
+            if not self._free and wait_s is not None and self._waiting >= self.max_waiting:
+                raise DecodersUnavailable("too many media wait to be decoded")
+            self._waiting += 1
+            try:
+                if not self._freed.wait_for(lambda: self._free > 0, wait_s):
+                    raise DecodersUnavailable(f"no decoder was free within {wait_s:g} s")
+            finally:
+                self._waiting -= 1
+            self._free -= 1
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._free += 1
+                self._freed.notify()
+
+
+class _Output:
+    """Room in memory for a result; only what is written of it takes any."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.descriptor = _memory_file("omni-jobs-decoded", size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+    def read(self, nbytes: int) -> mmap.mmap:
+        """Its start; changes to it are the reader's own."""
+        if nbytes > self.size:
+            raise InvalidRequest("its decoder gave more than there is room for")
+        return mmap.mmap(self.descriptor, max(nbytes, 1), flags=mmap.MAP_PRIVATE)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _memory_file(name: str, size: int) -> int:
+    """Its size is sealed: who maps it is never cut off. Raises DecodersUnavailable."""
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError as error:
+        raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+    return descriptor
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+class _Host:
+    """The process of ``decoder_host``, and the thread that reads its answers."""
+
+    def __init__(self, processes: int, memory_bytes: int) -> None:
+        """Raises DecodersUnavailable when it does not start."""
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self.answers = True
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "omni_jobs.media.decoder_host", str(theirs.fileno())],
+                    env=_environment(),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                )
+            options = {"processes": processes, "memory_bytes": memory_bytes, "parent": os.getpid()}
+            self._link.send(json.dumps(options).encode())
+        except OSError as error:
+            self._link.close()
+            raise DecodersUnavailable(f"no decoder starts: {error}") from error
+        self._reader = threading.Thread(target=self._read, name="media-wall", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, task: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """The answer; ``unavailable`` when the host has ended."""
+        number = next(self._numbers)
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if not self.answers:
+                return {"unavailable": "the decoders' host has ended"}
+            self._asked[number] = future
+        try:
+            socket.send_fds(self._link, [json.dumps({**task, "id": number}).encode()], descriptors)
+            return future.result(task["limit_s"] + _START_S)
+        except OSError as error:  # TimeoutError is one
+            self.close()
+            return {"unavailable": f"the decoders' host does not answer: {error or type(error).__name__}"}
+        finally:
+            with self._lock:
+                self._asked.pop(number, None)
+
+    def _read(self) -> None:
+        message = b"-"
+        while message:
+            try:
+                message = self._link.recv(LONGEST_MESSAGE)
+            except OSError:
+                message = b""
+            if message:
+                answer = json.loads(message)
+                with self._lock:
+                    future = self._asked.pop(answer["id"], None)
+                if future is not None:
+                    future.set_result(answer)
+        with self._lock:
+            self.answers = False
+            left, self._asked = list(self._asked.values()), {}
+        for future in left:
+            future.set_result({"unavailable": "the decoders' host has ended"})
+
+    def close(self) -> None:
+        """Ask it to end, by the socket's end; kill it if it does not."""
+        with self._lock:
+            self.answers = False
+        with suppress(OSError):  # it is gone
+            self._link.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._link.close()
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of this process's but where its modules and libraries are."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    path = [os.path.abspath(part) for part in sys.path if part]
+    return {**kept, **_SET, "PYTHONPATH": os.pathsep.join(path)}
