@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from omni_jobs.api.examples import SUBMITS
 from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsError, RequestTooLarge
+from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.requests import Admitted, JobRequest, admit, cancel_after, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
@@ -19,6 +22,7 @@ from tests import samples
 ROOT = Path(__file__).parents[2]
 HELLO = [{"role": "user", "content": "Hello"}]
 WAV = samples.wav()
+_WALLS: list[MediaWall] = []
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +35,19 @@ def settings(tiny_checkpoint: Path) -> Settings:
     return Settings(models={"qwen2_5_omni": tiny_checkpoint}, max_body_bytes=4 << 20, max_media_parts=3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def wall() -> Iterator[None]:
+    """One for all whose limits are the defaults, as a server has one."""
+    with MediaWall(Settings()) as wall:
+        _WALLS.append(wall)
+        yield
+    _WALLS.clear()
+
+
 def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> Admitted:
-    return admit({"model": "qwen2_5_omni", "messages": HELLO, **body}, pipelines, settings)
+    usual = MediaLimits.of(settings) == MediaLimits.of(Settings())
+    whole = {"model": "qwen2_5_omni", "messages": HELLO, **body}
+    return admit(whole, pipelines, settings, wall=_WALLS[0] if usual else None)
 
 
 def says(*content: Any, role: str = "user") -> list[dict[str, Any]]:
