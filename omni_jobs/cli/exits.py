@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from omni_jobs.errors import NotFound, OmniJobsError
 
-__all__ = ["Exit", "Group", "fail"]
+__all__ = ["Exit", "Group", "exit_code", "fail"]
 
 
 class Exit:
@@ -31,7 +31,7 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except OmniJobsError as error:
-            fail(str(error), _exit_code(error))
+            fail(str(error), exit_code(error))
         except TimeoutError as error:
             fail(str(error), Exit.TIMEOUT)
         except KeyboardInterrupt:
@@ -41,7 +41,7 @@ class Group(TyperGroup):
             raise typer.Exit(0) from None
 
 
-def _exit_code(error: OmniJobsError) -> int:
+def exit_code(error: OmniJobsError) -> int:
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED

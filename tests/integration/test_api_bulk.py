@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
 from omni_jobs.db import Database
 from omni_jobs.settings import Settings
@@ -135,10 +143,6 @@ def test_a_wrong_request(api: ApiServer, headers: dict[str, str], status: int, f
 
 
 def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from omni_jobs.cli import app
-
     url = f"http://{api.host}:{api.port}"
     with Client(url) as client:
         found = list(client.submit_bulk([line("a"), b"{}\n"], idempotency_key="k"))
@@ -155,4 +159,112 @@ def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
     told = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
     assert [answer.get("id") == found[0].id for answer in told] == [True, False, False]
     assert (told[1]["error"]["field"], told[2]["created"]) == ("model", True)
-    assert CliRunner().invoke(app, ["submit-bulk", "nothing.jsonl"]).exit_code == 2
+
+
+# Pipes: they cannot be sought, have no size, and give their lines once.
+
+
+def command(api: ApiServer, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """``omni-jobs submit-bulk`` as a process, its three streams pipes."""
+    words = [sys.executable, "-m", "omni_jobs.cli", "submit-bulk", *arguments]
+    url = f"http://{api.host}:{api.port}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*words, "--url", url], bufsize=0, **(pipes | options))
+
+
+def test_standard_input_may_be_a_pipe_and_is_sent_as_it_comes(api: ApiServer) -> None:
+    """The first group is stored before the pipe ends."""
+    with command(api, "-") as process:
+        assert process.stdin is not None
+        for n in range(300):
+            process.stdin.write(line(f"行 {n}") + b"\n")
+        deadline = time.monotonic() + 60
+        while not jobs_there(api):
+            assert time.monotonic() < deadline, "nothing came while the pipe was open"
+            time.sleep(0.05)
+        told, errors = process.communicate(line("the last") + b"\n{}\n", timeout=60)
+    assert process.returncode == 1
+    assert errors.decode() == "301 accepted, 1 refused\n"
+    found = [json.loads(answer) for answer in told.splitlines()]
+    assert [answer["line"] for answer in found] == list(range(1, 303))
+    assert jobs_there(api) == 301
+
+
+def test_a_fifo(api: ApiServer, tmp_path: Path) -> None:
+    """By its name, as a shell's ``<(…)`` gives it."""
+    fifo, out = tmp_path / "jobs", tmp_path / "answers.jsonl"
+    os.mkfifo(fifo)
+    with command(api, str(fifo), "--out", str(out)) as process:
+        with open(fifo, "wb") as lines:  # opens once the command reads
+            lines.writelines(line(str(n)) + b"\n" for n in range(1000))
+        told, errors = process.communicate(timeout=60)
+    assert (process.returncode, told, errors.decode()) == (0, b"", "1000 accepted, 0 refused\n")
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 1000
+
+
+def test_a_shell_s_process_substitution(api: ApiServer, tmp_path: Path) -> None:
+    (tmp_path / "jobs.jsonl").write_bytes(line("a") + b"\n" + line("b") + b"\n")
+    words = f"{sys.executable} -m omni_jobs.cli submit-bulk <(cat jobs.jsonl) --url http://{api.host}:{api.port}"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "2 accepted, 0 refused\n")
+
+
+def test_a_pipe_that_is_empty(api: ApiServer) -> None:
+    with command(api, "-", stdin=subprocess.DEVNULL) as process:
+        told, errors = process.communicate(timeout=60)
+    assert (process.returncode, told, errors.decode()) == (0, b"", "0 accepted, 0 refused\n")
+
+
+def test_sent_again_after_a_break_with_the_key_that_is_told(
+    valkey_server: str, tmp_path: Path, database_url: str, api: ApiServer
+) -> None:
+    """A pipe that pauses too long is refused; the same lines with the key that the error names make the rest."""
+    impatient = api.services.settings.model_copy(update={"silence_limit_s": 1.0, "data_dir": tmp_path / "other"})
+    with serve(impatient) as other, command(other, "-") as process:
+        assert process.stdin is not None
+        for n in range(300):
+            process.stdin.write(line(str(n)) + b"\n")
+        deadline = time.monotonic() + 60
+        while process.returncode is None:
+            # The server has ended the request by then; a client finds out as it sends on.
+            assert time.monotonic() < deadline, "the command did not end"
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            with suppress(BrokenPipeError):
+                process.stdin.write(line("late") + b"\n")
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+    assert process.returncode == Exit.FAILED
+    assert "nothing of the body came for 1 s" in errors
+    [key] = re.findall(r"send the same lines again with --idempotency-key (bulk-[0-9a-f]{32}): ", errors)
+    before = jobs_there(api)
+    assert 0 < before < 300
+    with command(api, "-", "--idempotency-key", key) as process:
+        told, _ = process.communicate(b"".join(line(str(n)) + b"\n" for n in range(300)), timeout=60)
+    assert process.returncode == 0
+    made = [json.loads(answer).get("created", False) for answer in told.splitlines()]
+    assert (made.count(True), len(made), jobs_there(api)) == (300 - before, 300, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing.jsonl"], "nothing.jsonl cannot be read: No such file or directory"),
+        (["."], ". cannot be read: Is a directory"),
+        (["-", "--out", "no/such/place"], "no/such/place cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_opened_is_wrong_usage(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["submit-bulk", *arguments], input=b"", env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_no_server_names_the_key(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["submit-bulk", "-", "--url", "http://127.0.0.1:9"], input=line("a"))
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "no answer from http://127.0.0.1:9/v1/jobs/bulk" in result.stderr
+    assert "send the same lines again with --idempotency-key bulk-" in result.stderr
