@@ -68,6 +68,12 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
     uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
 USER 10001:10001
-# What the container runtime has to hand in of the driver.
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool
+# What the container runtime hands in of the driver. torch's build is of CUDA 13.0, which is in every driver from 580 on:
+# with an older one the runtime refuses to start the container. All that is compiled goes below one directory.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
+    CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool \
+    TRITON_CACHE_DIR=/home/omni/.cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/home/omni/.cache/torchinductor \
+    CUDA_CACHE_PATH=/home/omni/.cache/nv
 CMD ["omni-jobs", "worker", "--help"]
