@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.prompts.checkpoint_files import check_checkpoint
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import EngineSettings, Pipeline, StageConfig
 from workers.devices import Device, resolve_device
@@ -36,6 +37,12 @@ class OmniModelConfig:
                 field="model.path",
                 stage=stage.name,
             )
+        try:
+            check_checkpoint(found)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the checkpoint cannot be used: {error}", field="model.path", stage=stage.name
+            ) from error
         if not (found / "config.json").is_file():
             raise ConfigError(f"no checkpoint at {found}: config.json is missing", field="model.path", stage=stage.name)
         prompt_embeds = "prompt_embeds" in pipeline.accepts and not stage.inputs

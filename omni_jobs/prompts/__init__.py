@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_jobs.errors import ConfigError, ModelMissing
-from omni_jobs.prompts.checkpoint_files import read_json
+from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
 from omni_jobs.stage_config import PROMPTS, Pipeline, StageConfig
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
     found = entry_points(group=PROMPTS, name=architecture)
     if not found:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
+    check_checkpoint(model_dir)
     kind: type[PromptRenderer] = next(iter(found)).load()
     return kind(model_dir)
 
 
 def architectures_of(model_dir: Path) -> frozenset[str]:
     """The installed architectures that take this checkpoint, by its ``config.json``. Raises ConfigError."""
+    check_checkpoint(model_dir)
     config = read_json(model_dir / "config.json")
     return frozenset(entry.name for entry in entry_points(group=PROMPTS) if entry.load().takes(config))
 

@@ -1,15 +1,39 @@
-"""The small JSON files of a checkpoint directory."""
+"""A checkpoint directory: whether it can be read, and its small JSON files."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["positive", "processor_part", "read_json"]
+__all__ = ["check_checkpoint", "positive", "processor_part", "read_json"]
+
+
+def check_checkpoint(directory: Path) -> None:
+    """Raise ConfigError naming the file when the directory is missing, unreadable, or has links that lead nowhere."""
+    try:
+        for path in sorted(directory.iterdir()):
+            if path.is_symlink() and not path.exists():
+                raise ConfigError(
+                    f"a link to {path.readlink()}, which is not there: a snapshot of the Hugging Face cache is links "
+                    "out of its directory; mount or copy the files themselves (hf download … --local-dir DIRECTORY)",
+                    file=str(path),
+                )
+            if path.is_file() and not os.access(path, os.R_OK):
+                raise ConfigError(f"user {os.geteuid()} may not read it", file=str(path))
+        readable = os.access(directory, os.R_OK | os.X_OK)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError("no such checkpoint directory", file=str(directory)) from error
+    except PermissionError:
+        readable = False
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(directory)) from error
+    if not readable:
+        raise ConfigError(f"user {os.geteuid()} may not read this checkpoint directory", file=str(directory))
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
