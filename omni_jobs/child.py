@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["Child", "ChildState", "ChildView"]
+__all__ = ["UMASK", "Child", "ChildState", "ChildView"]
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # what dies once is started anew at once
+UMASK = 0o077  # what the stack writes is for its user alone
 STEADY_S = 60.0  # ready for this long: the next crash counts as the first
 
 
@@ -98,6 +99,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=self._pass_fds,
+                umask=UMASK,
             )
         self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
         self.state = ChildState.STARTING

@@ -57,10 +57,15 @@ class DataDirectory:
         return self._lock
 
     def open(self) -> None:
-        """Make the directory and take its lock. Raises StackError when another stack has it."""
+        """Make the directory and take its lock.
+
+        Raises StackError when another stack has it, or when other users can look into it and it is not ours to close.
+        """
         try:
-            for directory in (self.path, self.logs, self.valkey):
-                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._close_to_others()
+            for directory in (self.logs, self.valkey):
+                directory.mkdir(exist_ok=True, mode=0o700)
             lock = os.open(self.path / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StackError(f"the data directory cannot be used: {error}") from error
@@ -72,6 +77,20 @@ class DataDirectory:
         self._lock = lock
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+    def _close_to_others(self) -> None:
+        """A directory that was there: jobs lie in it for this user alone. One that holds other things stays as is."""
+        found = self.path.stat()
+        if not found.st_mode & 0o077:
+            return
+        is_ours = os.geteuid() in (0, found.st_uid)
+        if not is_ours or not ((self.path / "stack.lock").exists() or not any(self.path.iterdir())):
+            why = "and holds other things than a stack's" if is_ours else "and belongs to another user"
+            raise StackError(
+                f"the data directory {self.path} is open to other users (mode {found.st_mode & 0o7777:o}) {why}: "
+                f"close it with chmod 700, or choose another --data-dir"
+            )
+        self.path.chmod(0o700)
 
     def _take(self, lock: int) -> None:
         deadline = time.monotonic() + LOCK_WAIT_S

@@ -45,11 +45,15 @@ def up(
       omni-jobs up --model ~/models/SmolLM2-135M-Instruct --model qwen2_5_omni=~/models/Qwen2.5-Omni-3B
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
+    import os
+
+    from omni_jobs.child import UMASK
     from omni_jobs.console import show_start
     from omni_jobs.settings import read_settings
     from omni_jobs.signals import raised_signals
     from omni_jobs.stack import EmbeddedStack
 
+    os.umask(UMASK)
     settings = read_settings()
     chosen, models = _chosen(settings, pipeline or [], model or [])
     given = {"models": settings.models | models, "data_dir": data_dir or settings.data_dir}

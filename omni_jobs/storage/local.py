@@ -22,7 +22,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 _PARTIAL: Final = ".partial"
 _ABANDONED_S: Final = 3600.0  # since its last byte: nobody writes it any more
 _DIRECTORIES: Final = 2
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LocalObjectStore(ObjectStore):
@@ -126,11 +127,17 @@ class LocalObjectStore(ObjectStore):
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self.path(key)
-            with translated_os_errors("deleting the object", key), suppress(FileNotFoundError, NotADirectoryError):
-                path.unlink()
+            with (
+                translated_os_errors("deleting the object", key),
+                suppress(FileNotFoundError, NotADirectoryError),
+                self._folder_of(path) as folder,
+            ):
+                os.unlink(path.name, dir_fd=folder)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         *folders, _ = check_prefix(prefix).split("/", _DIRECTORIES)
+        if any(self._directory.joinpath(*folders[:depth]).is_symlink() for depth in range(1, len(folders) + 1)):
+            return  # links are not followed
         with translated_os_errors("listing the objects", prefix):
             yield from self._walk(folders, prefix)
 
@@ -222,6 +229,11 @@ class LocalObjectStore(ObjectStore):
         if folder in self._lasting:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        for inner in (folder, *folder.parents):
+            if inner == self._directory:
+                break
+            if inner.is_symlink():
+                raise StorageError(f"{inner.name} in the object directory is a link, which is not followed")
         above = folder
         while self._sync and above != self._directory:
             above = above.parent
@@ -232,8 +244,10 @@ class LocalObjectStore(ObjectStore):
 
     def _open(self, ref: ObjectRef) -> int:
         """An open file of the right size."""
+        path = self.path(ref.key)
         try:
-            fd = os.open(self.path(ref.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with self._folder_of(path) as folder:  # without O_NONBLOCK a FIFO in its place would be waited for
+                fd = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectMissing(key=ref.key) from error
         except OSError as error:
@@ -248,6 +262,19 @@ class LocalObjectStore(ObjectStore):
             raise
         return fd
 
+    @contextmanager
+    def _folder_of(self, path: Path) -> Iterator[int]:
+        """The open directory of an object's file, reached from the store's own without following a link."""
+        opened = os.open(self._directory, _FOLDER)
+        try:
+            for name in path.parent.relative_to(self._directory).parts:
+                below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=opened)
+                os.close(opened)
+                opened = below
+            yield opened
+        finally:
+            os.close(opened)
+
     def _walk(self, folders: Sequence[str], prefix: str) -> Iterator[StoredObject]:
         """Objects of one directory and those within, by name."""
         try:
@@ -257,13 +284,13 @@ class LocalObjectStore(ObjectStore):
             return
         for entry in entries:
             key = "/".join((*folders, entry.name.replace(",", "/")))
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.is_symlink():
                 continue
-            if entry.is_dir():
+            if entry.is_dir(follow_symlinks=False):
                 is_above = f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/")
                 if is_above and len(folders) < _DIRECTORIES:
                     yield from self._walk((*folders, entry.name), prefix)
             elif key.startswith(prefix):
                 with suppress(FileNotFoundError):
-                    about = entry.stat()
+                    about = entry.stat(follow_symlinks=False)
                     yield StoredObject(key, about.st_size, datetime.fromtimestamp(about.st_mtime, UTC))

@@ -338,12 +338,16 @@ def children_of(pid: int) -> set[int]:
 
 
 def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # as ``mkdir`` makes it
     with up(tmp_path) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "omni-jobs is up at http://127.0.0.1:" in line
         with Client(re.findall(r"http://\S+", line)[0]) as client:
-            assert client.wait(client.submit(echo("hi")).id, timeout=60).status is JobState.COMPLETED
+            job = client.wait(client.submit(echo("hi", payload_bytes=100_000)).id, timeout=60)
+            assert job.status is JobState.COMPLETED
+        open_to_others = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.lstat().st_mode & 0o077]
+        assert open_to_others == []
         sessions = children_of(process.pid)
         assert len(sessions) == 6  # five children and the sentinel
         process.terminate()

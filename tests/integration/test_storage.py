@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import socket
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -382,6 +383,44 @@ class TestLocal:
         LocalObjectStore(tmp_path / "objects")
         assert not old.exists()
         assert young.exists()
+
+    @pytest.mark.parametrize("kind", ["fifo", "device", "directory", "link"])
+    def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(
+        self, store: LocalObjectStore, tmp_path: Path, kind: str
+    ) -> None:
+        ref = store.put(KEY, [b""])
+        path = store.path(KEY)
+        path.unlink()
+        if kind == "fifo":
+            os.mkfifo(path)  # nobody writes: who opens it to read would wait
+        elif kind == "device":
+            try:
+                os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+            except PermissionError:
+                pytest.skip("only root makes a device")
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to("/etc/hostname")
+        for read in (lambda: store.read(ref, max_bytes=1), lambda: b"".join(store.open_stream(ref))):
+            with pytest.raises((ObjectMissing, StorageUnavailable)):
+                read()
+
+    def test_a_directory_that_is_a_link_is_not_followed(self, store: LocalObjectStore, tmp_path: Path) -> None:
+        ref = store.put(KEY, [b"x"])
+        folder = store.path(KEY).parent
+        for within in (folder, folder.parent):
+            within.rename(tmp_path / "elsewhere")
+            within.symlink_to(tmp_path / "elsewhere")
+            with pytest.raises(ObjectMissing):
+                store.read(ref, max_bytes=1)
+            assert list(store.list()) == list(store.list(KEY)) == []
+            store.delete([KEY])
+            with pytest.raises(StorageError, match="is a link"):
+                LocalObjectStore(tmp_path / "objects").put(KEY, [b"y"])
+            within.unlink()
+            (tmp_path / "elsewhere").rename(within)
+            assert store.read(ref, max_bytes=1) == b"x"
 
     def test_a_directory_that_cannot_be_made_yet(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "file").write_bytes(b"")

@@ -60,3 +60,44 @@ def test_a_file_in_its_place_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("", encoding="utf-8")
     with pytest.raises(StackError, match="the data directory cannot be used"):
         DataDirectory(tmp_path / "data").open()
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o710])
+def test_an_empty_directory_that_is_open_to_others_is_closed(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    path.chmod(mode)
+    directory = DataDirectory(path)
+    directory.open()
+    assert mode_of(path) == 0o700
+    directory.close()
+    path.chmod(mode)  # with a stack's files in it
+    directory.open()
+    assert mode_of(path) == 0o700
+    directory.close()
+
+
+def test_a_directory_of_other_things_is_not_closed_but_refused(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    path.mkdir()
+    path.chmod(0o755)
+    (path / "letter").touch()
+    with pytest.raises(StackError, match=r"open to other users \(mode 755\) and holds other things.*chmod 700"):
+        DataDirectory(path).open()
+    assert mode_of(path) == 0o755
+    assert [entry.name for entry in path.iterdir()] == ["letter"]
+    path.chmod(0o700)
+    directory = DataDirectory(path)
+    directory.open()
+    directory.close()
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(StackError, match="belongs to another user"):
+        DataDirectory(tmp_path).open()
