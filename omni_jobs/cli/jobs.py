@@ -227,7 +227,12 @@ def events(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what became of a job, the oldest first."""
+    """Show what became of a job, the oldest first.
+
+    \b
+    Example:
+      omni-jobs events job-0193…
+    """
     from omni_jobs.console import events_table
 
     with client_of(url) as client:
@@ -243,7 +248,12 @@ def cancel(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a job; what it has finished stays."""
+    """Stop a job; what it has finished stays.
+
+    \b
+    Example:
+      omni-jobs cancel job-0193…
+    """
     with client_of(url) as client:
         job = client.cancel(job_id)
     typer.echo(job.model_dump_json(indent=2) if as_json else job.status.value)
@@ -280,7 +290,12 @@ def delete(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB…", show_default=False)],
     url: UrlOption = None,
 ) -> None:
-    """Delete jobs that have ended, with all they made. There is no way back."""
+    """Delete jobs that have ended, with all they made. There is no way back.
+
+    \b
+    Example:
+      omni-jobs delete job-0193… job-0194…
+    """
     with client_of(url) as client:
         for job_id in jobs:
             client.delete(job_id)

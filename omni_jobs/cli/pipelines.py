@@ -41,7 +41,13 @@ def check(
 
 
 def list_(as_json: JsonOption = False) -> None:
-    """List the pipelines of the stage config directory (OMNI_JOBS_STAGE_CONFIGS)."""
+    """List the pipelines of the stage config directory (OMNI_JOBS_STAGE_CONFIGS), served or not.
+
+    \b
+    Examples:
+      omni-jobs pipelines list
+      OMNI_JOBS_STAGE_CONFIGS=/etc/omni-jobs/stage_configs omni-jobs pipelines list --json
+    """
     from rich.table import Table
 
     from omni_jobs.settings import settings

@@ -220,6 +220,10 @@ def rescuer() -> None:
     """Run a rescuer: takes back what lost workers held, ends what is late, deletes what was kept long enough.
 
     One is enough; several do no harm.
+
+    \b
+    Example:
+      OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
     """
     from omni_jobs.rescuer import run
     from omni_jobs.settings import settings
@@ -228,7 +232,12 @@ def rescuer() -> None:
 
 
 def migrate() -> None:
-    """Bring the database to this version's schema; safe to run twice, and from several hosts."""
+    """Bring the database to this version's schema; safe to run twice, and from several hosts.
+
+    \b
+    Example:
+      OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first API server, and after an update
+    """
     from omni_jobs.db import Database
     from omni_jobs.settings import settings
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from omni_jobs import client as client_module
@@ -39,6 +43,7 @@ COMMANDS = [
     ["migrate"],
     ["prune"],
     ["submit"],
+    ["submit-bulk"],
     ["status"],
     ["list"],
     ["result"],
@@ -57,6 +62,34 @@ def test_every_command_has_help(command: Sequence[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
+
+
+def examples(command: Sequence[str]) -> list[list[str]]:
+    """The arguments of each line of a command's help that shows it in use."""
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    lines = [line for line in (found.help or "").splitlines() if "omni-jobs " in line and line.startswith("  ")]
+    plain = [re.sub(r"<\(.*?\)", "/dev/fd/63", line.partition("omni-jobs ")[2]) for line in lines]
+    words = [shlex.split(line, comments=True) for line in plain]
+    return [each[: each.index(">")] if ">" in each else each for each in words]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["pipelines"]], ids=" ".join)
+def test_every_command_s_help_shows_it_in_use(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By examples that the command understands."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("question.wav", "prompt.safetensors"):
+        Path(name).touch()
+    assert examples(command), command
+    for words in examples(command):
+        assert words[: len(command)] == command
+        parsed: Any = get_command(app)
+        for name in command:
+            parsed = parsed.commands[name]
+        parsed.make_context(command[-1], words[len(command) :])
 
 
 def test_the_exit_codes_are_in_the_help() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_jobs import errors
+from omni_jobs import backlog, errors
 from omni_jobs.api.app import create_app
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
@@ -133,6 +133,11 @@ def test_the_defaults_are_found() -> None:
 @pytest.mark.parametrize(("name", "seconds"), defaults())
 def test_the_defaults_are_the_defaults(name: str, seconds: float) -> None:
     assert Settings.model_fields[name].default == seconds
+
+
+def test_counting_the_backlog_takes_no_more_than_is_said() -> None:
+    assert "never more than a hundredth of the time" in OPERATIONS
+    assert backlog._PAUSE_PER_COUNT >= 100
 
 
 def test_the_stages_retries_are_the_defaults() -> None:
