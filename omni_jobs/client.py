@@ -138,10 +138,17 @@ class Client:
         status: str | None = None,
         pipeline: str | None = None,
         error_code: str | None = None,
+        brief: bool = False,
     ) -> Page:
-        """The newest jobs first; ``next_cursor`` of one page is the ``cursor`` of the next."""
+        """The newest jobs first; ``next_cursor`` of one page is the ``cursor`` of the next.
+
+        A page may hold fewer than ``limit`` jobs, where their results are large: only a page
+        without a ``next_cursor`` is the last. ``brief`` leaves every ``result`` out.
+        """
         given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline, "error_code": error_code}
         params = {name: value for name, value in given.items() if value is not None}
+        if brief:
+            params["brief"] = "true"
         return _parsed(Page, self._call("GET", "/v1/jobs", params=params))
 
     def events(self, job_id: str) -> Sequence[EventView]:

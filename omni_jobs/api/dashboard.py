@@ -22,8 +22,6 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["status"])
 
-_RECENT = 30
-
 
 class StageLoad(BaseModel):
     """A stage's queue and the workers behind it."""
@@ -64,7 +62,7 @@ class Status(BaseModel):
 
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))
-def status(services: ServicesDep) -> Status:
+def status(services: ServicesDep) -> Response:
     """Queues, workers and the newest jobs."""
     counts = services.counts.get()
     workers = list(services.jobs.workers())
@@ -92,9 +90,10 @@ def status(services: ServicesDep) -> Status:
             warnings=job.warnings,
             artifacts=[artifact.url for artifact in job.artifacts],
         )
-        for job in services.jobs.list(limit=_RECENT).jobs
+        for job in services.recent.get().jobs
     ]
-    return Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
+    found = Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
+    return Response(found.model_dump_json(), media_type="application/json")
 
 
 def _brief(stage: StageRunView) -> StageRunView:

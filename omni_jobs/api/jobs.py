@@ -44,6 +44,11 @@ async def _job_id(job_id: str) -> str:  # async: others are called on a thread o
 JobId = Annotated[str, Depends(_job_id)]
 
 
+def as_json(view: JobView | Page, status: int = 200) -> Response:
+    """The answer, made where this is called: on the event loop all others would wait for a large one."""
+    return Response(view.model_dump_json(), status, media_type="application/json")
+
+
 @router.post(
     "",
     status_code=202,
@@ -203,17 +208,22 @@ async def get_job(
         PlainNumber,
         Query(ge=0, le=60, description="seconds: answer once the job has ended, at the latest after this time"),
     ] = 0.0,
-) -> JobView:
+) -> Response:
     """A job with its stages, and its result once it is completed.
 
     With `wait` one request takes the place of many: it is answered within a moment of the job's end.
     Look at `status` all the same: when the time is up, or the server stops, the job is told as it is.
     """
-    job = await run_sync(services.jobs.get, job_id)
-    if wait and not job.status.is_final:
+
+    def answer(of_its_end: bool) -> Response | None:
+        job = services.jobs.get(job_id)
+        return as_json(job) if job.status.is_final or not of_its_end else None
+
+    found = await run_sync(answer, bool(wait))
+    while found is None:
         await services.ends.of(job_id, within_s=wait)
-        job = await run_sync(services.jobs.get, job_id)
-    return job
+        found = await run_sync(answer, False)
+    return found
 
 
 @router.get("", response_model=Page, responses=errors(422, 503))
@@ -231,19 +241,27 @@ def list_jobs(
             examples=["quarantined"],
         ),
     ] = None,
-) -> Page:
-    """Jobs, the newest first."""
-    return services.jobs.list(limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code)
+    brief: Annotated[bool, Query(description="leave every `result` out: it is null")] = False,
+) -> Response:
+    """Jobs, the newest first.
+
+    A page holds `limit` jobs, or fewer: it ends early where the texts of its jobs (results, progress,
+    errors) come to 2 MiB, with one job at least. Go by `next_cursor`, not by the number of jobs.
+    """
+    page = services.jobs.list(
+        limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
+    )
+    return as_json(page)
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})
-def cancel_job(job_id: JobId, services: ServicesDep) -> JobView:
+def cancel_job(job_id: JobId, services: ServicesDep) -> Response:
     """Stop a job: what waits stops at once, what runs as soon as its worker knows (`cancelling`).
 
     A job that has ended keeps its status.
     """
     services.jobs.cancel(job_id)
-    return services.jobs.get(job_id)
+    return as_json(services.jobs.get(job_id))
 
 
 @router.post(
@@ -258,7 +276,7 @@ def retry_job(
         str | None,
         Query(max_length=100, description="run this stage again, and all that follow it", examples=["talker"]),
     ] = None,
-) -> JobView:
+) -> Response:
     """Send a job that has ended on again: what did not succeed, or all from a stage on.
 
     What succeeded before that stage is not computed again. The job keeps its id, is `queued`
@@ -270,7 +288,7 @@ def retry_job(
         hints = services.jobs.retry(job_id, from_stage)
         place.taken = True
     services.relay.send(hints)
-    return services.jobs.get(job_id)
+    return as_json(services.jobs.get(job_id))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(404, 409, 503))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -15,7 +16,7 @@ from omni_jobs.api.sampled import Sampled
 from omni_jobs.backlog import Backlog
 from omni_jobs.broker import Broker, HintPublisher, Relay
 from omni_jobs.db import Database
-from omni_jobs.jobs import Counts, Jobs
+from omni_jobs.jobs import Counts, Jobs, Page
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
@@ -26,6 +27,8 @@ from omni_jobs.submitter import Submitter
 __all__ = ["Services", "ServicesDep"]
 
 logger = logging.getLogger(__name__)
+
+_RECENT = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Services:
     backlog: Backlog
     ends: Ends
     counts: Sampled[Counts]  # of a long backlog it takes a second to make
+    recent: Sampled[Page]  # the newest jobs, without their results
     wall: MediaWall
     admissions: CapacityLimiter  # reading a large body takes the processor: polls must not wait behind it
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
@@ -78,6 +82,7 @@ class Services:
             ),
             ends=Ends(jobs.unfinished),
             counts=Sampled(jobs.counts),
+            recent=Sampled(partial(jobs.list, limit=_RECENT, brief=True)),
             wall=wall,
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
             media_admissions=CapacityLimiter(wall.places),

@@ -181,9 +181,9 @@ def status(
             show(job.model_dump_json(indent=2) if as_json else job_summary(job))
             _warn(job)
         elif watch and not as_json:
-            watching(lambda: jobs_table(client.list(limit=limit).jobs))
+            watching(lambda: jobs_table(client.list(limit=limit, brief=True).jobs))
         else:
-            page = client.list(limit=limit)
+            page = client.list(limit=limit, brief=not as_json)
             show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
 
 
@@ -210,6 +210,9 @@ def list_(
 ) -> None:
     """List jobs, the newest first.
 
+    With --json they come with their results, and a page ends early where those are large: go on
+    with --cursor while there is a next_cursor.
+
     \b
     Examples:
       omni-jobs list --status failed
@@ -218,7 +221,9 @@ def list_(
     from omni_jobs.console import jobs_table
 
     with client_of(url) as client:
-        page = client.list(limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code)
+        page = client.list(
+            limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code, brief=not as_json
+        )
     show(page.model_dump_json(indent=2) if as_json else jobs_table(page.jobs))
 
 

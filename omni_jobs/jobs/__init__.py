@@ -333,10 +333,23 @@ class Jobs:
         state: JobState | None = None,
         pipeline: str | None = None,
         error_code: str | None = None,
+        brief: bool = False,
     ) -> Page:
-        """Jobs, the newest first; ``cursor`` from the page before. Raises InvalidRequest."""
+        """Jobs, the newest first; ``cursor`` from the page before. Raises InvalidRequest.
+
+        A page ends early, with its cursor, where the texts of its jobs come to 2 MiB. ``brief``:
+        without results.
+        """
         return self._db.read(
-            partial(views.jobs, limit=limit, cursor=cursor, state=state, pipeline=pipeline, error_code=error_code)
+            partial(
+                views.jobs,
+                limit=limit,
+                cursor=cursor,
+                state=state,
+                pipeline=pipeline,
+                error_code=error_code,
+                brief=brief,
+            )
         )
 
     def events(self, job_id: str) -> Sequence[EventView]:

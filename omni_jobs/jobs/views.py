@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import CompoundSelect, Connection, Row, Select, Text, bindparam, func, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    func,
+    select,
+    union_all,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.batch import listed, one_of
 from omni_jobs.db import now
@@ -47,15 +63,37 @@ from omni_jobs.views import (
 __all__ = ["artifact", "backlog", "counts", "events", "is_known", "job", "jobs", "unfinished", "waiting", "workers"]
 
 LONGEST_PAGE = 100
+PAGE_BYTES = 2 << 20
+"""A page ends before the job with which the texts of its jobs (JSON as it is stored) would be more; it holds one."""
+FIRST_LOOK = 8
+"""Jobs whose sizes are asked for first; then twice as many, and so on: SQLite reads a text to tell its length."""
 
 _AnyRow = Row[*tuple[Any, ...]]
 
 # Built once: SQLAlchemy would look at every part of them with every call.
 _ids = bindparam("ids", type_=Text)
-_JOB = select(JobRow.__table__).where(JobRow.id == bindparam("job_id"))
-_JOBS = select(JobRow.__table__).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
+# What is shown of a job: not its request, which may be megabytes, nor what else its row keeps for workers.
+_SHOWN = (
+    JobRow.id,
+    JobRow.state,
+    JobRow.pipeline,
+    JobRow.pipeline_version,
+    JobRow.pipeline_digest,
+    JobRow.modalities,
+    JobRow.user_metadata,
+    JobRow.seed,
+    JobRow.tenant,
+    JobRow.error,
+    JobRow.deadline,
+    JobRow.retries,
+    JobRow.created_at,
+    JobRow.started_at,
+    JobRow.finished_at,
+)
+_JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
+_JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
 _UNFINISHED = select(JobRow.id).where(one_of(JobRow.id, _ids), JobRow.finished_at.is_(None))
-_STAGE_RUNS = select(
+_STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.id,
     StageRunRow.job_id,
     StageRunRow.position,
@@ -70,10 +108,10 @@ _STAGE_RUNS = select(
     StageRunRow.progress,
     StageRunRow.payload_bytes,
     StageRunRow.owner,
-    StageRunRow.result,
     StageRunRow.finish_reason,
     StageRunRow.warnings,
 ).where(one_of(StageRunRow.job_id, _ids))
+_STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
 _LIVE_FILES = (
     select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
     .where(WorkerRow.lease_until > now())
@@ -90,6 +128,48 @@ _ARTIFACTS = (
     .where(one_of(ArtifactRow.job_id, _ids))
     .order_by(ArtifactRow.job_id, ArtifactRow.name)
 )
+
+
+class _stored_bytes(FunctionElement[int]):
+    """The bytes of a column of JSON, which is ASCII; PostgreSQL does not read the text for it."""
+
+    type = Integer()
+    inherit_cache = True
+    name = "stored_bytes"
+
+
+@compiles(_stored_bytes, "sqlite")
+def _stored_bytes_sqlite(element: _stored_bytes, compiler: Any, **options: Any) -> str:
+    return f"length({compiler.process(element.clauses, **options)})"
+
+
+@compiles(_stored_bytes, "postgresql")
+def _stored_bytes_postgresql(element: _stored_bytes, compiler: Any, **options: Any) -> str:
+    return f"octet_length({compiler.process(element.clauses, **options)})"
+
+
+def _sizes(brief: bool) -> CompoundSelect[Any]:
+    """How many bytes of each job a page shows, but for what all have."""
+
+    def total(*columns: Any) -> ColumnElement[int]:
+        parts = (func.coalesce(func.sum(_stored_bytes(column)), 0) for column in columns)
+        return reduce(operator.add, parts)
+
+    of_job = select(JobRow.id.label("job_id"), total(JobRow.user_metadata, JobRow.error).label("bytes"))
+    of_runs = select(
+        StageRunRow.job_id, total(*([] if brief else [StageRunRow.result]), StageRunRow.progress, StageRunRow.warnings)
+    )
+    of_errors = select(StageRunRow.job_id, total(AttemptErrorRow.error)).join_from(
+        StageRunRow, AttemptErrorRow, AttemptErrorRow.stage_run_id == StageRunRow.id
+    )
+    return union_all(
+        of_job.where(one_of(JobRow.id, _ids)).group_by(JobRow.id),
+        of_runs.where(one_of(StageRunRow.job_id, _ids)).group_by(StageRunRow.job_id),
+        of_errors.where(one_of(StageRunRow.job_id, _ids)).group_by(StageRunRow.job_id),
+    )
+
+
+_SIZES = {brief: _sizes(brief) for brief in (False, True)}
 
 
 def job(tx: Connection, job_id: str) -> JobView:
@@ -118,6 +198,7 @@ def jobs(
     state: JobState | None,
     pipeline: str | None,
     error_code: str | None,
+    brief: bool = False,
 ) -> Page:
     """Raises InvalidRequest naming ``limit`` or ``cursor``."""
     if not 1 <= limit <= LONGEST_PAGE:
@@ -141,10 +222,24 @@ def jobs(
     else:
         ids = newest
     found = sorted(tx.execute(ids).scalars(), reverse=True)[: limit + 1]
-    rows = tx.execute(_JOBS, {"ids": listed(found)}).all()
-    more = len(rows) > limit
-    rows = rows[:limit]
-    return Page(jobs=_views(tx, rows), next_cursor=rows[-1].id if more else None)
+    shown = _fitting(tx, found[:limit], brief)
+    views = _views(tx, tx.execute(_JOBS, {"ids": listed(shown)}).all(), brief)
+    return Page(jobs=views, next_cursor=shown[-1] if len(shown) < len(found) else None)
+
+
+def _fitting(tx: Connection, ids: Sequence[str], brief: bool) -> Sequence[str]:
+    """The first of these whose texts fit on a page, one at least."""
+    size, at, look = 0, 0, FIRST_LOOK
+    while at < len(ids):
+        sizes: dict[str, int] = defaultdict(int)
+        for job_id, found in tx.execute(_SIZES[brief], {"ids": listed(ids[at : at + look])}):
+            sizes[job_id] += int(found)
+        for number, job_id in enumerate(ids[at : at + look], at):
+            size += sizes[job_id]
+            if size > PAGE_BYTES and number > 0:
+                return ids[:number]
+        at, look = at + look, look * 2
+    return ids
 
 
 def _of_error(newest: Select[str], error_code: str, state: JobState | None, pipeline: str | None) -> Select[str]:
@@ -283,12 +378,14 @@ def workers(tx: Connection) -> list[WorkerView]:
     ]
 
 
-def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
+def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False) -> list[JobView]:
+    """``brief``: without results."""
     ids = [row.id for row in rows]
     if not ids:
         return []
+    stage_runs = _STAGE_RUNS_BUT_RESULTS if brief else _STAGE_RUNS
     runs: dict[str, list[_AnyRow]] = defaultdict(list)
-    for run in sorted(tx.execute(_STAGE_RUNS, {"ids": listed(ids)}), key=lambda run: run.position):
+    for run in sorted(tx.execute(stage_runs, {"ids": listed(ids)}), key=lambda run: run.position):
         runs[run.job_id].append(run)
     retried = {row.id for row in rows if row.retries}  # whose failures began to count anew
     errors = _errors(
@@ -307,7 +404,7 @@ def _views(tx: Connection, rows: Sequence[_AnyRow]) -> list[JobView]:
             )
         )
     waiting = _without_worker(tx, rows, runs)
-    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id)) for row in rows]
+    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), brief) for row in rows]
 
 
 def _without_worker(
@@ -362,6 +459,7 @@ def _view(
     errors: Mapping[int, list[AttemptErrorView]],
     artifacts: list[ArtifactView],
     waiting: WaitingView | None,
+    brief: bool,
 ) -> JobView:
     status = JobState(row.state)
     return JobView(
@@ -392,7 +490,7 @@ def _view(
         ],
         waiting=waiting,
         warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
-        result=merged_result(run.result for run in runs) if status is JobState.COMPLETED else None,
+        result=merged_result(run.result for run in runs) if status is JobState.COMPLETED and not brief else None,
         artifacts=artifacts,
         error=None if row.error is None else ErrorView(**row.error),
         metadata=row.metadata,
