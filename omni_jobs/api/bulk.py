@@ -108,7 +108,7 @@ async def submit_bulk(
         async for group in _groups(_lines(request.stream(), services.settings.max_body_bytes, body), body):
             lines += len(group)
             accepted += await run_sync(
-                _submit_group, services, group, idempotency_key, tenant, answers, limiter=services.admissions
+                _submit_group, services, group, idempotency_key, tenant, answers, limiter=services.bulks
             )
             body.hold(-_size(group))
         _write(answers, {"lines": lines, "accepted": accepted, "refused": lines - accepted})

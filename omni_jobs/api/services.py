@@ -50,6 +50,7 @@ class Services:
     recent: Sampled[Page]  # the newest jobs, without their results
     wall: MediaWall
     admissions: CapacityLimiter  # reading a large body takes the processor: polls must not wait behind it
+    bulks: CapacityLimiter  # groups of a bulk's lines, which may have media among them
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
 
     @classmethod
@@ -85,6 +86,7 @@ class Services:
             recent=Sampled(partial(jobs.list, limit=_RECENT, brief=True)),
             wall=wall,
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
+            bulks=CapacityLimiter(max(2, os.cpu_count() or 2)),
             media_admissions=CapacityLimiter(wall.places),
         )
 

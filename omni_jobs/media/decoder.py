@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["confine", "run"]
 
 _DESCRIPTORS = 64
+_NICE = 5
 _SLACK_BYTES = 64 << 20  # of address space: the interpreter's own
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +51,7 @@ def confine(memory_bytes: int) -> None:
     if os.getppid() != parent:  # it ended before the kernel knew
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for C code that never returns
+    os.nice(_NICE)  # who serves comes first
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # the libraries' own complaints, of which a hostile file can cause any number
         os.dup2(nothing, stream)
