@@ -205,8 +205,8 @@ async def get_job(
     services: ServicesDep,
     wait: Annotated[
         float,
-        PlainNumber,
         Query(ge=0, le=60, description="seconds: answer once the job has ended, at the latest after this time"),
+        PlainNumber,
     ] = 0.0,
 ) -> Response:
     """A job with its stages, and its result once it is completed.
@@ -229,7 +229,7 @@ async def get_job(
 @router.get("", response_model=Page, responses=errors(422, 503))
 def list_jobs(
     services: ServicesDep,
-    limit: Annotated[int, PlainNumber, Query(ge=1, le=100)] = 20,
+    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{_JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
     pipeline: Annotated[str | None, Query(pattern="^[a-z][a-z0-9_]{0,39}$")] = None,

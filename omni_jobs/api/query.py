@@ -30,7 +30,7 @@ async def check_query(request: Request) -> None:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", value):
+    if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?", value):
         raise ValueError("must be a number, like 5 or 0.5")
     return value
 
