@@ -28,9 +28,12 @@ def check(
     from omni_jobs.stage_config import load_pipeline
 
     failed = False
+    names: dict[str, Path] = {}
     for file in files:
         try:
             pipeline = load_pipeline(file)
+            if names.setdefault(pipeline.name, file) != file:
+                raise ConfigError(f"{names[pipeline.name]} has this name already", file=str(file), field="name")
         except ConfigError as error:
             typer.echo(str(error), err=True)
             failed = True

@@ -131,6 +131,24 @@ def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> 
     assert "echo.yaml: ok" in result.output
 
 
+def test_check_refuses_two_files_of_one_name(tmp_path: Path) -> None:
+    """As a start does, when they are in one directory."""
+    shutil.copy(CONFIGS / "echo.yaml", tmp_path / "other.yaml")
+    result = run("pipelines", "check", str(CONFIGS / "echo.yaml"), str(tmp_path / "other.yaml"))
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'other.yaml'}: name: {CONFIGS / 'echo.yaml'} has this name already" in result.output
+
+
+def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works off the jobs that were taken before."""
+    monkeypatch.setenv("OMNI_JOBS_PIPELINES", "chat")
+    settings.cache_clear()
+    try:
+        assert run("worker", "-p", "echo", "-s", "first", "--dry-run").exit_code == 0
+    finally:
+        settings.cache_clear()
+
+
 def test_list() -> None:
     assert "thinker → talker → code2wav" in run("pipelines", "list").output
     listed = json.loads(run("pipelines", "list", "--json").output)
