@@ -245,6 +245,7 @@ class Run:
         violations += _unexplained(checked, faults.counts)
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
         report |= {"ran_s": round(time.time() - began, 1), "settled_s": settled_s, "samples": sampler.looks}
+        report["workers_by_file"] = dict(Counter(sampler.files.values()))
         return Outcome(checked, faults.struck, violations, report)
 
     def _settle(self, stack: ChaosStack, clients: Clients) -> float | None:

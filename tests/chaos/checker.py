@@ -42,6 +42,11 @@ _NEVER = {
         " WHERE s.state = 'running' AND j.state IN ('completed', 'cancelled', 'expired')"
     ),
     "a stage run is running for nobody": "SELECT id, job_id FROM stage_runs WHERE state = 'running' AND owner IS NULL",
+    "a worker runs a job of another pipeline file than its own": (
+        "SELECT s.id, s.job_id, w.id AS worker FROM stage_runs s JOIN workers w ON w.id = s.owner"
+        " JOIN jobs j ON j.id = s.job_id"
+        " WHERE s.state IN ('running', 'succeeded') AND j.pipeline_digest <> w.pipeline_digest"
+    ),
     "a stage run has succeeded without an attempt": (
         "SELECT id, job_id FROM stage_runs WHERE state = 'succeeded' AND attempt < 1"
     ),
@@ -82,6 +87,7 @@ class Sampler(threading.Thread):
         super().__init__(name="sampler", daemon=True)
         self.violations: list[str] = []
         self.succeeded: dict[int, tuple[str, int, str | None, float]] = {}  # run → job, attempt, owner, finished
+        self.files: dict[str, str] = {}  # worker → digest of its pipeline file
         self.looks = 0
         self._engine = engine
         self._since = 0.0
@@ -106,6 +112,8 @@ class Sampler(threading.Thread):
             found = (row.job_id, row.attempt, row.owner, row.finished_at)
             self.succeeded.setdefault(row.id, found)
             self._since = max(self._since, row.finished_at)
+        for row in connection.execute(text("SELECT id, pipeline_digest FROM workers")):
+            self.files[row.id] = row.pipeline_digest
         for what, query in _NEVER.items():
             for row in connection.execute(text(query)):
                 self._say(f"{what}: {dict(row._mapping)}")
@@ -208,6 +216,7 @@ def check(
         _check_job(checked, job, runs.get(job_id, []), echoes)
     _check_attempts(checked, by_id, failures)
     _check_sampled(checked, sampler, jobs, by_id)
+    _check_files(checked, sampler, jobs, by_id)
     if has_events:
         _check_events(checked, jobs, events)
     _check_objects(checked, objects, by_id, artifacts, jobs, orphans, has_events)
@@ -347,6 +356,19 @@ def _check_sampled(
             now = {name: run[name] for name in ("state", "attempt", "owner", "finished_at")}
             checked.say(
                 "doubled", f"stage run {run_id} of {job_id} had succeeded: {attempt}, {owner}, {finished_at}; is {now}"
+            )
+
+
+def _check_files(
+    checked: Checked, sampler: Sampler, jobs: Mapping[str, Mapping[Any, Any]], runs: Mapping[int, Mapping[Any, Any]]
+) -> None:
+    """What has succeeded was run by workers with the pipeline file of its job."""
+    for run in runs.values():
+        digest = jobs[run["job_id"]]["pipeline_digest"]
+        found = sampler.files.get(run["owner"], digest) if run["state"] == "succeeded" else digest
+        if found != digest:
+            checked.say(
+                "file", f"stage run {run['id']} of {run['job_id']}: its job is of {digest}, {run['owner']} of {found}"
             )
 
 

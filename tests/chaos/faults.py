@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import redis
+from sqlalchemy import exc
 
 from tests.chaos.processes import Supervised
 from tests.chaos.recovery import Held, Recoveries
@@ -56,6 +57,11 @@ class Chaos:
     def wait(self, least_s: float, most_s: float | None = None) -> None:
         """Some time between the two; shorter when the run is being stopped."""
         self._stopping.wait(self.random.uniform(least_s, most_s or least_s))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is being stopped."""
+        return self._stopping.is_set()
 
     @property
     def victim(self) -> Supervised:
@@ -168,6 +174,27 @@ def drain_worker_in_a_hurry(chaos: Chaos) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     _wait_gone(chaos, pid)
+
+
+@_fault("worker", weight=2)
+def other_file(chaos: Chaos) -> None:
+    """A worker starts with another pipeline file: it takes none of the jobs, until it has the right one again."""
+    if chaos.worker is None:
+        raise RuntimeError("this fault has no worker")
+    with chaos.stack.other_file(chaos.worker):
+        _wait_gone(chaos, chaos.victim.signal(signal.SIGTERM))
+        deadline = time.monotonic() + 30
+        while not _serves(chaos) and time.monotonic() < deadline and not chaos.stopping:
+            chaos.wait(0.2)
+        chaos.wait(4, 12)
+    _wait_gone(chaos, chaos.victim.signal(signal.SIGTERM))
+
+
+def _serves(chaos: Chaos) -> bool:
+    """Whether the victim has its lease; not while the database does not answer."""
+    with suppress(exc.DBAPIError):
+        return chaos.victim.pid in chaos.stack.worker_ids()
+    return False
 
 
 def _wait_gone(chaos: Chaos, pid: int) -> None:

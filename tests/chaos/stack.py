@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,14 @@ class StackFailed(Exception):
 
 @dataclass
 class Worker:
-    """One worker process. ``clock``: the file that sets its clock ahead, where it has one."""
+    """One worker process. ``clock``: the file that sets its clock ahead, where it has one.
+
+    ``environment``: of its next start.
+    """
 
     stage: str
     process: Supervised
+    environment: dict[str, str]
     far: bool = False
     clock: Path | None = None
 
@@ -111,6 +115,9 @@ class ChaosStack:
         for folder in (self.logs, self.valkey_directory, directory / "stage_configs", directory / "run"):
             folder.mkdir(parents=True)
         (directory / "stage_configs" / "echo.yaml").write_text(echo_pipeline())
+        self.other_configs = directory / "other_configs"
+        self.other_configs.mkdir()
+        (self.other_configs / "echo.yaml").write_text(echo_pipeline().replace('version: "1"', 'version: "2"'))
         self.objects = directory / "objects"
 
     # -- start -----------------------------------------------------------------------------
@@ -321,7 +328,7 @@ class ChaosStack:
             (self.directory / "run" / "sitecustomize.py").write_text(CLOCK)
             environment |= {"CHAOS_CLOCK": str(clock), "PYTHONPATH": f"{self.directory / 'run'}:{ROOT}"}
         process = Supervised(f"worker-{name}", lambda: words, self.logs / f"worker-{name}.log", lambda: environment)
-        return Worker(stage, self.processes.add(process), far, clock)
+        return Worker(stage, self.processes.add(process), environment, far, clock)
 
     def _valkey_command(self) -> list[str]:
         options = {
@@ -366,6 +373,16 @@ class ChaosStack:
             time.sleep(0.1)
 
     # -- while it runs -----------------------------------------------------------------------
+
+    @contextmanager
+    def other_file(self, worker: Worker) -> Iterator[None]:
+        """The worker has another pipeline file when it starts meanwhile."""
+        right = worker.environment["OMNI_JOBS_STAGE_CONFIGS"]
+        worker.environment["OMNI_JOBS_STAGE_CONFIGS"] = str(self.other_configs)
+        try:
+            yield
+        finally:
+            worker.environment["OMNI_JOBS_STAGE_CONFIGS"] = right
 
     def worker_ids(self) -> Mapping[int, str]:
         """Boot ids of workers with a lease, by process id."""
