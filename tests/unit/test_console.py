@@ -94,6 +94,22 @@ def test_progress_shows_each_stage_and_the_text_so_far() -> None:
     assert "早上好�[2J" in view
 
 
+WAITING = {"reason": "no_worker", "stage": "talker", "pipeline_version": "1", "message": "nobody has \x1b[2J it"}
+CUT = {"code": "cut_short", "stage": "talker", "message": "it stopped"}
+
+
+def test_a_job_that_no_worker_may_take_says_so_wherever_it_is_shown() -> None:
+    waits = job("in_progress", [stage("talker", "queued", 0, reason="no_worker")], waiting=WAITING)
+    assert "no_worker: nobody has �[2J it" in shown(job_progress(waits))
+    assert "no_worker: nobody has �[2J it" in shown(job_summary(waits))
+    assert "in_progress (no_worker)" in " ".join(shown(jobs_table([waits])).split())
+
+
+def test_a_list_tells_which_jobs_were_cut() -> None:
+    cut = job("completed", [stage("talker", "succeeded", 0, 1, 2)], finished=2, warnings=[CUT, CUT])
+    assert "completed (cut_short)" in " ".join(shown(jobs_table([cut])).split())
+
+
 def test_progress_tells_why_a_stage_runs_again() -> None:
     error = {"code": "worker_lost", "message": "it went away", "attempt": 1, "worker": "w", "at": at(3)}
     view = shown(job_progress(job("in_progress", [stage("thinker", "running", 0, 1, attempt=2, errors=[error])])))
