@@ -499,6 +499,9 @@ def overrides() -> list[str]:
 @pytest.mark.parametrize("override", overrides(), ids=["another card", "several hosts"])
 def test_overrides_fit(override: str, services: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.override.yml"
+    # Compose's own tag: what the extended service has there is taken away.
+    assert ("extends" in override) == ("\n    build: !reset null" in override), "one service builds each image"
+    override = re.sub(r"(?m)^ +\w+: !reset null.*\n", "", override)
     file.write_text(override)
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -512,7 +515,7 @@ def test_ports_of_the_docs_are_those_of_the_urls(services: dict[str, dict[str, A
     published = {
         name: int(port.rpartition(":")[2])
         for override in overrides()
-        for name, service in yaml.safe_load(override)["services"].items()
+        for name, service in yaml.safe_load(override.replace("!reset", ""))["services"].items()
         for port in service.get("ports", [])
     }
     urls = [(secrets / name).read_text().strip() for name in ("database_url", "broker_url")]
