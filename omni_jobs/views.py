@@ -127,6 +127,7 @@ class WaitingView(_View):
     reason: Literal["no_worker"]  # no live worker serves the stage with the pipeline file the job was submitted with
     stage: str
     pipeline_version: str  # of that file
+    pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file would do
     message: str
 
 

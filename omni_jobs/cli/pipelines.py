@@ -38,7 +38,8 @@ def check(
             typer.echo(str(error), err=True)
             failed = True
         else:
-            typer.echo(f"{file}: ok: {pipeline.name} {pipeline.version}, {' → '.join(pipeline.stages)}")
+            stages = " → ".join(pipeline.stages)
+            typer.echo(f"{file}: ok: {pipeline.name} {pipeline.version}, {stages}, digest {pipeline.digest}")
     if failed:
         raise typer.Exit(Exit.FAILED)
 

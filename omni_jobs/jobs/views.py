@@ -427,19 +427,21 @@ def _without_worker(
     for row, run in queued:
         others = live[row.pipeline, run.stage]
         if row.pipeline_digest not in others and (row.pipeline_digest or not others):
-            found[row.id] = _no_worker(run.stage, row.pipeline_version, others)
+            found[row.id] = _no_worker(run.stage, row.pipeline_version, row.pipeline_digest or None, others)
     return found
 
 
-def _no_worker(stage: str, version: str, others: Mapping[str, str]) -> WaitingView:
+def _no_worker(stage: str, version: str, digest: str | None, others: Mapping[str, str]) -> WaitingView:
     message = f"no worker of stage {stage} lives"
     if others:
-        known = ", ".join(sorted(set(others.values())))
+        known = ", ".join(sorted(f"{theirs} (digest {its or 'unknown'})" for its, theirs in others.items()))
         message = (
-            f"no worker of stage {stage} has the pipeline file that the job was submitted with, version {version}; "
-            f"those that live have another, version {known}"
+            f"no worker of stage {stage} has the pipeline file that the job was submitted with, "
+            f"version {version} (digest {digest}); those that live have another, version {known}"
         )
-    return WaitingView(reason="no_worker", stage=stage, pipeline_version=version, message=message)
+    return WaitingView(
+        reason="no_worker", stage=stage, pipeline_version=version, pipeline_digest=digest, message=message
+    )
 
 
 def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[AttemptErrorView]]:

@@ -114,7 +114,7 @@ print([name for name in {heavy!r} if name in sys.modules])
 def test_check_says_what_is_well(tmp_path: Path) -> None:
     result = run("pipelines", "check", *(str(path) for path in sorted(CONFIGS.glob("*.yaml"))))
     assert result.exit_code == 0
-    assert "qwen2_5_omni 1, thinker → talker → code2wav" in result.output
+    assert "qwen2_5_omni 1, thinker → talker → code2wav, digest e7fe4140c44abf06\n" in result.output
 
 
 def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> None:

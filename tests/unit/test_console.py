@@ -94,7 +94,13 @@ def test_progress_shows_each_stage_and_the_text_so_far() -> None:
     assert "早上好�[2J" in view
 
 
-WAITING = {"reason": "no_worker", "stage": "talker", "pipeline_version": "1", "message": "nobody has \x1b[2J it"}
+WAITING = {
+    "reason": "no_worker",
+    "stage": "talker",
+    "pipeline_version": "1",
+    "pipeline_digest": None,
+    "message": "nobody has \x1b[2J it",
+}
 CUT = {"code": "cut_short", "stage": "talker", "message": "it stopped"}
 
 
