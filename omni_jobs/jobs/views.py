@@ -432,12 +432,12 @@ def _without_worker(
 
 
 def _no_worker(stage: str, version: str, digest: str | None, others: Mapping[str, str]) -> WaitingView:
-    message = f"no worker of stage {stage} lives"
+    message = f"no worker of stage {stage} serves"
     if others:
         known = ", ".join(sorted(f"{theirs} (digest {its or 'unknown'})" for its, theirs in others.items()))
         message = (
             f"no worker of stage {stage} has the pipeline file that the job was submitted with, "
-            f"version {version} (digest {digest}); those that live have another, version {known}"
+            f"version {version} (digest {digest}); those that serve have another, version {known}"
         )
     return WaitingView(
         reason="no_worker", stage=stage, pipeline_version=version, pipeline_digest=digest, message=message

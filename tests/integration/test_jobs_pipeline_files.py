@@ -177,7 +177,7 @@ def test_a_job_says_that_no_worker_of_its_stage_lives(jobs: Jobs, database: Data
         "stage": "first",
         "pipeline_version": "7",
         "pipeline_digest": "d1",
-        "message": "no worker of stage first lives",
+        "message": "no worker of stage first serves",
     }
     assert [stage.reason for stage in job.stages] == ["no_worker", None]
     register(jobs, "w1", digest="d1")
@@ -203,7 +203,7 @@ def test_a_worker_of_another_file_is_none(jobs: Jobs) -> None:
     assert job.waiting is not None
     assert job.waiting.message == (
         "no worker of stage first has the pipeline file that the job was submitted with, version 1 (digest d1); "
-        "those that live have another, version 1 (digest d3), 2 (digest d2)"
+        "those that serve have another, version 1 (digest d3), 2 (digest d2)"
     )
     assert {(worker.id, worker.pipeline_version, worker.pipeline_digest) for worker in jobs.workers()} == {
         ("w", "2", "d2"),
