@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +19,9 @@ from tests import samples
 __all__ = [
     "BODIES",
     "BODY_BYTES",
+    "BULKS",
+    "HEADS",
+    "MEDIA",
     "avi_index_bomb",
     "flac_silence",
     "gif_frames_bomb",
@@ -340,3 +345,58 @@ def head_of_url(size: int) -> bytes:
 def head_of_empty_lines(size: int) -> bytes:
     """Empty lines, which a server passes over before a request."""
     return b"\r\n" * (size // 2)
+
+
+HEADS: Mapping[str, Callable[[int], bytes]] = {
+    "headers": head_of_headers,
+    "one_header": head_of_one_header,
+    "one_name": head_of_one_name,
+    "url": head_of_url,
+    "empty_lines": head_of_empty_lines,
+}
+"""Heads of so many bytes that do not end, by name."""
+
+
+# Media in a request
+
+
+def _of_media(kind: str, data: bytes, number: int = 1) -> bytes:
+    """A job's body with a medium, ``number`` times."""
+    inline = base64.b64encode(data).decode()
+    part = {
+        "audio": {"type": "input_audio", "input_audio": {"data": inline}},
+        "image": {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{inline}"}},
+        "video": {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{inline}"}},
+    }[kind]
+    return json.dumps({"model": "qwen2_5_omni", "messages": [{"role": "user", "content": [part] * number}]}).encode()
+
+
+MEDIA: Mapping[str, Callable[[], bytes]] = {
+    "mp4_index_bomb": lambda: _of_media("video", mp4_index_bomb()),
+    "mp4_fragment_bomb": lambda: _of_media("video", mp4_fragment_bomb()),
+    "mkv_length_lie": lambda: _of_media("video", mkv_length_lie()),
+    "avi_index_bomb": lambda: _of_media("video", avi_index_bomb()),
+    "jpeg_scan_bomb": lambda: _of_media("image", jpeg_scan_bomb()),
+    "png_zip_bomb": lambda: _of_media("image", png_zip_bomb()),
+    "png_noise": lambda: _of_media("image", png_noise(3_500)),
+    "gif_frames_bomb": lambda: _of_media("image", gif_frames_bomb()),
+    "webp_large": lambda: _of_media("image", webp_large(), 32),
+    "flac_silence": lambda: _of_media("audio", flac_silence()),
+    "ogg_silence": lambda: _of_media("audio", ogg_silence(), 32),
+    "mp3_silence": lambda: _of_media("audio", mp3_silence()),
+    "wav_length_lie": lambda: _of_media("audio", wav_length_lie()),
+}
+"""Jobs' bodies with media that cost a decoder most for what they are, by name; some are taken."""
+
+
+# Bulks
+
+
+BULKS: Mapping[str, Callable[[], bytes]] = {
+    "bad_lines": lambda: b"x\n" * 300_000,
+    "empty_lines": lambda: b"\n" * BODY_BYTES,
+    "one_endless_line": lambda: b"x" * (2 * BODY_BYTES),
+    "lines_of_doubled_keys": lambda: (doubled_key(5_000) + b"\n") * 50,
+    "lines_of_wrong_messages": lambda: (wrong_items(number=49_000) + b"\n") * 50,
+}
+"""Bulks that cost the server most for what they are, by name."""

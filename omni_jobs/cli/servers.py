@@ -149,12 +149,14 @@ def api(
     # What is loaded stays: the collector need not look through it, now (a sixth of the start) or later.
     gc.disable()
     try:
+        from omni_jobs.api.allocator import give_freed_memory_back
         from omni_jobs.api.server import Server, raise_file_limit
         from omni_jobs.api.services import Services
         from omni_jobs.settings import settings
 
         given = {"api_host": host, "api_port": port}
         found = settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+        give_freed_memory_back()
         raise_file_limit(found)
         # Opened here, what is wrong is a line and an exit code; in the application's start it would be a traceback.
         server = Server(found, Services.open(found))

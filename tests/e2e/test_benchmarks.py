@@ -106,3 +106,14 @@ def test_what_a_job_costs(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "costs")
     for load in ("under load", "a trickle"):
         assert {f"{load}: CPU, api", f"{load}: CPU, PostgreSQL", f"{load}: bytes of WAL"} <= set(figures)
+
+
+def test_hostile_clients(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "hostile")
+    assert {
+        "attacked: /healthz, p99",
+        "a small submit, p99, attacked / idle",
+        "the API's memory, peak above its start",
+        "the API's memory left alone, above its start",
+    } <= set(figures)
+    assert figures["hostile requests"]["value"] > 20
