@@ -100,6 +100,15 @@ class Backlog:
                     if self._taken_meanwhile is not None:
                         self._taken_meanwhile.update(dict.fromkeys(scopes, jobs))
 
+    def is_old(self) -> bool:
+        """Whether ``place`` would wait for a count: ``refresh`` does so where waiting is no harm."""
+        with self._lock:
+            return self._is_old()
+
+    def refresh(self) -> None:
+        """Count unless the last count will do. Raises DatabaseUnavailable."""
+        self._keep_fresh()
+
     def close(self) -> None:
         """Wait for the count that goes on, if any."""
         if self._counter is not None:

@@ -37,6 +37,7 @@ from omni_jobs.errors import (
     NotFound,
     ObjectCorrupt,
     OmniJobsError,
+    RequestTooLarge,
     ServerUnavailable,
     TooManyJobs,
     kind_of,
@@ -93,7 +94,7 @@ class Client:
         """
         headers = {"Idempotency-Key": idempotency_key or f"client-{uuid.uuid4().hex}"}
         if cancel_after is not None:
-            headers["Cancel-After"] = cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
+            headers["Cancel-After"] = _duration(cancel_after)
         content: dict[str, Any] = {"json": body}
         if prompt_embeds is not None:
             data = prompt_embeds.read_bytes() if isinstance(prompt_embeds, Path) else prompt_embeds
@@ -101,15 +102,24 @@ class Client:
             content = {"files": {name: (name, part) for name, part in parts.items()}}
         return _parsed(JobView, self._call("POST", "/v1/jobs", headers=headers, **content))
 
-    def submit_bulk(self, lines: Iterable[bytes], *, idempotency_key: str | None = None) -> Iterator[BulkAnswer]:
+    def submit_bulk(
+        self,
+        lines: Iterable[bytes],
+        *,
+        idempotency_key: str | None = None,
+        cancel_after: float | str | None = None,
+    ) -> Iterator[BulkAnswer]:
         """Submit many jobs: the JSON of one a line; their answers in the order of the lines, once all are sent.
 
         Sent and read as a stream. It is not tried again by itself: with an ``idempotency_key`` the same
-        lines may be sent again, and make only what is missing.
+        lines may be sent again, and make only what is missing. ``cancel_after``: as for ``submit``, of each line.
+        Raises RequestTooLarge after the last answer where the server has not looked at all lines; it says which.
         """
         headers = {"Content-Type": "application/jsonl"}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
+        if cancel_after is not None:
+            headers["Cancel-After"] = _duration(cancel_after)
         content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
         path = "/v1/jobs/bulk"
         with (
@@ -120,8 +130,10 @@ class Client:
                 response.read()
                 raise error_of(response)
             for answer in response.iter_lines():
-                if '"lines"' not in answer[:9]:  # the last: their counts
+                if '"lines"' not in answer[:9]:
                     yield BulkAnswer.model_validate_json(answer)
+                elif (error := json.loads(answer).get("error")) is not None:  # the last: their counts
+                    raise RequestTooLarge(str(error["message"]), field=error.get("field"))
 
     def pipelines(self) -> Sequence[PipelineView]:
         """What the server can be asked for; ``model`` of a submit is the name of one."""
@@ -348,6 +360,10 @@ def error_of(response: httpx.Response) -> OmniJobsError:
         seconds = response.headers.get("Retry-After", "")
         return kind(message, retry_after_s=int(seconds) if seconds.isdecimal() else 1, field=about.get("field"))
     return kind(message, **about)
+
+
+def _duration(cancel_after: float | str) -> str:
+    return cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
 
 
 def _parsed(view: type[View], response: httpx.Response) -> View:

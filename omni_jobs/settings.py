@@ -97,6 +97,7 @@ class Settings(BaseSettings):
     # Limits on what a client may send.
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20
     max_text_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # of all messages together; it is kept in SQL
+    max_bulk_answer_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # on the disk; beyond it no line is looked at
     max_messages: Annotated[int, Field(ge=1)] = 256
     max_media_parts: Annotated[int, Field(ge=0)] = 32
     max_audio_s: Annotated[float, Field(gt=0)] = 600.0

@@ -1,8 +1,8 @@
 """The submitter: jobs that come while a transaction is under way share the next one.
 
 A commit costs a synced write, whatever is in it. One thread submits for all; a job that
-comes alone waits for nobody. What it takes to make a job of a request is done on that
-thread too, where it is little: a thread of its own would cost more.
+comes alone waits for nobody. It takes jobs that are ready to be written, so nobody waits
+for what it takes to make another's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Wishes = Sequence[tuple[NewJob, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    make: Callable[[], NewJob]
+    job: NewJob
     idempotency_key: str | None
-    answer: Future[tuple[NewJob, Submitted]] = field(default_factory=Future)
+    answer: Future[Submitted] = field(default_factory=Future)
 
 
 class Submitter:
@@ -48,14 +48,13 @@ class Submitter:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, make: Callable[[], NewJob], idempotency_key: str | None) -> Future[tuple[NewJob, Submitted]]:
-        """Soon: what ``make`` gave, and the answer to it, the job it made or that the key named before.
+    def submit(self, job: NewJob, idempotency_key: str | None) -> Future[Submitted]:
+        """Soon: the answer to the job, which it made or whose key named another before.
 
-        ``make`` is called once, on the submitter's thread; all others wait for it. What it raises is the
-        answer. That may be a Conflict as well, and DatabaseUnavailable: the job may exist all the same
+        It raises Conflict, and DatabaseUnavailable: the job may exist all the same
         then, and only an idempotency key makes it safe to try again.
         """
-        wish = _Wish(make, idempotency_key)
+        wish = _Wish(job, idempotency_key)
         wish.answer.set_running_or_notify_cancel()  # what is under way is not stopped by a client that leaves
         self._waiting.put(wish)
         return wish.answer
@@ -81,39 +80,29 @@ class Submitter:
                     wish = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            if made := self._made(wishes):
-                self._answer(made)
+            if wishes:
+                self._answer(wishes)
 
-    def _made(self, wishes: Sequence[_Wish]) -> list[tuple[_Wish, NewJob]]:
-        """The wishes that became jobs; the others are answered."""
-        made = []
-        for wish in wishes:
-            try:
-                made.append((wish, wish.make()))
-            except Exception as error:  # noqa: BLE001 — the caller's, and raised there
-                wish.answer.set_exception(error)
-        return made
-
-    def _answer(self, made: Sequence[tuple[_Wish, NewJob]]) -> None:
+    def _answer(self, wishes: Sequence[_Wish]) -> None:
         try:
-            answers = self._submit_all([(job, wish.idempotency_key) for wish, job in made])
+            answers = self._submit_all([(wish.job, wish.idempotency_key) for wish in wishes])
         except DatabaseUnavailable as error:
-            for wish, _ in made:
+            for wish in wishes:
                 wish.answer.set_exception(error)
             return
         except Exception as error:
             # What the database refuses of one must not fail the others.
-            if len(made) == 1:
-                [(wish, job)] = made
-                logger.exception("job %s was refused by the database", job.job_id)
+            if len(wishes) == 1:
+                [wish] = wishes
+                logger.exception("job %s was refused by the database", wish.job.job_id)
                 wish.answer.set_exception(error)
                 return
-            for one in made:
+            for one in wishes:
                 self._answer([one])
             return
         self._send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
-        for (wish, job), answer in zip(made, answers, strict=True):
+        for wish, answer in zip(wishes, answers, strict=True):
             if isinstance(answer, Conflict):
                 wish.answer.set_exception(answer)
             else:
-                wish.answer.set_result((job, answer))
+                wish.answer.set_result(answer)

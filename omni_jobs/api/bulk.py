@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import IO, Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -21,18 +20,19 @@ from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.errors import errors
 from omni_jobs.api.held import Body
+from omni_jobs.api.intake import Wanted, take
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
+from omni_jobs.backlog import Place
 from omni_jobs.errors import (
     Conflict,
     InvalidRequest,
     OmniJobsError,
     RequestTooLarge,
-    TooManyJobs,
     UnsupportedContentType,
 )
 from omni_jobs.jobs import NewJob, Submitted, new_job_id
-from omni_jobs.requests import Admitted, admit
+from omni_jobs.requests import Admitted, cancel_after, parse
 from omni_jobs.submission import forget_media, new_job, store_media
 
 __all__ = ["router"]
@@ -43,6 +43,7 @@ CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 _GROUP_LINES = 256
 _GROUP_BYTES = 4 << 20
 _ANSWERS_IN_MEMORY = 1 << 20
+_LONGEST_MESSAGE = 2000
 
 Line = tuple[int, bytes | OmniJobsError]
 """Its number, from 1, and what stands in it, or why it was not read."""
@@ -86,36 +87,46 @@ async def submit_bulk(
             json_schema_extra={"pattern": "^[!-~]{1,200}$"},
         ),
     ] = None,
+    cancel_after_: Annotated[
+        str | None,
+        Header(
+            alias="Cancel-After",
+            description="each line's job stops by itself after so many seconds from its submit on, or 90s, 15m, 2h",
+            examples=["15m"],
+        ),
+    ] = None,
 ) -> StreamingResponse:
     """Submit many jobs: each line is the body of a job, checked and answered for itself.
 
     A line that is refused disturbs no other; empty lines are passed over. The answers stand in the
-    order of the lines, the last says how many there were. Sent again with its `Idempotency-Key`, for
-    example after a connection was lost, a bulk gives the jobs of the first time and makes the rest.
+    order of the lines, the last says how many there were. Where the answers come to 64 MiB (a setting),
+    the bulk ends: the last answer has an `error` then, which names the last line that was looked at.
+
+    Sent again with its `Idempotency-Key`, for example after a connection was lost, a bulk gives the
+    jobs of the first time and makes the rest.
     """
     if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,200}", idempotency_key):
         raise InvalidRequest("must be 1 to 200 visible ASCII characters", field="Idempotency-Key")
     tenant = tenant_of(request, services.settings)
+    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in CONTENT_TYPES:
         raise UnsupportedContentType(f"must be {' or '.join(CONTENT_TYPES)}", field="Content-Type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
-    answers = tempfile.SpooledTemporaryFile(_ANSWERS_IN_MEMORY)  # noqa: SIM115 — closed once it was sent
+    bulk = _Bulk(services, idempotency_key, tenant, expires_in_s)
     try:
-        lines = accepted = 0
         body: Body = request.state.body
         body.is_streamed = True
         async for group in _groups(_lines(request.stream(), services.settings.max_body_bytes, body), body):
-            lines += len(group)
-            accepted += await run_sync(
-                _submit_group, services, group, idempotency_key, tenant, answers, limiter=services.bulks
-            )
+            if not bulk.is_full:  # the rest is read all the same: a client may write all before it reads
+                await bulk.submit(group)
             body.hold(-_size(group))
-        _write(answers, {"lines": lines, "accepted": accepted, "refused": lines - accepted})
+        await run_sync(bulk.end)
     except BaseException:
-        answers.close()
+        with suppress(OSError):  # a full disk, again
+            bulk.answers.close()
         raise
-    return StreamingResponse(_read(answers), media_type="application/jsonl")
+    return StreamingResponse(_read(bulk.answers), media_type="application/jsonl")
 
 
 # The request, line by line.
@@ -169,74 +180,111 @@ def _size(group: Sequence[Line]) -> int:
     return sum(len(line) for _, line in group if isinstance(line, bytes))
 
 
-# One group.
+# A group at a time.
 
 
-def _submit_group(
-    services: Services, group: Sequence[Line], idempotency_key: str | None, tenant: str, answers: IO[bytes]
-) -> int:
-    """How many were accepted. Raises DatabaseUnavailable, StorageUnavailable: the rest is not looked at then."""
-    told: dict[int, dict[str, Any]] = {}
-    admitted: dict[int, Admitted] = {}
-    for number, line in group:
-        try:
-            if isinstance(line, OmniJobsError):
-                raise line
-            admitted[number] = admit(
-                line, services.pipelines, services.settings, services.renderers, wall=services.wall
+class _Bulk:
+    """The jobs of a bulk, and the answers to its lines, which take so much room and no more."""
+
+    def __init__(
+        self, services: Services, idempotency_key: str | None, tenant: str, expires_in_s: float | None
+    ) -> None:
+        self._services = services
+        self._idempotency_key = idempotency_key
+        self._tenant = tenant
+        self._expires_in_s = expires_in_s
+        self._lines = self._accepted = self._last = self._bytes = 0
+        self.answers: IO[bytes] = tempfile.SpooledTemporaryFile(_ANSWERS_IN_MEMORY)  # noqa: SIM115 — its user closes it
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._services.settings.max_bulk_answer_bytes
+
+    async def submit(self, group: Sequence[Line]) -> None:
+        """Raises DatabaseUnavailable, StorageUnavailable, StorageFull: the rest is not looked at then."""
+        services = self._services
+        wanted, told = await run_sync(self._parse, group, limiter=services.bulks)
+        admitted: dict[int, Admitted] = {}
+        places: dict[int, Place] = {}
+        with ExitStack() as stack:
+            found = await take(services, list(wanted.values()), stack, services.bulks)
+            for number, each in zip(wanted, found, strict=True):
+                if isinstance(each, OmniJobsError):
+                    told[number] = {"error": _shown(each)}
+                else:
+                    admitted[number], places[number] = each
+            submitted = await run_sync(self._submit, admitted)
+            for number, answer in submitted.items():
+                places[number].taken = answer.get("created", False)
+        await run_sync(self._tell, group, told | submitted)
+
+    def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Wanted], dict[int, dict[str, Any]]]:
+        """By their numbers, the lines that are requests by their form, and the answers to the others."""
+        wanted: dict[int, Wanted] = {}
+        told: dict[int, dict[str, Any]] = {}
+        for number, line in group:
+            try:
+                if isinstance(line, OmniJobsError):
+                    raise line
+                form = parse(line, self._services.settings)
+            except OmniJobsError as error:
+                told[number] = {"error": _shown(error)}
+                continue
+            key = _key_of(self._idempotency_key, number)
+            wanted[number] = Wanted(form, len(line), self._tenant, key, self._expires_in_s)
+        return wanted, told
+
+    def _submit(self, admitted: Mapping[int, Admitted]) -> dict[int, dict[str, Any]]:
+        """The answers to admitted lines."""
+        services = self._services
+        jobs: dict[int, NewJob] = {}
+        for number, found in admitted.items():
+            job_id = new_job_id()
+            media = store_media(job_id, found, services.store)
+            jobs[number] = new_job(job_id, found, media, tenant=self._tenant, expires_in_s=self._expires_in_s)
+        keys = (_key_of(self._idempotency_key, number) for number in jobs)
+        submitted = services.jobs.submit_all(list(zip(jobs.values(), keys, strict=True)))
+        services.relay.send([hint for answer in submitted if isinstance(answer, Submitted) for hint in answer.hints])
+        told: dict[int, dict[str, Any]] = {}
+        for (number, job), answer in zip(jobs.items(), submitted, strict=True):
+            if isinstance(answer, Conflict) or not answer.created:
+                forget_media(job.media, services.store)
+            if isinstance(answer, Conflict):
+                told[number] = {"error": _shown(answer)}
+            else:
+                told[number] = {"id": answer.job_id, "created": answer.created}
+        return told
+
+    def _tell(self, group: Sequence[Line], told: Mapping[int, Mapping[str, Any]]) -> None:
+        self._lines += len(group)
+        self._last = group[-1][0]
+        self._accepted += sum("id" in answer for answer in told.values())
+        for number, _ in group:
+            self._write({"line": number, **told[number]})
+        self.answers.flush()  # a full disk is met here, before anything was answered
+
+    def end(self) -> None:
+        """Write the last answer."""
+        last: dict[str, Any] = {
+            "lines": self._lines,
+            "accepted": self._accepted,
+            "refused": self._lines - self._accepted,
+        }
+        if self.is_full:
+            error = RequestTooLarge(
+                f"the answers have come to {self._bytes} bytes, and a bulk may have "
+                f"{self._services.settings.max_bulk_answer_bytes}: no line after line {self._last} was looked at; "
+                "send those as another bulk, with a key of its own",
+                field="body",
             )
-        except OmniJobsError as error:
-            told[number] = {"error": error.to_dict()}
-    with ExitStack() as stack:
-        for number, refusal in _without_place(services, admitted, idempotency_key, tenant, stack).items():
-            told[number] = {"error": refusal.to_dict()}
-            del admitted[number]
-        told |= _submit(services, admitted, idempotency_key, tenant)
-    for number, _ in group:
-        _write(answers, {"line": number, **told[number]})
-    return sum("id" in answer for answer in told.values())
+            last["error"] = _shown(error)
+        self._write(last)
+        self.answers.flush()
 
-
-def _without_place(
-    services: Services, admitted: dict[int, Admitted], idempotency_key: str | None, tenant: str, stack: ExitStack
-) -> dict[int, TooManyJobs]:
-    """The lines for which there is no room; the others have their places until ``stack`` is closed."""
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for number, found in admitted.items():
-        numbers[found.pipeline.name].append(number)
-    refused: dict[int, TooManyJobs] = {}
-    for pipeline, of_pipeline in numbers.items():
-        try:
-            place = stack.enter_context(services.backlog.place(pipeline, tenant, len(of_pipeline)))
-            place.taken = True  # a few too many until the next count, should a line be known or fail
-        except TooManyJobs as error:
-            for number in of_pipeline:
-                key = _key_of(idempotency_key, number)
-                if key is None or not services.jobs.is_known(tenant, key):
-                    refused[number] = error
-    return refused
-
-
-def _submit(
-    services: Services, admitted: dict[int, Admitted], idempotency_key: str | None, tenant: str
-) -> dict[int, dict[str, Any]]:
-    """The answers to admitted lines."""
-    wishes: dict[int, NewJob] = {}
-    for number, found in admitted.items():
-        job_id = new_job_id()
-        media = store_media(job_id, found, services.store)
-        wishes[number] = new_job(job_id, found, media, tenant=tenant)
-    submitted = services.jobs.submit_all([(job, _key_of(idempotency_key, number)) for number, job in wishes.items()])
-    services.relay.send([hint for answer in submitted if isinstance(answer, Submitted) for hint in answer.hints])
-    told: dict[int, dict[str, Any]] = {}
-    for (number, job), answer in zip(wishes.items(), submitted, strict=True):
-        if isinstance(answer, Conflict) or not answer.created:
-            forget_media(job.media, services.store)
-        if isinstance(answer, Conflict):
-            told[number] = {"error": answer.to_dict()}
-        else:
-            told[number] = {"id": answer.job_id, "created": answer.created}
-    return told
+    def _write(self, answer: Mapping[str, Any]) -> None:
+        text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        self.answers.write(text)
+        self._bytes += len(text)
 
 
 def _key_of(idempotency_key: str | None, number: int) -> str | None:
@@ -247,8 +295,10 @@ def _key_of(idempotency_key: str | None, number: int) -> str | None:
 # The answers.
 
 
-def _write(answers: IO[bytes], answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+def _shown(error: OmniJobsError) -> dict[str, Any]:
+    shown = error.to_dict()
+    shown["message"] = shown["message"][:_LONGEST_MESSAGE]
+    return shown
 
 
 def _read(answers: IO[bytes]) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, TooManyJobs
+from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, StorageFull, TooManyJobs
 from omni_jobs.views import ErrorView
 
 __all__ = ["ErrorBody", "answer_to", "errors", "install"]
@@ -43,6 +44,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _framework_validation)
     app.add_exception_handler(HTTPException, _framework)
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(OSError, _of_the_system)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -103,6 +105,13 @@ def _allowed(request: Request) -> list[str]:
         route for route in routes if route.path_regex.match(path)
     ]
     return sorted({method for route in fitting for method in route.methods or ()})
+
+
+def _of_the_system(request: Request, error: Exception) -> Response:
+    """A full disk under the files that the server writes for itself: a bulk's answers, an upload's part."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _ours(request, StorageFull("no room is left on the server's disk"))
+    raise error
 
 
 def _gone(request: Request, error: Exception) -> Response:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from contextlib import ExitStack
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from omni_jobs.api.body import Submission, read_submission
+from omni_jobs.api.body import read_submission
 from omni_jobs.api.errors import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
+from omni_jobs.api.intake import Wanted, parsed, take
 from omni_jobs.api.query import PlainNumber
-from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.services import ServicesDep
 from omni_jobs.api.tenant import tenant_of
-from omni_jobs.backlog import Place
-from omni_jobs.errors import Conflict, DecodersUnavailable, InvalidRequest, NotFound, TooManyJobs
-from omni_jobs.jobs import NewJob, as_written, new_job_id
-from omni_jobs.requests import Admitted, Parsed, admit, cancel_after, check_deadline, parse
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError
+from omni_jobs.jobs import as_written, new_job_id
+from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
 from omni_jobs.submission import forget_media, new_job, store_media
 from omni_jobs.views import EventView, JobView, Page
@@ -29,7 +28,6 @@ __all__ = ["JobId", "router"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-_LIGHT_BYTES = 16 << 10
 _JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 
 _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": JOB}}}}
@@ -70,7 +68,6 @@ def as_json(view: JobView | Page, status: int = 200) -> Response:
 )
 async def submit_job(
     request: Request,
-    response: Response,
     services: ServicesDep,
     idempotency_key: Annotated[
         str | None,
@@ -87,7 +84,7 @@ async def submit_job(
             examples=["15m"],
         ),
     ] = None,
-) -> JobView:
+) -> Response:
     """Submit a job: everything is checked first, then it is stored, then it waits for its first stage.
 
     The body is a chat completion's, with `modalities` and parameters by stage; the whole list
@@ -100,103 +97,38 @@ async def submit_job(
     tenant = tenant_of(request, services.settings)
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     submission = await read_submission(request, services.settings.max_body_bytes)
+    wanted = Wanted(
+        await parsed(services, submission.body),
+        len(submission.body),
+        tenant,
+        idempotency_key,
+        expires_in_s,
+        submission.prompt_embeds,
+    )
     with ExitStack() as stack:
-        wish = _Wish(services, submission, idempotency_key, tenant, expires_in_s, stack)
-        if not wish.is_light():
-            if await run_sync(wish.is_text, limiter=services.admissions):
-                await run_sync(wish.admit, limiter=services.admissions)
-            elif services.media_admissions.available_tokens < 1:
-                raise DecodersUnavailable("too many submits wait for their media to be decoded")
-            else:
-                await run_sync(wish.admit, limiter=services.media_admissions)
-            await run_sync(wish.store_media)
+        [found] = await take(services, [wanted], stack)
+        if isinstance(found, OmniJobsError):
+            raise found
+        admitted, place = found
+        job_id = new_job_id()
+        media: list[dict[str, Any]] = []
+        if admitted.media:
+            media = await run_sync(store_media, job_id, admitted, services.store)
+        job = new_job(job_id, admitted, media, tenant=tenant, expires_in_s=expires_in_s)
         try:
-            job, submitted = await asyncio.wrap_future(services.submitter.submit(wish.job, idempotency_key))
+            submitted = await asyncio.wrap_future(services.submitter.submit(job, idempotency_key))
         except Conflict:
-            await run_sync(forget_media, wish.media, services.store)
+            await run_sync(forget_media, media, services.store)
             raise
-        wish.place.taken = submitted.created
-    if not submitted.created and wish.media:
-        await run_sync(forget_media, wish.media, services.store)
-    response.status_code = 202 if submitted.created else 200
-    response.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
+        place.taken = submitted.created
+    if not submitted.created and media:
+        await run_sync(forget_media, media, services.store)
     if submitted.created_at is not None:
-        return as_written(job, submitted.created_at)
-    return await run_sync(services.jobs.get, submitted.job_id)
-
-
-class _Wish:
-    """A submit on its way to a job: admitted, with a place among those that wait, its media stored."""
-
-    def __init__(
-        self,
-        services: Services,
-        submission: Submission,
-        idempotency_key: str | None,
-        tenant: str,
-        expires_in_s: float | None,
-        stack: ExitStack,
-    ) -> None:
-        """The place is kept until ``stack`` is closed."""
-        self._services = services
-        self._body: bytes | Parsed = submission.body
-        self._prompt_embeds = submission.prompt_embeds
-        self._idempotency_key = idempotency_key
-        self._tenant = tenant
-        self._expires_in_s = expires_in_s
-        self._stack = stack
-        self._admitted: Admitted | None = None
-        self._job_id = new_job_id()
-        self.place = Place()
-        self.media: list[dict[str, Any]] = []
-
-    def is_light(self) -> bool:
-        """Little text and nothing to decode: a thread of its own would cost more than its admission.
-
-        Raises InvalidRequest naming the field.
-        """
-        if isinstance(self._body, bytes) and len(self._body) <= _LIGHT_BYTES and self._prompt_embeds is None:
-            return self.is_text()
-        return False
-
-    def is_text(self) -> bool:
-        """No media: nothing of it has to wait for a decoder. Raises InvalidRequest naming the field."""
-        if isinstance(self._body, bytes):
-            self._body = parse(self._body, self._services.settings)
-        return self._body.is_text or self._body.request.messages is None
-
-    def admit(self) -> Admitted:
-        services = self._services
-        admitted = admit(
-            self._body,
-            services.pipelines,
-            services.settings,
-            services.renderers,
-            prompt_embeds=self._prompt_embeds,
-            wall=services.wall,
-        )
-        if admitted.expires_at is not None and self._expires_in_s is not None:
-            raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
-        try:
-            if admitted.expires_at is not None:
-                check_deadline(admitted.expires_at, time.time())
-            self.place = self._stack.enter_context(services.backlog.place(admitted.pipeline.name, self._tenant))
-        except (InvalidRequest, TooManyJobs):
-            # Sent again, a submit gives its job of the first time, however late it is and however much waits.
-            if self._idempotency_key is None or not services.jobs.is_known(self._tenant, self._idempotency_key):
-                raise
-        self._admitted = admitted
-        return admitted
-
-    def store_media(self) -> None:
-        """Raises StorageUnavailable."""
-        if self._admitted is not None and self._admitted.media:
-            self.media = store_media(self._job_id, self._admitted, self._services.store)
-
-    def job(self) -> NewJob:
-        """The job to be; admitted here unless it is already."""
-        admitted = self._admitted or self.admit()
-        return new_job(self._job_id, admitted, self.media, tenant=self._tenant, expires_in_s=self._expires_in_s)
+        answer = as_json(as_written(job, submitted.created_at), 202)
+    else:
+        answer = await run_sync(lambda: as_json(services.jobs.get(submitted.job_id), 202 if submitted.created else 200))
+    answer.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
+    return answer
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from omni_jobs.api.ends import Ends
+from omni_jobs.api.renderer_loads import RendererLoads
 from omni_jobs.api.sampled import Sampled
 from omni_jobs.backlog import Backlog
 from omni_jobs.broker import Broker, HintPublisher, Relay
@@ -38,6 +39,7 @@ class Services:
     settings: Settings
     pipelines: Pipelines  # those that are served
     renderers: Renderers
+    renderer_loads: RendererLoads
     db: Database
     jobs: Jobs
     store: ObjectStore
@@ -49,6 +51,7 @@ class Services:
     counts: Sampled[Counts]  # of a long backlog it takes a second to make
     recent: Sampled[Page]  # the newest jobs, without their results
     wall: MediaWall
+    small_admissions: CapacityLimiter  # these wait for nothing that is large, or decoded
     admissions: CapacityLimiter  # reading a large body takes the processor: polls must not wait behind it
     bulks: CapacityLimiter  # groups of a bulk's lines, which may have media among them
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
@@ -66,10 +69,12 @@ class Services:
         submitter = Submitter(jobs.submit_all, relay.send)
         submitter.start()
         wall = MediaWall(settings)
+        renderers = Renderers(settings)
         return cls(
             settings=settings,
             pipelines=pipelines,
-            renderers=Renderers(settings),
+            renderers=renderers,
+            renderer_loads=RendererLoads(renderers, pipelines),
             db=db,
             jobs=jobs,
             store=open_store(settings),
@@ -85,6 +90,7 @@ class Services:
             counts=Sampled(jobs.counts),
             recent=Sampled(partial(jobs.list, limit=_RECENT, brief=True)),
             wall=wall,
+            small_admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
             admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
             bulks=CapacityLimiter(max(2, os.cpu_count() or 2)),
             media_admissions=CapacityLimiter(wall.places),

@@ -42,6 +42,12 @@ def submit_bulk(
             show_default=False,
         ),
     ] = None,
+    cancel_after: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--cancel-after", metavar="TIME", help="Stop each job by itself after 90s, 15m, 2h.", show_default=False
+        ),
+    ] = None,
     url: UrlOption = None,
 ) -> None:
     """Submit many jobs, one a line; a line that is refused disturbs no other.
@@ -65,7 +71,7 @@ def submit_bulk(
     accepted = refused = 0
     with _opened(file) as lines, _written(out) as answers, client_of(url) as client:
         try:
-            for answer in client.submit_bulk(_with_bar(lines), idempotency_key=key):
+            for answer in client.submit_bulk(_with_bar(lines), idempotency_key=key, cancel_after=cancel_after):
                 answers.write(answer.model_dump_json(exclude_defaults=True) + "\n")
                 accepted, refused = accepted + _is_accepted(answer), refused + (not _is_accepted(answer))
         except OmniJobsError as error:

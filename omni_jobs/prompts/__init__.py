@@ -91,15 +91,28 @@ class Renderers:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._loaded: dict[tuple[str, Path], PromptRenderer] = {}
+
+    def are_loaded(self, pipeline: Pipeline) -> bool:
+        """Whether ``of`` has the pipeline's at hand: it may take seconds otherwise."""
+        return pipeline.model is None or self._place_of(pipeline) in self._loaded
 
     def of(self, pipeline: Pipeline) -> PromptRenderer | None:
         """None for a pipeline without a model. Raises ModelMissing; a checkpoint may still come."""
         if pipeline.model is None:
             return None
-        path = self._settings.models.get(pipeline.name) or pipeline.model.path
-        if path is None:
+        place = self._place_of(pipeline)
+        if place is None:
             raise ModelMissing(f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model")
         try:
-            return load_renderer(pipeline.model.architecture, Path(path))
+            found = self._loaded.get(place) or load_renderer(*place)
         except ConfigError as error:
             raise ModelMissing(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model") from error
+        self._loaded[place] = found
+        return found
+
+    def _place_of(self, pipeline: Pipeline) -> tuple[str, Path] | None:
+        if pipeline.model is None:
+            return None
+        path = self._settings.models.get(pipeline.name) or pipeline.model.path
+        return None if path is None else (pipeline.model.architecture, Path(path))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 
-from omni_jobs.errors import Conflict, DatabaseUnavailable, InvalidRequest
+from omni_jobs.errors import Conflict, DatabaseUnavailable
 from omni_jobs.jobs import Hint, NewJob, Submitted
 from omni_jobs.submitter import Submitter
 from tests.integration.job_steps import new_job
@@ -36,10 +35,6 @@ def made(job: NewJob) -> Submitted:
     return Submitted(job.job_id, created=True, hints=[Hint(1, 0, job.job_id)])
 
 
-def identity(job: NewJob) -> NewJob:
-    return job
-
-
 @contextmanager
 def submitter(store: Store) -> Iterator[tuple[Submitter, list[Hint]]]:
     sent: list[Hint] = []
@@ -56,29 +51,14 @@ def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
     store = Store()
     jobs = [new_job() for _ in range(11)]
     with submitter(store) as (found, sent):
-        first = found.submit(lambda: jobs[0], None)
+        first = found.submit(jobs[0], None)
         assert store.began.wait(30)
-        rest = [found.submit(partial(identity, job), None) for job in jobs[1:]]
+        rest = [found.submit(job, None) for job in jobs[1:]]
         store.go_on.set()
         answers = [future.result(30) for future in (first, *rest)]
-    assert [job for job, _ in answers] == jobs
-    assert [answer.job_id for _, answer in answers] == [job.job_id for job in jobs]
+    assert [answer.job_id for answer in answers] == [job.job_id for job in jobs]
     assert store.groups == [[jobs[0].job_id], [job.job_id for job in jobs[1:]]]
     assert [hint.queue for hint in sent] == [job.job_id for job in jobs]
-
-
-def test_what_cannot_be_made_into_a_job_fails_no_other() -> None:
-    def refused() -> NewJob:
-        raise InvalidRequest("no", field="messages")
-
-    store = Store()
-    store.go_on.set()
-    with submitter(store) as (found, _):
-        bad, good = found.submit(refused, None), found.submit(new_job, None)
-        with pytest.raises(InvalidRequest):
-            bad.result(30)
-        assert good.result(30)[1].created
-    assert sum(map(len, store.groups)) == 1
 
 
 def test_a_conflict_is_its_own() -> None:
@@ -86,10 +66,10 @@ def test_a_conflict_is_its_own() -> None:
     store = Store(lambda job: Conflict() if job is bad else made(job))
     store.go_on.set()
     with submitter(store) as (found, sent):
-        conflict, good = found.submit(lambda: bad, "k"), found.submit(new_job, None)
+        conflict, good = found.submit(bad, "k"), found.submit(new_job(), None)
         with pytest.raises(Conflict):
             conflict.result(30)
-        assert good.result(30)[1].created
+        assert good.result(30).created
     assert len(sent) == 1
 
 
@@ -103,12 +83,12 @@ def test_what_the_database_refuses_of_one_fails_no_other() -> None:
 
     store = Store(answer)
     with submitter(store) as (found, _):
-        first = found.submit(new_job, None)
+        first = found.submit(new_job(), None)
         assert store.began.wait(30)
-        good, refused = found.submit(new_job, None), found.submit(lambda: bad, None)
+        good, refused = found.submit(new_job(), None), found.submit(bad, None)
         store.go_on.set()
-        assert first.result(30)[1].created
-        assert good.result(30)[1].created
+        assert first.result(30).created
+        assert good.result(30).created
         with pytest.raises(ValueError, match="not JSON"):
             refused.result(30)
 
@@ -125,15 +105,15 @@ def test_a_database_that_is_away_is_everybodys_answer_and_it_goes_on() -> None:
     store = Store(answer)
     store.go_on.set()
     with submitter(store) as (found, _):
-        for future in [found.submit(new_job, None) for _ in range(3)]:
+        for future in [found.submit(new_job(), None) for _ in range(3)]:
             with pytest.raises(DatabaseUnavailable):
                 future.result(30)
         away.clear()
-        assert found.submit(new_job, None).result(30)[1].created
+        assert found.submit(new_job(), None).result(30).created
 
 
 def test_closing_answers_what_waits() -> None:
     store = Store()
     with submitter(store) as (found, _):
-        futures = [found.submit(new_job, None) for _ in range(5)]
-    assert all(future.result(0)[1].created for future in futures)
+        futures = [found.submit(new_job(), None) for _ in range(5)]
+    assert all(future.result(0).created for future in futures)

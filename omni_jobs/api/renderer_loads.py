@@ -1,0 +1,41 @@
+"""Renderers on their way: a thread of its own loads a pipeline's tokenizer, once for all who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from omni_jobs.errors import ModelMissing
+from omni_jobs.prompts import Renderers
+from omni_jobs.stage_config import Pipeline, Pipelines
+
+__all__ = ["RendererLoads"]
+
+
+class RendererLoads:
+    """Of one event loop."""
+
+    def __init__(self, renderers: Renderers, pipelines: Pipelines) -> None:
+        self._renderers = renderers
+        self._pipelines = pipelines
+        self._slots = CapacityLimiter(max(1, len(pipelines)))  # a load waits for no other pipeline's
+        self._loads: dict[str, asyncio.Future[None]] = {}
+
+    async def ready(self, name: str) -> None:
+        """Wait until the pipeline's renderer is loaded, or cannot be: whoever asks for it then is told why."""
+        pipeline = self._pipelines.get(name)
+        if pipeline is None or self._renderers.are_loaded(pipeline):
+            return
+        load = self._loads.get(name)
+        if load is None:
+            load = asyncio.ensure_future(run_sync(self._load, pipeline, limiter=self._slots, abandon_on_cancel=True))
+            self._loads[name] = load
+            load.add_done_callback(lambda _: self._loads.pop(name))
+        await asyncio.shield(load)  # one who leaves takes it from nobody
+
+    def _load(self, pipeline: Pipeline) -> None:
+        with suppress(ModelMissing):
+            self._renderers.of(pipeline)
