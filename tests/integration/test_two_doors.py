@@ -1,0 +1,356 @@
+"""The single submit and the bulk: both take and refuse the same, and no submit waits for another's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omni_jobs import prompts
+from omni_jobs.client import Client
+from omni_jobs.db import Database
+from omni_jobs.errors import RequestTooLarge
+from omni_jobs.jobs import Jobs
+from omni_jobs.settings import Settings
+from tests import hostile, samples
+from tests.integration.api_server import ApiServer, serve
+from tests.unit.test_requests import HELLO, REFUSED, says
+
+ROOT = Path(__file__).parents[2]
+ECHO = {"model": "echo", "messages": HELLO}
+JSONL = {"Content-Type": "application/jsonl"}
+LONG = {"messages": [{"role": "user", "content": "x" * 20_000}]}
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def settings(valkey_server: str, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Settings:
+    found = Settings(
+        data_dir=tmp_path_factory.mktemp("api"),
+        broker_url=valkey_server,  # type: ignore[arg-type]
+        stage_configs=ROOT / "stage_configs",
+        models={"qwen2_5_omni": tiny_checkpoint},
+        max_media_parts=3,
+        tenant_header="X-Tenant",
+        storage_sync=False,
+    )
+    database = Database(found.resolved_database_url)
+    database.migrate()
+    database.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def api(settings: Settings) -> Iterator[ApiServer]:
+    with serve(settings) as server:
+        yield server
+
+
+def single(api: ApiServer, body: bytes, **headers: str) -> dict[str, Any]:
+    answer = api.http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json", **named(headers)})
+    found: dict[str, Any] = answer.json()
+    assert ("error" in found and found["error"] is not None) == (answer.status_code >= 400)
+    return found
+
+
+def bulk(api: ApiServer, *lines: bytes, **headers: str) -> list[dict[str, Any]]:
+    """The answers; the last one too."""
+    answer = api.http.post("/v1/jobs/bulk", content=b"\n".join(lines), headers={**JSONL, **named(headers)})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+# The same refusals
+
+
+def same(body: dict[str, Any]) -> bytes:
+    return json.dumps({"model": "qwen2_5_omni", "messages": HELLO, **body}).encode()
+
+
+BODIES: dict[str, bytes] = {
+    **{name: same(body) for name, (body, _, _) in REFUSED.items()},
+    "no JSON": b"{",
+    "an array": b"[]",
+    "no UTF-8": b"\xff",
+    "a key twice": b'{"model": "echo", "model": "echo"}',
+    "unknown pipeline": same({"model": "smell"}),
+    "a deadline that is over": same({"expires_at": 1.0}),
+    "a deadline that is over, in words": same({"expires_at": "2020-01-05T09:30:00Z"}),
+    "a deadline in ten years": same({"expires_at": time.time() + 10 * 365 * 86_400}),
+    "a deadline in 31 days": same({"expires_at": time.time() + 31 * 86_400}),
+    "a damaged picture": same({"messages": says(samples.image_part(samples.image()[:60]))}),
+    "too many media": same({"messages": says(*[samples.image_part(samples.image())] * 4)}),
+    "too much text": same({"messages": [{"role": "user", "content": "x" * (9 << 20)}]}),
+    "too many messages": same({"messages": HELLO * 300}),
+    "too many tokens": same({"messages": [{"role": "user", "content": "x " * 200_000}]}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_both_refuse_a_body_with_the_same_error(api: ApiServer, name: str) -> None:
+    answer, last = bulk(api, BODIES[name])
+    assert "error" in answer, answer
+    assert answer["error"] == single(api, BODIES[name])["error"]
+    assert last == {"lines": 1, "accepted": 0, "refused": 1}
+
+
+@pytest.mark.parametrize("name", hostile.BODIES)
+def test_both_refuse_a_hostile_body_with_the_same_error(api: ApiServer, name: str) -> None:
+    body = hostile.BODIES[name]()
+    answer, _ = bulk(api, body)
+    assert answer["error"] == single(api, body)["error"]
+
+
+def test_both_take_the_same_and_make_the_same_job(api: ApiServer) -> None:
+    ends = time.time() + 1000
+    for body in ({}, {"expires_at": ends}, {"metadata": {"a": "b"}, "seed": 7}, LONG):
+        line = json.dumps({**ECHO, "seed": 1, **body}).encode()
+        [answer, _], one = bulk(api, line), single(api, line)
+        job = api.http.get(f"/v1/jobs/{answer['id']}").json()
+        varying = ("id", "created_at", "stages", "waiting")
+        assert {k: v for k, v in job.items() if k not in varying} == {k: v for k, v in one.items() if k not in varying}
+
+
+def test_cancel_after_is_of_every_line(api: ApiServer) -> None:
+    line = json.dumps(ECHO).encode()
+    before = time.time()
+    *answers, _ = bulk(api, line, line, Cancel_After="15m")
+    one = single(api, line, Cancel_After="15m")
+    for job in (one, *(api.http.get(f"/v1/jobs/{answer['id']}").json() for answer in answers)):
+        expires_at = datetime.fromisoformat(job["expires_at"]).timestamp()
+        assert before + 895 < expires_at < time.time() + 905
+    both = json.dumps({**ECHO, "expires_at": time.time() + 100}).encode()
+    answer, _ = bulk(api, both, Cancel_After="15m")
+    assert answer["error"]["field"] == "expires_at"
+    assert answer["error"] == single(api, both, Cancel_After="15m")["error"]
+    refused = api.http.post("/v1/jobs/bulk", content=line, headers={**JSONL, "Cancel-After": "soon"})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "Cancel-After")
+    with Client(f"http://{api.host}:{api.port}") as client:
+        [made] = client.submit_bulk([line], cancel_after=900)
+        assert client.get(made.id or "").expires_at is not None
+
+
+def test_a_line_sent_again_after_its_deadline_gives_its_job(api: ApiServer) -> None:
+    line = json.dumps({**ECHO, "expires_at": time.time() + 2}).encode()
+    answer, _ = bulk(api, line, Idempotency_Key="late")
+    one = single(api, line, Idempotency_Key="late")
+    time.sleep(2.1)  # of the clock: the deadline passes
+    again, _ = bulk(api, line, Idempotency_Key="late")
+    assert (again["id"], again["created"]) == (answer["id"], False)
+    assert single(api, line, Idempotency_Key="late")["id"] == one["id"]
+    new, _ = bulk(api, line, Idempotency_Key="later")
+    assert new["error"]["field"] == "expires_at"
+
+
+# Room for answers
+
+
+def test_a_bulk_ends_where_its_answers_are_too_many(settings: Settings) -> None:
+    lines = [json.dumps({**ECHO, "seed": number}).encode() for number in range(600)]
+    with serve(settings.model_copy(update={"max_bulk_answer_bytes": 4096})) as api:
+        *answers, last = bulk(api, *lines)
+        assert [answer["line"] for answer in answers] == list(range(1, 257))
+        assert all(answer["created"] for answer in answers)
+        assert (last["lines"], last["accepted"], last["refused"]) == (256, 256, 0)
+        assert last["error"]["code"] == "request_too_large"
+        assert "no line after line 256 was looked at" in last["error"]["message"]
+        with Client(f"http://{api.host}:{api.port}") as client:
+            found = []
+            with pytest.raises(RequestTooLarge, match="after line 256"):  # noqa: PT012 — after the answers
+                for answer in client.submit_bulk(lines):
+                    found.append(answer)
+            assert len(found) == 256
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if mount is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a small filesystem here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_said_wherever_it_is_met(
+    api: ApiServer, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(answer: httpx.Response) -> None:
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "storage_full"
+        assert answer.json()["error"]["retryable"] is True
+        assert answer.headers["retry-after"]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    url = f"http://{api.host}:{api.port}/v1/jobs"
+    for _ in range(2):  # each on a connection of its own: what is answered before it is read to its end is closed
+        full(httpx.post(f"{url}/bulk", content=b"x\n" * 40_000, headers=JSONL, timeout=LIMIT_S, trust_env=False))
+        parts = {"request": ("request", json.dumps(ECHO)), "prompt_embeds": ("prompt_embeds", bytes(3 << 20))}
+        full(httpx.post(url, files=parts, timeout=LIMIT_S, trust_env=False))
+    assert list(small_disk.iterdir()) == []
+    assert single(api, json.dumps(ECHO).encode())["status"] == "queued"
+    *_, last = bulk(api, *[json.dumps(ECHO).encode()] * 300)
+    assert last["accepted"] == 300
+
+
+# No submit waits for another's
+
+
+class Gate:
+    """Where threads wait until it is opened; how many came."""
+
+    def __init__(self) -> None:
+        self.came, self.opened = threading.Semaphore(0), threading.Event()
+        self.number = 0
+
+    def pass_through(self) -> None:
+        self.number += 1
+        self.came.release()
+        assert self.opened.wait(LIMIT_S)
+
+    def wait_for_one(self) -> None:
+        assert self.came.acquire(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as found:
+        yield found
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    yield found
+    found.opened.set()
+
+
+def answered(api: ApiServer, headers: dict[str, str] | None = None) -> None:
+    """What small and large submits, bulks and readers get meanwhile."""
+    for body in (ECHO, {**ECHO, **LONG}):
+        answer = api.http.post("/v1/jobs", json=body, headers=headers, timeout=LIMIT_S / 2)
+        assert answer.status_code == 202, answer.text
+    content = json.dumps(ECHO)
+    answer = api.http.post("/v1/jobs/bulk", content=content, headers={**JSONL, **(headers or {})}, timeout=LIMIT_S / 2)
+    assert json.loads(answer.text.splitlines()[-1])["accepted"] == 1
+    assert api.http.get("/v1/jobs", timeout=LIMIT_S / 2).status_code == 200
+
+
+def test_none_waits_for_a_tokenizer_that_is_loaded(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    load = prompts.load_renderer
+
+    def slow(architecture: str, directory: Path) -> prompts.PromptRenderer:
+        gate.pass_through()
+        return load(architecture, directory)
+
+    monkeypatch.setattr(prompts, "load_renderer", slow)
+    body = {"model": "qwen2_5_omni", "messages": HELLO}
+    kinds: list[dict[str, Any]] = [
+        body,
+        {**body, "messages": says(samples.image_part(samples.image()))},
+        {**body, **LONG},
+    ]
+    with serve(settings) as api:
+        waiting = [pool.submit(api.http.post, "/v1/jobs", json=kind, timeout=LIMIT_S) for kind in kinds * 6]
+        waiting.append(pool.submit(api.http.post, "/v1/jobs/bulk", content=json.dumps(body), headers=JSONL))
+        gate.wait_for_one()
+        answered(api)
+        assert not any(each.done() for each in waiting)
+        assert gate.number == 1  # it is loaded once for all
+        gate.opened.set()
+        statuses = [each.result(LIMIT_S).status_code for each in waiting]
+    assert set(statuses) <= {202, 200, 422, 503}  # the long text has too many tokens; few pictures may wait
+    assert statuses.count(202) >= 6
+    assert gate.number == 1
+
+
+def test_none_waits_for_a_large_texts_tokens(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with serve(settings) as api:
+        body = {"model": "qwen2_5_omni", "messages": HELLO}
+        assert api.http.post("/v1/jobs", json=body).status_code == 202  # the tokenizer is loaded
+        kind = type(api.services.renderers.of(api.services.pipelines["qwen2_5_omni"]))
+        count = kind.count_tokens
+
+        def slow(renderer: Any, request: Any, media: Any) -> int:
+            if len(request["messages"][0]["content"]) > 10_000:
+                gate.pass_through()
+            return int(count(renderer, request, media))
+
+        monkeypatch.setattr(kind, "count_tokens", slow)
+        large = {**body, **LONG}
+        waiting = [pool.submit(api.http.post, "/v1/jobs", json=large, timeout=LIMIT_S) for _ in range(20)]
+        gate.wait_for_one()
+        for _ in range(5):
+            assert api.http.post("/v1/jobs", json=body, timeout=LIMIT_S / 2).status_code == 202
+        picture = {**body, "messages": says(samples.image_part(samples.image()))}
+        assert api.http.post("/v1/jobs", json=picture, timeout=LIMIT_S / 2).status_code == 202
+        gate.opened.set()
+        assert {each.result(LIMIT_S).status_code for each in waiting} == {422}
+
+
+def test_none_waits_for_a_full_queue(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    is_known = Jobs.is_known
+
+    def slow(jobs: Jobs, tenant: str, idempotency_key: str) -> bool:
+        gate.pass_through()
+        return is_known(jobs, tenant, idempotency_key)
+
+    with serve(settings.model_copy(update={"max_queued_jobs_per_tenant": 6})) as api:
+        full = {"X-Tenant": "full"}
+        while api.http.post("/v1/jobs", json=ECHO, headers=full).status_code == 202:
+            pass
+        monkeypatch.setattr(Jobs, "is_known", slow)
+        headers = {**full, "Idempotency-Key": "k"}
+        waiting = [
+            pool.submit(api.http.post, "/v1/jobs", json=ECHO, headers=headers, timeout=LIMIT_S) for _ in range(20)
+        ]
+        gate.wait_for_one()
+        answered(api, {"X-Tenant": "other"})
+        gate.opened.set()
+        assert {each.result(LIMIT_S).status_code for each in waiting} == {429}
+
+
+def test_none_waits_for_a_count_of_the_backlog(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with serve(settings) as api:
+        backlog = api.services.backlog
+        assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
+        count: Callable[[], Any] = backlog._count
+
+        def slow() -> Any:
+            gate.pass_through()
+            return count()
+
+        monkeypatch.setattr(backlog, "_count", slow)
+        with ExitStack() as stack:
+            stack.callback(gate.opened.set)
+            deadline = time.monotonic() + LIMIT_S
+            while gate.number == 0:  # until one is due
+                assert time.monotonic() < deadline
+                assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
+            answered(api)
