@@ -23,6 +23,7 @@ __all__ = [
     "HEADS",
     "MEDIA",
     "avi_index_bomb",
+    "crc",
     "flac_silence",
     "gif_frames_bomb",
     "head_of_empty_lines",
@@ -158,8 +159,8 @@ def flac_silence(seconds: int = 599, *, rate: int = 384_000, channels: int = 8) 
         length = min(block, frames - number * block)
         head = b"\xff\xf8" + bytes([0x70, (channels - 1) << 4 | 0b1000]) + _flac_number(number)
         head += struct.pack(">H", length - 1)
-        frame = head + bytes([_crc(head, 8, 0x07)]) + bytes(3 * channels)  # constant subframes of the value 0
-        out.append(frame + struct.pack(">H", _crc(frame, 16, 0x8005)))
+        frame = head + bytes([crc(head, 8, 0x07)]) + bytes(3 * channels)  # constant subframes of the value 0
+        out.append(frame + struct.pack(">H", crc(frame, 16, 0x8005)))
     return b"".join(out)
 
 
@@ -203,7 +204,7 @@ def _ogg_page(number: int, position: int, flags: int, packets: list[bytes]) -> b
         raise ValueError("an Ogg page has 255 segments at most")
     head = b"OggS\x00" + struct.pack("<BqIIIB", flags, position, 7, number, 0, len(laces)) + laces
     page = head + b"".join(packets)
-    return page[:22] + struct.pack("<I", _crc(page, 32, 0x04C11DB7)) + page[26:]
+    return page[:22] + struct.pack("<I", crc(page, 32, 0x04C11DB7)) + page[26:]
 
 
 @lru_cache(maxsize=8)
@@ -239,7 +240,8 @@ def _crc_table(bits: int, polynomial: int) -> tuple[int, ...]:
     return tuple(table)
 
 
-def _crc(data: bytes, bits: int, polynomial: int) -> int:
+def crc(data: bytes, bits: int, polynomial: int) -> int:
+    """The checksum of an Ogg page, a FLAC frame or its head."""
     table, mask, shift, rest = _crc_table(bits, polynomial), (1 << bits) - 1, bits - 8, 0
     for byte in data:
         rest = (rest << 8) & mask ^ table[(rest >> shift) ^ byte]

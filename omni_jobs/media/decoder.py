@@ -24,6 +24,7 @@ from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
+from omni_jobs.media.wall import KEPT_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 _memory_bytes = 0
 _base_bytes = 0
+_kept: dict[int, mmap.mmap] = {}  # the files that results are left in again and again, by inode
 
 
 def confine(memory_bytes: int) -> None:
@@ -67,22 +69,20 @@ def confine(memory_bytes: int) -> None:
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Do one task; nothing but plain values comes back, and no exception.
 
-    ``task``: ``what`` (the function), ``input`` and ``output`` (a path and a size each, or None), ``limits``,
-    ``options``, ``cpu_s``. The answer: ``ok`` or ``refused``, and ``cpu_s``.
+    ``task``: ``what`` (the function), the paths of ``medium``, ``result`` and ``large``, the medium's bytes
+    (``input``), those that a result may have (``room``), ``limits``, ``options``, ``cpu_s``. The answer: ``ok`` or
+    ``refused``, and ``cpu_s``.
     """
     before = _cpu_s()
-    output_bytes = task["output"][1] if task["output"] else 0
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(before + task["cpu_s"]) + 1, hard))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS,
-        (_base_bytes + _SLACK_BYTES + _memory_bytes + task["input"][1] + output_bytes, hard),
-    )
+    kept_bytes = (len(_kept) + 1) * KEPT_BYTES
+    own_bytes = _base_bytes + _SLACK_BYTES + kept_bytes + task["input"] + task["room"]
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes + _memory_bytes, hard))
     answer: dict[str, Any]
     try:
-        with _Input(*task["input"]) as data:
-            answer = {"ok": _TASKS[task["what"]](data, task)}
+        answer = {"ok": _TASKS[task["what"]](_read(task["medium"], task["input"]), task)}
     except (InvalidRequest, RequestTooLarge) as error:
         answer = {"refused": {"code": error.code, "message": error.message}}
     except MemoryError:
@@ -97,32 +97,29 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class _Input:
-    """The encoded bytes, read where they lie."""
-
-    def __init__(self, path: str, size: int) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
-
-    def __enter__(self) -> bytes:
-        # Bytes, not a view of the map: the libraries copy a view each time they read of it.
-        return self._map[:]
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
+def _read(path: str, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(descriptor, size, 0)
+        while len(data) < size and (more := os.pread(descriptor, size - len(data), len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
 
 
 def _output(task: dict[str, Any], nbytes: int) -> mmap.mmap:
     """Where the result goes. Raises RequestTooLarge when it is larger than its reader made room for."""
-    path, size = task["output"]
-    if nbytes > size:
-        raise RequestTooLarge(f"{nbytes} bytes when decoded; at most {size} are taken")
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if nbytes > task["room"]:
+        raise RequestTooLarge(f"{nbytes} bytes when decoded; at most {task['room']} are taken")
+    descriptor = os.open(task["result"] if nbytes <= KEPT_BYTES else task["large"], os.O_RDWR | os.O_CLOEXEC)
     try:
-        return mmap.mmap(descriptor, max(nbytes, 1))
+        if nbytes > KEPT_BYTES:
+            return mmap.mmap(descriptor, nbytes)
+        file = os.fstat(descriptor).st_ino
+        if file not in _kept:
+            _kept[file] = mmap.mmap(descriptor, KEPT_BYTES)
+        return _kept[file]
     finally:
         os.close(descriptor)
 

@@ -62,7 +62,7 @@ class _Host:
                 ready = [key.fileobj for key, _ in selector.select()]
                 if parent in ready:
                     return
-                message, descriptors, _, _ = socket.recv_fds(self._link, LONGEST_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
+                message, descriptors, _, _ = socket.recv_fds(self._link, LONGEST_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
                 if not message:
                     return
                 self._start(json.loads(message), descriptors)
@@ -71,8 +71,7 @@ class _Host:
         from omni_jobs.media.decoder import run
 
         paths = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in descriptors]
-        task["input"] = (paths[0], task["input"])
-        task["output"] = (paths[1], task["output"]) if len(paths) > 1 else None
+        task["medium"], task["result"], task["large"] = paths
         try:
             future = self._schedule(partial(run, task), task["limit_s"])
         except (OSError, RuntimeError) as error:

@@ -28,7 +28,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal["audio", "image", "video"]
 
 LONGEST_MESSAGE = 1 << 18
+KEPT_BYTES = 16 << 20  # media and results up to here share memory that is kept: 5 megapixels
 _START_S = 60.0  # a host that answers nothing so long after a task's time is over is replaced
 _CLOSE_S = 10.0
 _INFOS: Mapping[str, type[MediaInfo]] = {"audio": AudioInfo, "image": ImageInfo, "video": VideoInfo}
@@ -61,6 +63,8 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
 _SET = {
     "LANG": "C.UTF-8",
     "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # what a decoder has had it keeps, up to here: new pages cost time
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONNOUSERSITE": "1",
@@ -74,30 +78,6 @@ def ending_of(status: int) -> dict[str, Any]:
     if status == -signal.SIGXCPU:
         return {"ended": "time"}
     return {"ended": signal.Signals(-status).name if status < 0 else f"status {status}"}
-
-
-class _Medium:
-    """One encoded medium where decoders can read it. Close it; or ``with``."""
-
-    def __init__(self, kind: Kind, data: bytes | memoryview) -> None:
-        self.kind = kind
-        self.size = len(data)
-        self.descriptor = _memory_file("omni-jobs-medium", self.size)
-        try:
-            _write(self.descriptor, data)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-    def __enter__(self) -> _Medium:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class MediaBudget:
@@ -159,8 +139,8 @@ class MediaWall:
 
     def _measured(self, kind: Kind, data: bytes, what: str, options: dict[str, Any], budget: MediaBudget) -> MediaInfo:
         budget.check()
-        with self._turns.one(self._wait_s), _Medium(kind, data) as medium:
-            answer = self._run(medium, what, options, None, budget.left_s)
+        with self._turns.one(self._wait_s) as exchange:
+            answer, _ = self._run(exchange, kind, data, what, options, None, budget.left_s)
         budget.take(answer["cpu_s"])
         return _INFOS[kind](**answer["ok"])
 
@@ -171,18 +151,16 @@ class MediaWall:
         import numpy as np
 
         room = 4 * math.ceil((self._limits["max_audio_s"] + 1) * sampling_rate)
-        found, output = self._decoded("audio", data, {"sampling_rate": sampling_rate}, room)
-        with output:
-            return np.frombuffer(output.read(4 * found["samples"]), np.float32)
+        with self._decoded("audio", data, {"sampling_rate": sampling_rate}, room) as (found, result):
+            return np.frombuffer(result(4 * found["samples"]), np.float32)
 
     def decode_image(self, data: bytes | memoryview) -> Image.Image:
         """What ``omni_jobs.media.image.decode_image`` gives."""
         from PIL import Image
 
-        found, output = self._decoded("image", data, {}, 3 * self._limits["max_image_pixels"])
-        size = found["width"], found["height"]
-        with output:
-            return Image.frombytes("RGB", size, memoryview(output.read(3 * size[0] * size[1])))
+        with self._decoded("image", data, {}, 3 * self._limits["max_image_pixels"]) as (found, result):
+            size = found["width"], found["height"]
+            return Image.frombytes("RGB", size, memoryview(result(3 * size[0] * size[1])))
 
     def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         """What ``omni_jobs.media.video.decode_video`` gives."""
@@ -191,50 +169,69 @@ class MediaWall:
         from omni_jobs.media.video import QWEN
 
         room = 3 * QWEN.max_frames * max(QWEN.max_pixels, self._limits["max_image_pixels"])
-        found, output = self._decoded("video", data, {}, room)
-        with output:
-            frames = np.frombuffer(output.read(math.prod(found["shape"])), np.uint8)
-        return frames.reshape(found["shape"]), found["metadata"]
+        with self._decoded("video", data, {}, room) as (found, result):
+            frames = np.frombuffer(result(math.prod(found["shape"])), np.uint8)
+            return frames.reshape(found["shape"]), found["metadata"]
 
+    @contextmanager
     def _decoded(
         self, kind: Kind, data: bytes | memoryview, options: dict[str, Any], room: int
-    ) -> tuple[dict[str, Any], _Output]:
-        with self._turns.one(None), _Medium(kind, data) as medium:
-            output = _Output(room)
-            try:
-                return self._run(medium, "decode", options, output, self._decode_limit_s)["ok"], output
-            except BaseException:
-                output.close()
-                raise
+    ) -> Iterator[tuple[dict[str, Any], Callable[[int], bytearray | mmap.mmap]]]:
+        """What is said of the result, and what gives its bytes, to be changed as one likes."""
+        with self._turns.one(None) as exchange:
+            answer, large = self._run(exchange, kind, data, "decode", options, room, self._decode_limit_s)
+
+            def result(nbytes: int) -> bytearray | mmap.mmap:
+                if not 0 < nbytes <= room:
+                    raise InvalidRequest("its decoder gave more than there is room for")
+                if nbytes > KEPT_BYTES:
+                    return large.mapped(nbytes)
+                return exchange.result(nbytes)
+
+            yield answer["ok"], result
 
     # One task.
 
     def _run(
-        self, medium: _Medium, what: str, options: dict[str, Any], output: _Output | None, limit_s: float
-    ) -> dict[str, Any]:
-        """The answer, which has ``ok``. Raises InvalidRequest, RequestTooLarge, DecodersUnavailable."""
+        self,
+        exchange: _Exchange,
+        kind: Kind,
+        data: bytes | memoryview,
+        what: str,
+        options: dict[str, Any],
+        room: int | None,
+        limit_s: float,
+    ) -> tuple[dict[str, Any], _MemoryFile]:
+        """The answer, which has ``ok``, and where a large result is.
+
+        Raises InvalidRequest, RequestTooLarge, DecodersUnavailable.
+        """
+        kept_medium, kept_result = exchange.files()
+        medium = kept_medium if len(data) <= KEPT_BYTES else _MemoryFile("omni-jobs-medium", len(data))
+        large = kept_result if room is None or room <= KEPT_BYTES else _MemoryFile("omni-jobs-decoded", room)
+        medium.write(data)
         task = {
-            "what": f"{medium.kind}.{what}",
-            "input": medium.size,
-            "output": output.size if output is not None else 0,
+            "what": f"{kind}.{what}",
+            "input": len(data),
+            "room": room or 0,
             "options": options,
             "limits": self._limits,
             "limit_s": limit_s,
             "cpu_s": limit_s,
         }
-        descriptors = [medium.descriptor] + ([output.descriptor] if output is not None else [])
+        descriptors = [file.descriptor for file in (medium, kept_result, large)]
         answer = self._open_host().ask(task, descriptors)
         if "unavailable" in answer:  # of those who were in flight when the pool broke, only one broke it
             answer = self._open_host().ask(task, descriptors)
         if "ok" in answer:
-            return answer
+            return answer, large
         if "refused" in answer:
             refused = answer["refused"]
             raise _REFUSALS[refused["code"]](refused["message"])
         if "ended" in answer:
             if answer["ended"] == "time":
-                raise RequestTooLarge(f"the {medium.kind} is not decoded after {limit_s:.3g} s")
-            raise InvalidRequest(f"the {medium.kind} does not decode: its decoder ended ({answer['ended']})")
+                raise RequestTooLarge(f"the {kind} is not decoded after {limit_s:.3g} s")
+            raise InvalidRequest(f"the {kind} does not decode: its decoder ended ({answer['ended']})")
         raise DecodersUnavailable(str(answer["unavailable"]))
 
     def _open_host(self) -> _Host:
@@ -264,74 +261,92 @@ class MediaWall:
 
 
 class _Turns:
-    """As many at once as there are decoders, and so many waiting."""
+    """As many at once as there are decoders, and so many waiting; each turn has a place to exchange bytes at."""
 
     def __init__(self, decoders: int, max_waiting: int) -> None:
         self.max_waiting = max_waiting
-        self._free = decoders
+        self._free = [_Exchange() for _ in range(decoders)]
         self._waiting = 0
         self._freed = threading.Condition()
 
     @contextmanager
-    def one(self, wait_s: float | None) -> Iterator[None]:
+    def one(self, wait_s: float | None) -> Iterator[_Exchange]:
         """Raises DecodersUnavailable when too many wait, or this one has for ``wait_s``; None: neither bounds it."""
         with self._freed:
             if not self._free and wait_s is not None and self._waiting >= self.max_waiting:
                 raise DecodersUnavailable("too many media wait to be decoded")
             self._waiting += 1
             try:
-                if not self._freed.wait_for(lambda: self._free > 0, wait_s):
+                if not self._freed.wait_for(lambda: self._free, wait_s):
                     raise DecodersUnavailable(f"no decoder was free within {wait_s:g} s")
             finally:
                 self._waiting -= 1
-            self._free -= 1
+            exchange = self._free.pop()
         try:
-            yield
+            yield exchange
         finally:
             with self._freed:
-                self._free += 1
+                self._free.append(exchange)
                 self._freed.notify()
 
 
-class _Output:
-    """Room in memory for a result; only what is written of it takes any."""
+class _Exchange:
+    """Memory that this process and a decoder share.
 
-    def __init__(self, size: int) -> None:
+    Pages that were used before cost a fraction of new ones, so what is not large goes through files that are
+    kept. What is large has a file of its own.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_MemoryFile] = []
+
+    def files(self) -> tuple[_MemoryFile, _MemoryFile]:
+        """The kept ones, for a medium and for a result. Raises DecodersUnavailable."""
+        if not self._kept:
+            self._kept = [_MemoryFile("omni-jobs-medium", KEPT_BYTES), _MemoryFile("omni-jobs-decoded", KEPT_BYTES)]
+        medium, result = self._kept
+        return medium, result
+
+    def result(self, nbytes: int) -> bytearray:
+        """A copy of the kept result's start."""
+        copy = bytearray(nbytes)
+        os.preadv(self._kept[1].descriptor, [copy], 0)
+        return copy
+
+
+class _MemoryFile:
+    """A file in memory whose size is sealed: who maps it is never cut off. Only what is written of it takes room.
+
+    It is closed with its last use.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        """Raises DecodersUnavailable."""
         self.size = size
-        self.descriptor = _memory_file("omni-jobs-decoded", size)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        try:
+            self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+        try:
+            os.ftruncate(self.descriptor, size)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
 
-    def read(self, nbytes: int) -> mmap.mmap:
+    def write(self, data: bytes | memoryview) -> None:
+        """Raises DecodersUnavailable when memory is short."""
+        view, at = memoryview(data), 0
+        try:
+            while at < len(view):
+                at += os.pwrite(self.descriptor, view[at:], at)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+
+    def mapped(self, nbytes: int) -> mmap.mmap:
         """Its start; changes to it are the reader's own."""
-        if nbytes > self.size:
-            raise InvalidRequest("its decoder gave more than there is room for")
-        return mmap.mmap(self.descriptor, max(nbytes, 1), flags=mmap.MAP_PRIVATE)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-    def __enter__(self) -> _Output:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _memory_file(name: str, size: int) -> int:
-    """Its size is sealed: who maps it is never cut off. Raises DecodersUnavailable."""
-    try:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except OSError as error:
-        raise DecodersUnavailable(f"no memory for a medium: {error}") from error
-    return descriptor
-
-
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
+        return mmap.mmap(self.descriptor, nbytes, flags=mmap.MAP_PRIVATE)
 
 
 class _Host:

@@ -45,6 +45,11 @@ def test_payloads(tmp_path: Path) -> None:
         assert figures[name]["runs"]
 
 
+def test_media(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "media")
+    assert figures["PNG of 1 megapixel, decode: wall more"]["target"] == 5.0
+
+
 def test_the_control_plane(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "control_plane", "--database", "sqlite")
     assert {"sqlite, jobs/s", "sqlite / celery_chain", "sqlite / dramatiq_pipeline"} <= set(figures)
