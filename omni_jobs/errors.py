@@ -42,6 +42,7 @@
     ├── BadMessage              what came out of a queue is not a hint of ours
     ├── ServerUnavailable       retryable; the client got no answer from the API
     ├── StackError              the embedded stack did not start, or cannot go on
+    ├── SlotTaken               a worker lives in the slot that this one was to take
     └── Fenced                  this worker's lease is gone: it must stop writing
 
 Each error knows its ``code`` (stable, for machines), whether another attempt can
@@ -88,6 +89,7 @@ __all__ = [
     "RetryClass",
     "ServerBusy",
     "ServerUnavailable",
+    "SlotTaken",
     "StackError",
     "StageError",
     "StorageError",
@@ -460,6 +462,12 @@ class StackError(OmniJobsError):
     """The embedded stack did not start."""
 
     code = "stack_failed"
+
+
+class SlotTaken(OmniJobsError):
+    """Another worker lives in this slot."""
+
+    code = "slot_taken"
 
 
 class Fenced(OmniJobsError):

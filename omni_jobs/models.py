@@ -290,7 +290,7 @@ class WorkerRow(Base):
     __table_args__ = (UniqueConstraint("slot"), Index(None, "lease_until"))
 
     id: Mapped[str] = mapped_column(String(200), primary_key=True)  # the boot id: new with every start
-    slot: Mapped[str] = mapped_column(String(200))  # the place it fills; a newcomer there replaces it
+    slot: Mapped[str] = mapped_column(String(200))  # the place it fills; one lives there at a time
     pipeline: Mapped[str] = mapped_column(Name)
     stage: Mapped[str] = mapped_column(Name)
     host: Mapped[str] = mapped_column(String(255))
@@ -301,3 +301,6 @@ class WorkerRow(Base):
     started_at: Mapped[float] = mapped_column(Seconds)
     renewed_at: Mapped[float] = mapped_column(Seconds)
     lease_until: Mapped[float] = mapped_column(Seconds)
+    pid_space: Mapped[str | None] = mapped_column(String(100))  # boot and namespace of its pid; None: not known
+    pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one of the same pid
+    loading: Mapped[bool | None]  # it holds its slot and takes nothing yet

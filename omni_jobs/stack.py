@@ -350,8 +350,7 @@ class EmbeddedStack:
             def check() -> bool:
                 if child.pid not in serving:
                     with suppress(DatabaseUnavailable):  # busy: the next look may tell
-                        # A lease that was never renewed may be one that only frees the slot, before the model loads.
-                        serving.update(worker.pid for worker in jobs.workers() if worker.renewed_at > worker.started_at)
+                        serving.update(worker.pid for worker in jobs.workers())
                 return child.pid in serving
 
             return check

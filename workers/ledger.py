@@ -4,7 +4,8 @@ Whatever the executor wants of :class:`omni_jobs.jobs.Jobs` waits here until the
 is free, and then goes into one transaction with everything else: under load hundreds of
 completions and claims share one, an idle worker's single claim goes at once. The thread
 also renews the worker's lease, so a busy event loop cannot lose it, and while the worker
-holds stage runs it asks which of them are to stop.
+holds stage runs it asks which of them are to stop. From its start the lease holds the
+worker's slot: nobody else may live there.
 
 While the database does not answer everything waits, and is tried again: a transaction
 whose COMMIT got no reply may have happened, so none is ever given up on but by fencing.
@@ -20,10 +21,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, Hint, NewWorker, Outcome, ProgressReport
+from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
+from omni_jobs.jobs import Claim, Completion, Failure, Hint, NewWorker, Outcome, ProgressReport, SlotHolder
+from workers import incarnation
 
 if TYPE_CHECKING:
     from omni_jobs.broker import Relay
@@ -34,9 +36,15 @@ __all__ = ["Ledger"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LONGEST_GATHER_S = 0.02  # a loop that never comes to rest must not keep a turn waiting
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+# A holder of the slot that may live is watched for so many heartbeats, and a moment for a database that is slow.
+_WATCH_BEATS = 3
+_WATCH_MORE_S = 2.0
+_DATABASE_WAS_AWAY_S = 0.5
 
 
 class _Kind(Enum):
@@ -66,7 +74,7 @@ class _Turn:
 
 
 class Ledger:
-    """All coroutines run on one event loop; ``clear_slot``, ``start`` and ``close`` block: call them in a thread."""
+    """All coroutines run on one event loop; ``take_slot``, ``serve`` and ``close`` block: call them in a thread."""
 
     def __init__(
         self,
@@ -86,6 +94,8 @@ class Ledger:
         self._on_cancel = on_cancel
         self._on_fenced = on_fenced
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._serves = False  # under _registering
+        self._registering = threading.Lock()
         self._changed = threading.Condition()
         self._waiting = False  # the thread waits to be notified of something to do
         self._closed = threading.Event()
@@ -104,31 +114,73 @@ class Ledger:
 
     # The worker's life.
 
-    def clear_slot(self, keep_trying: Callable[[], bool]) -> None:
-        """Free at once what a predecessor in this slot held. Blocks while the database is away.
+    def take_slot(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
+        """Make the slot this worker's, and free at once what a predecessor there held.
 
-        A worker calls it before it loads its engine, and has no lease until ``start``.
-        Raises DatabaseUnavailable once ``keep_trying`` says no.
+        A worker calls it before it loads its engine; nobody counts on it until ``serve``. Blocks while the
+        database is away, and while it cannot be told whether the slot's holder lives.
+        Raises SlotTaken when it does, and DatabaseUnavailable once ``keep_trying`` says no.
         """
-        # A lease that is over at once: nobody sees a worker here that does not serve yet.
-        self._persist(lambda: self._jobs.register_worker(self.worker, 0.0), keep_trying)
-        self._persist(lambda: self._jobs.retire_worker(self.worker.worker_id), keep_trying)
-
-    def start(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
-        """Take the lease, then serve ``loop``: nothing can be claimed before. Blocks and raises like ``clear_slot``."""
         self._loop = loop
-        self._persist(self._register, keep_trying)
+        dead: str | None = None
+        while True:
+            holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            if holder is None or holder.worker_id == dead or not holder.has_lease:
+                break
+            if self._is_dead(holder) or not self._renews(holder, keep_trying):
+                dead = holder.worker_id
+                logger.warning("worker %s (pid %d on %s) had this slot and is dead", dead, holder.pid, holder.host)
+        self._relay.send(self._persist(lambda: self._register(instead_of=dead), keep_trying))
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
-    def _register(self) -> Sequence[Hint]:
-        return self._jobs.register_worker(self.worker, self._settings.lease_s)
+    def serve(self, keep_trying: Callable[[], bool]) -> None:
+        """From here on claims are answered. Blocks and raises like ``take_slot``."""
+        self._relay.send(self._persist(self._register_serving, keep_trying))
 
-    def _persist(self, write: Callable[[], Sequence[Hint]], keep_trying: Callable[[], bool]) -> None:
+    def _is_dead(self, holder: SlotHolder) -> bool:
+        """Whether the holder's process is known to be gone. False: it is there, or cannot be seen from here."""
+        here = incarnation.pid_space()
+        if here is None or holder.pid_space != here or holder.pid_started is None:
+            return False
+        return incarnation.started(holder.pid) != holder.pid_started
+
+    def _renews(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> bool:
+        """Watch the holder for some heartbeats. False: it does not renew its lease. Raises SlotTaken when it does."""
+        pause = self._settings.heartbeat_s / 2
+        left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S
+        while left > 0:
+            if self._closed.wait(pause):
+                raise SlotTaken(f"slot {self.worker.slot} may be taken: asked to stop before that was known")
+            left -= pause
+            asked_at = time.monotonic()
+            seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
+                left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S + _LONGEST_PAUSE_S
+            if seen is None or not seen.has_lease:
+                return False
+            if seen.worker_id != holder.worker_id or seen.renewed_at > holder.renewed_at:
+                raise SlotTaken(
+                    f"slot {self.worker.slot} is taken: worker {seen.worker_id} lives there, "
+                    f"pid {seen.pid} on host {seen.host}. Give this worker a slot of its own: another name "
+                    "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
+                )
+        return False
+
+    def _register(self, instead_of: str | None = None) -> Sequence[Hint]:
+        return self._jobs.register_worker(self.worker, self._settings.lease_s, instead_of=instead_of, loading=True)
+
+    def _register_serving(self) -> Sequence[Hint]:
+        with self._registering:  # the thread must not say afterwards that the engine is being loaded
+            hints = self._jobs.register_worker(self.worker, self._settings.lease_s)
+            self._serves = True
+        return hints
+
+    def _persist(self, call: Callable[[], T], keep_trying: Callable[[], bool]) -> T:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                return self._relay.send(write())
+                return call()
             except DatabaseUnavailable as error:
                 logger.error("the database has no place for this worker yet: %s", error)
                 if not keep_trying():
@@ -207,8 +259,14 @@ class Ledger:
                 pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
                 logger.error("%d reports and claims wait: %s", len(turn.entries), error)
                 self._put_back(turn)
-            except Fenced as error:
+            except (Fenced, SlotTaken) as error:
+                logger.critical("%s; another worker may hold its stage runs now", error)
                 self._stop_fenced(error, turn)
+                return
+            except Exception as error:
+                # A bug. Without this thread the worker would hold what it has, and do nothing, for ever.
+                logger.exception("the ledger's thread ends")
+                self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"), turn)
                 return
             if self._closing and (not self._entries or time.monotonic() > self._close_by):
                 self._retire()
@@ -273,6 +331,10 @@ class Ledger:
             return
         # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
+        with self._registering:
+            if not self._serves:  # nothing is held: a lease that ran out meanwhile may be taken again
+                self._register()
+                return
         self._stop(self._jobs.renew(self.worker.worker_id, self._settings.lease_s))
 
     def _look_for_cancels_if_due(self) -> None:
@@ -370,8 +432,10 @@ class Ledger:
             for report in turn.progress:
                 self._progress.setdefault(report.stage_run_id, report)
 
-    def _stop_fenced(self, error: Fenced, turn: _Turn) -> None:
-        logger.critical("%s; another worker may hold its stage runs now", error)
+    def _stop_fenced(self, error: OmniJobsError, turn: _Turn) -> None:
+        """Nothing is written any more of what the worker does. What it held goes back to the others."""
+        if not isinstance(error, Fenced):
+            error = Fenced(str(error))
         with self._changed:
             self._fenced = error
             turn.entries.extend(self._entries)
@@ -380,6 +444,12 @@ class Ledger:
             entry.error = error
         self._on_loop(self._on_fenced, error)
         self._on_loop(_deliver, turn.entries)
+        try:
+            self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
+            # Others may have taken what it held for lost. It lives: these stage runs did not kill it.
+            self._jobs.forgive(self.worker.worker_id, sorted(self._held))
+        except Exception:
+            logger.exception("what this worker held waits for the end of its lease")
 
     def _retire(self) -> None:
         try:

@@ -38,7 +38,7 @@ from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsE
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.scheduling import give_way
 from omni_jobs.stage_config import Pipeline, Pipelines
-from workers import kombu_hooks
+from workers import incarnation, kombu_hooks
 from workers.ledger import Ledger
 from workers.leftovers import end_leftovers, mark_slot, slot_mark
 from workers.liveness import Liveness
@@ -129,7 +129,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
 
     async def _take_slot(self, pipeline: Pipeline, stage: str, slots: int) -> Ledger:
-        """Free what a predecessor held, before anything slow is imported or loaded: its jobs wait for it."""
+        """Take the slot, before anything slow is imported or loaded: a predecessor's jobs wait for it."""
         settings = self.app.settings
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
         self._relay = Relay(HintPublisher(self.app.broker))
@@ -150,6 +150,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
                 slots=slots,
                 pipeline_version=pipeline.version,
                 pipeline_digest=pipeline.digest,
+                pid_space=incarnation.pid_space(),
+                pid_started=incarnation.started(os.getpid()),
             ),
             self._relay,
             settings,
@@ -157,11 +159,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_fenced=self._on_fenced,
         )
         await _schema_is_there(self._database)
-        await asyncio.to_thread(ledger.clear_slot, _may_go_on)
+        await asyncio.to_thread(ledger.take_slot, self._loop, _may_go_on)
         mark = slot_mark(settings.resolved_database_url, self._node)
         await asyncio.to_thread(end_leftovers, mark)
         mark_slot(mark)
-        logger.info("%s: the slot is clear", self._node)
+        logger.info("%s: the slot is taken", self._node)
         return ledger
 
     async def _load(self, ledger: Ledger, pipeline: Pipeline, stage: str, slots: int) -> None:
@@ -175,7 +177,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         store = open_store(settings)
         await self._llm.start()
         _spare_the_collector()
-        await asyncio.to_thread(ledger.start, self._loop, _may_go_on)
+        await asyncio.to_thread(ledger.serve, _may_go_on)
         self._executor = Executor(
             self._llm,
             ledger,

@@ -1,7 +1,7 @@
 """Jobs: the one owner of transitions. A job's life, and a worker's, in order:
 
-    submit → claim → report_progress → complete | fail | release | cancelled;  cancel, retry, delete
-    register_worker → renew → retire_worker;  rescue (frees, expires, announces);  prune
+    submit → claim → report_progress → complete | fail | release;  cancel, retry, delete
+    register_worker → renew → retire_worker, forgive;  rescue (frees, expires, announces);  prune
 
 Every method is one transaction (``rescue``: a few) and may be called again when its
 answer was lost. Hints in the answers are to be published after the call, best effort.
@@ -34,6 +34,7 @@ from omni_jobs.jobs.values import (
     Pruned,
     Rescued,
     Retention,
+    SlotHolder,
     StoredArtifact,
     Submitted,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "Pruned",
     "Rescued",
     "Retention",
+    "SlotHolder",
     "StageCount",
     "StageRunView",
     "StoredArtifact",
@@ -204,17 +206,6 @@ class Jobs:
         )
         return [hint for outcome in outcomes for hint in outcome.hints]
 
-    def cancelled(self, stage_run_id: int, attempt: int, worker_id: str) -> Outcome:
-        """Confirm that an attempt was stopped because ``renew`` named it."""
-        return self._db.run(
-            partial(
-                endings.release,
-                held=[(stage_run_id, attempt)],
-                worker_id=worker_id,
-                announce_after_s=self._announce_after_s,
-            )
-        )[0]
-
     def cancel(self, job_id: str) -> JobState:
         """Stop a job: what waits at once, what runs as soon as its worker knows. The job's state then.
 
@@ -245,13 +236,28 @@ class Jobs:
 
     # A worker's life.
 
-    def register_worker(self, worker: NewWorker, lease_s: float) -> list[Hint]:
-        """Give a worker its lease; to be called before its first claim.
+    def slot_holder(self, slot: str) -> SlotHolder | None:
+        """The worker whose row is in this slot."""
+        return self._db.read(partial(leases.holder, slot=slot))
 
-        A predecessor in the same slot is fenced, and what it held is queued again at once.
+    def register_worker(
+        self, worker: NewWorker, lease_s: float, *, instead_of: str | None = None, loading: bool = False
+    ) -> list[Hint]:
+        """Give a worker its slot and its lease; to be called before its first claim, and again when it has loaded.
+
+        A predecessor in the same slot whose lease is over, or that is ``instead_of``, is fenced, and what it
+        held is queued again at once. Raises SlotTaken when the slot is another's. ``loading``: it holds the
+        slot, and nobody counts on it yet.
         """
         return self._db.run(
-            partial(leases.register, worker=worker, lease_s=lease_s, announce_after_s=self._announce_after_s)
+            partial(
+                leases.register,
+                worker=worker,
+                lease_s=lease_s,
+                instead_of=instead_of,
+                loading=loading,
+                announce_after_s=self._announce_after_s,
+            )
         )
 
     def renew(self, worker_id: str, lease_s: float) -> list[int]:
@@ -268,6 +274,10 @@ class Jobs:
     def retire_worker(self, worker_id: str) -> list[Hint]:
         """End the lease and hand back what is left. No error when it is gone already."""
         return self._db.run(partial(leases.retire, worker_id=worker_id, announce_after_s=self._announce_after_s))
+
+    def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
+        """For a worker that was fenced and lives: that it was lost does not count against these stage runs."""
+        self._db.run(partial(leases.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
 
     def rescue(self) -> Rescued:
         """Take stage runs from workers whose lease ran out or who are unknown; expire jobs whose time is

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select, true, update
 
 from omni_jobs.db import now
 from omni_jobs.jobs.values import Hint
@@ -65,7 +65,7 @@ def _files_with_free_slots(tx: Connection, at: float) -> dict[tuple[str, str], s
     free: dict[tuple[str, str, str], int] = defaultdict(int)
     workers = select(
         WorkerRow.id, WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.slots
-    ).where(WorkerRow.lease_until > at)
+    ).where(WorkerRow.lease_until > at, WorkerRow.loading.is_not(true()))
     for row in tx.execute(workers):
         free[row.pipeline, row.stage, row.pipeline_digest] += row.slots - running.get(row.id, 0)
     found: dict[tuple[str, str], set[str]] = defaultdict(set)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, exists, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.db import now
-from omni_jobs.errors import Fenced, WorkerLost
+from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.jobs.endings import fail, release
-from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome
-from omni_jobs.models import JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome, SlotHolder
+from omni_jobs.models import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["expire", "free_lost", "register", "renew", "retire", "unwanted"]
+__all__ = ["expire", "forgive", "free_lost", "holder", "register", "renew", "retire", "unwanted"]
 
 FREED_AT_ONCE = 500  # stage runs freed in one transaction
 
@@ -34,8 +34,31 @@ _UNWANTED = (
 )
 
 
-def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_after_s: float) -> list[Hint]:
-    """Write the worker's row over a predecessor's in the same slot, and free what that one held."""
+def holder(tx: Connection, slot: str) -> SlotHolder | None:
+    """Who has its row in a slot."""
+    row = tx.execute(
+        select(WorkerRow.__table__, (WorkerRow.lease_until > now()).label("has_lease")).where(WorkerRow.slot == slot)
+    ).one_or_none()
+    if row is None:
+        return None
+    return SlotHolder(
+        row.id, row.host, row.pid, row.pid_space, row.pid_started, row.renewed_at, has_lease=bool(row.has_lease)
+    )
+
+
+def register(
+    tx: Connection,
+    worker: NewWorker,
+    lease_s: float,
+    *,
+    instead_of: str | None,
+    loading: bool,
+    announce_after_s: float,
+) -> list[Hint]:
+    """Write the worker's row over a predecessor's in the same slot, and free what that one held.
+
+    Raises SlotTaken where that has a lease, unless it is ``instead_of``.
+    """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
     values = {
@@ -50,13 +73,20 @@ def register(tx: Connection, worker: NewWorker, lease_s: float, *, announce_afte
         "started_at": now(),
         "renewed_at": now(),
         "lease_until": now() + lease_s,
+        "pid_space": worker.pid_space,
+        "pid_started": worker.pid_started,
+        "loading": loading,
     }
     dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    tx.execute(
+    may_go = or_(WorkerRow.id.in_([worker.worker_id, instead_of or worker.worker_id]), WorkerRow.lease_until <= now())
+    written = tx.execute(
         dialect_insert(WorkerRow)
         .values(slot=worker.slot, **values)
-        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values, where=may_go)
+        .returning(WorkerRow.id)
     )
+    if written.scalar_one_or_none() is None:
+        raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
     if predecessor is None or predecessor == worker.worker_id:
         return []
     return _hints(_free(tx, StageRunRow.owner == predecessor, limit=None, announce_after_s=announce_after_s))
@@ -83,6 +113,31 @@ def retire(tx: Connection, worker_id: str, *, announce_after_s: float) -> list[H
     ).all()
     pairs = [(row.id, row.attempt) for row in held]
     return _hints(release(tx, pairs, worker_id, announce_after_s=announce_after_s))
+
+
+def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
+    """Take back the lost workers that were counted against these stage runs because of a worker that lives.
+
+    That it was cut off was not their fault. The errors stay, and say what happened.
+    """
+    of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
+    tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
+    booked = tx.execute(
+        select(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt, AttemptErrorRow.error, StageRunRow.failures)
+        .join(StageRunRow, StageRunRow.id == AttemptErrorRow.stage_run_id)
+        .where(AttemptErrorRow.stage_run_id.in_(stage_run_ids), AttemptErrorRow.worker == worker_id)
+        .order_by(AttemptErrorRow.stage_run_id)
+    ).all()
+    for row in booked:
+        if row.error["code"] != WorkerLost.code:
+            continue
+        error = Fenced(f"worker {worker_id} was cut off while it ran this, and lived", stage=row.error.get("stage"))
+        this = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
+        tx.execute(update(AttemptErrorRow).where(*this).values(error=error.to_dict()))
+        failures = dict(row.failures or {})
+        if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
+            failures |= {"worker_lost": failures["worker_lost"] - 1, "other": failures.get("other", 0) + 1}
+            tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(failures=failures))
 
 
 def expire(tx: Connection) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "Pruned",
     "Rescued",
     "Retention",
+    "SlotHolder",
     "StoredArtifact",
     "Submitted",
 ]
@@ -100,6 +101,21 @@ class NewWorker:
     slots: int  # stage runs it takes at a time
     pipeline_version: str
     pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
+    pid_space: str | None = None  # where that pid means something; None: not known
+    pid_started: int | None = None  # when the process of that pid started, by its kernel
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """The worker whose row is in a slot; whether it lives is for who asks to find out."""
+
+    worker_id: str
+    host: str
+    pid: int
+    pid_space: str | None
+    pid_started: int | None
+    renewed_at: float  # seconds since 1970 by the database's clock
+    has_lease: bool
 
 
 class Claim(NamedTuple):

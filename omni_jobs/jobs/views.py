@@ -21,6 +21,7 @@ from sqlalchemy import (
     bindparam,
     func,
     select,
+    true,
     union_all,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -114,7 +115,7 @@ _STAGE_RUNS_BUT_RESULTS = select(
 _STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
 _LIVE_FILES = (
     select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
-    .where(WorkerRow.lease_until > now())
+    .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
     .distinct()
 )
 _ACTIVE = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
@@ -355,7 +356,7 @@ def workers(tx: Connection) -> list[WorkerView]:
     }
     rows = tx.execute(
         select(WorkerRow.__table__)
-        .where(WorkerRow.lease_until > now())
+        .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
         .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
     )
     return [

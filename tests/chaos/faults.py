@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from tests.chaos.stack import LEASE_S, ChaosStack, Worker
 __all__ = ["KINDS", "Fault", "Faults", "Struck"]
 
 AT_ONCE = 3
+_REFUSED_S = 120.0  # for a second worker in a slot to see that the first one lives, while all the rest goes on
 Target = Literal["worker", "clocked worker", "api", "rescuer", "valkey", "postgres", "s3", "disk", "sqlite", "cable"]
 
 
@@ -45,9 +47,15 @@ class Chaos:
     """What a fault works with: the stack, a target, random numbers of its own, time."""
 
     def __init__(
-        self, stack: ChaosStack, recoveries: Recoveries, pick: random.Random, stopping: threading.Event
+        self,
+        stack: ChaosStack,
+        recoveries: Recoveries,
+        pick: random.Random,
+        stopping: threading.Event,
+        others_since: Callable[[float], set[str]],
     ) -> None:
         self.stack = stack
+        self.others_since = others_since  # what was struck since then (time.time()), or still is
         self.recoveries = recoveries
         self.random = pick
         self._stopping = stopping
@@ -75,6 +83,16 @@ class Chaos:
         while not (held := self.recoveries.held_by(self.victim.pid)) and time.monotonic() < deadline:
             self.wait(0.05)
         return held
+
+    def has_lease(self) -> bool:
+        """Whether the victim serves; within 5 s, or else not."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            with suppress(exc.DBAPIError):
+                if self.victim.pid in self.stack.worker_ids():
+                    return True
+            self.wait(0.2)
+        return False
 
     @contextmanager
     def held(self, process: Supervised) -> Iterator[None]:
@@ -204,6 +222,32 @@ def _wait_gone(chaos: Chaos, pid: int) -> None:
         time.sleep(0.05)
     if chaos.victim.pid == pid and chaos.victim.runs:
         raise NotUndone(f"{chaos.victim.name} (pid {pid}) was told to stop and still runs after 60 s")
+
+
+@_fault("worker", weight=2)
+def scale(chaos: Chaos) -> None:
+    """A second worker is started in an occupied slot: it is refused and ends by itself, and nobody else does."""
+    if chaos.worker is None:
+        raise RuntimeError("this fault has no worker")
+    if not chaos.has_lease():
+        return  # it is starting: its slot may go to either
+    holder, began = chaos.victim.pid, time.time()
+    second = chaos.stack.start_second(chaos.worker)
+    status = None
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            status = second.wait(_REFUSED_S)
+    finally:
+        second.kill()
+        second.wait()
+        chaos.stack.processes.forget(second.pid)
+    if chaos.others_since(began) & {"postgres", "sqlite", "cable"}:
+        return  # whoever is cut off from the database for a lease loses its slot: to a second worker too
+    said = chaos.stack.second_log(chaos.worker).read_text(errors="replace")
+    if status != 1 or "is taken: worker" not in said:
+        raise NotUndone(f"a second worker in the slot of {chaos.victim.name} ended with {status}: {said[-2000:]}")
+    if chaos.victim.pid != holder or not chaos.victim.runs:
+        raise NotUndone(f"{chaos.victim.name} (pid {holder}) did not outlive a second worker in its slot")
 
 
 @_fault("clocked worker")
@@ -526,7 +570,7 @@ class Faults(threading.Thread):
                 return False
             name = pick.choice(sorted(free))
             self.running[name] = fault.kind
-        chaos = Chaos(self._stack, self._recoveries, pick, self._stopping)
+        chaos = Chaos(self._stack, self._recoveries, pick, self._stopping, self._struck_since)
         target = free[name]
         chaos.worker = target if isinstance(target, Worker) else None
         chaos.process = target.process if isinstance(target, Worker) else target
@@ -534,6 +578,10 @@ class Faults(threading.Thread):
         self._threads.append(thread)
         thread.start()
         return True
+
+    def _struck_since(self, since: float) -> set[str]:
+        with self._lock:
+            return set(self.running) | {each.target for each in self.struck if each.ended >= since - LEASE_S}
 
     def _carry_out(self, fault: Fault, target: str, chaos: Chaos) -> None:
         began = time.time()

@@ -130,6 +130,11 @@ class Supervisor:
         self._sessions.add(pid)
         self._tell(f"session {pid}")
 
+    def forget(self, pid: int) -> None:
+        """A session that was adopted has ended."""
+        self._sessions.discard(pid)
+        self._tell(f"forget {pid}")
+
     def hold(self, process: Supervised) -> None:
         """Restart it no more, until ``release``."""
         process.held = True

@@ -330,6 +330,24 @@ class ChaosStack:
         process = Supervised(f"worker-{name}", lambda: words, self.logs / f"worker-{name}.log", lambda: environment)
         return Worker(stage, self.processes.add(process), environment, far, clock)
 
+    def start_second(self, worker: Worker) -> subprocess.Popen[bytes]:
+        """Another worker in the slot of this one, which nobody starts again; it ends with the stack at the latest."""
+        process = worker.process
+        with open(self.second_log(worker), "wb") as log:
+            second = subprocess.Popen(
+                [str(word) for word in process.command()],
+                env=dict(process.environment()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.adopt(second.pid)
+        return second
+
+    def second_log(self, worker: Worker) -> Path:
+        return self.logs / f"{worker.process.name}-second.log"
+
     def _valkey_command(self) -> list[str]:
         options = {
             "bind": "127.0.0.1",
@@ -387,7 +405,10 @@ class ChaosStack:
     def worker_ids(self) -> Mapping[int, str]:
         """Boot ids of workers with a lease, by process id."""
         with self.engine.connect() as connection:
-            return {row.pid: row.id for row in connection.execute(text("SELECT pid, id FROM workers"))}
+            return {
+                row.pid: row.id
+                for row in connection.execute(text("SELECT pid, id FROM workers WHERE loading IS NOT TRUE"))
+            }
 
     def order_proxy(self, name: str, mode: str, argument: float | None = None) -> None:
         """See :mod:`tests.chaos.proxy`; the far host's own proxies obey alike."""

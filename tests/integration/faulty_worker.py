@@ -3,6 +3,8 @@
 stall   after SIGUSR1 Celery pops nothing any more, and says nothing
 deaf    a stage run does not stop when it is cancelled
 hang    reading an object never ends
+load    its engine loads until SIGUSR2
+bug     after SIGUSR2 a heartbeat meets an error that nobody foresaw
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from typing import Any
 
 from celery import bootsteps
 
+from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
 from workers.pool import HintIntake
 from workers.runners.base import ProgressSink
 from workers.runners.echo import EchoRunner
+from workers.stage import StageLLM
 from workers.stage_io import OmniModelRunnerOutput, Progress, StageInput
 
 __all__ = ["app"]
@@ -54,10 +58,37 @@ def hang(*_: object, **__: object) -> memoryview:
     raise AssertionError
 
 
+def load_until_told() -> None:
+    told = threading.Event()
+    start = StageLLM.start
+
+    async def start_late(self: StageLLM) -> None:
+        await asyncio.to_thread(told.wait)
+        await start(self)
+
+    signal.signal(signal.SIGUSR2, lambda *_: told.set())
+    StageLLM.start = start_late  # type: ignore[method-assign]
+
+
+def meet_a_bug() -> None:
+    told = threading.Event()
+    renew = Jobs.renew
+
+    def renew_until_told(self: Jobs, worker_id: str, lease_s: float) -> list[int]:
+        if told.is_set():
+            raise RuntimeError("a bug")
+        return renew(self, worker_id, lease_s)
+
+    signal.signal(signal.SIGUSR2, lambda *_: told.set())
+    Jobs.renew = renew_until_told  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "stall": lambda: app.steps["consumer"].add(Stall),
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
     "hang": lambda: setattr(LocalObjectStore, "read", hang),
+    "load": load_until_told,
+    "bug": meet_a_bug,
 }
 
 FAULTS[os.environ["TEST_FAULT"]]()

@@ -20,6 +20,7 @@ from omni_jobs.errors import (
     ModelError,
     NotFound,
     OutOfMemory,
+    SlotTaken,
     StageError,
 )
 from omni_jobs.jobs import (
@@ -29,6 +30,7 @@ from omni_jobs.jobs import (
     Hint,
     Jobs,
     NewArtifact,
+    NewWorker,
     ProgressReport,
     Submitted,
     as_written,
@@ -39,6 +41,7 @@ from tests.integration.job_steps import (
     ANY_SCRIPT,
     DIAMOND,
     REF,
+    TWICE,
     ForgetfulDatabase,
     claim,
     complete_all,
@@ -373,6 +376,46 @@ def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
             assert jobs.get(submitted.job_id).status == JobState.COMPLETED
 
 
+@pytest.mark.parametrize("others", [1, 20])  # PostgreSQL claims few by another statement than many
+def test_what_ends_and_what_comes_in_its_place_are_one_turn(jobs_or_forgetful: Jobs, others: int) -> None:
+    """Its answer may be lost: then the same turn gives the same again."""
+    jobs = jobs_or_forgetful
+    register(jobs, "w", slots=100)
+    (first,) = jobs.submit(new_job()).hints
+    (ended,) = claim(jobs, "w", [first])
+    hints = [hint for _ in range(others) for hint in jobs.submit(new_job()).hints]
+    stale = hints[0]._replace(attempt=5)
+    wanted = [(hint.stage_run_id, hint.attempt) for hint in (*hints, first)]
+    [outcome], claims = jobs.complete_and_claim([done(ended, "w", inline_payload=b"abc")], "w", wanted)
+    assert outcome.won
+    assert [hint.queue for hint in outcome.hints] == ["echo.second"]
+    assert [(each.stage_run_id, each.attempt) for each in claims] == [(hint.stage_run_id, 1) for hint in hints]
+    # The next turn: all of them, and what the first one queued, with a hint that is stale.
+    [second] = outcome.hints
+    wanted = [(stale.stage_run_id, stale.attempt), (second.stage_run_id, second.attempt)]
+    outcomes, [taken] = jobs.complete_and_claim([done(each, "w", result={"n": 1}) for each in claims], "w", wanted)
+    assert all(each.won for each in outcomes)
+    assert (taken.stage_run_id, taken.upstream) == (second.stage_run_id, {"first": b"abc"})
+    for job_id in {each.job_id for each in (*claims, taken)}:
+        assert [error for run in jobs.get(job_id).stages for error in run.errors] == []
+    assert stages(jobs, ended.job_id) == {"first": "succeeded", "second": "running"}
+
+
+@pytest.mark.parametrize("others", [1, 20])
+def test_a_turn_of_a_fenced_worker_claims_nothing(jobs_or_forgetful: Jobs, others: int) -> None:
+    """What ended before may be recorded, or be told again alone."""
+    jobs = jobs_or_forgetful
+    register(jobs, "w", slots=100)
+    (ended,) = claim(jobs, "w", jobs.submit(new_job({"only": []})).hints)
+    hints = [hint for _ in range(others) for hint in jobs.submit(new_job()).hints]
+    pass_time(jobs._db, 100)
+    with pytest.raises(Fenced):
+        jobs.complete_and_claim([done(ended, "w")], "w", [(hint.stage_run_id, hint.attempt) for hint in hints])
+    assert {stages(jobs, view.id).get("first") for view in jobs.list(limit=50).jobs} <= {"queued", None}
+    assert jobs.complete([done(ended, "w")])[0].won
+    assert jobs.get(ended.job_id).status == JobState.COMPLETED
+
+
 @pytest.mark.parametrize("others", [0, 20])  # PostgreSQL claims few by another statement than many
 def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs, others: int) -> None:
     register(jobs, "w", slots=100)
@@ -638,10 +681,95 @@ def test_a_restart_in_the_same_slot_takes_over_at_once(jobs: Jobs) -> None:
     assert register(jobs, "boot-2", slot="host/first") == []
 
 
-def test_rivals_for_a_slot_leave_one_worker(jobs: Jobs) -> None:
+def test_of_rivals_for_a_slot_one_gets_it(jobs: Jobs) -> None:
+    def start(number: int) -> bool:
+        try:
+            jobs.register_worker(NewWorker(f"boot-{number}", "s", "echo", "first", "host", 1, 4, "1", "d"), 60.0)
+        except SlotTaken:
+            return False
+        return True
+
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: register(jobs, f"boot-{n}", slot="s"), range(8)))
-    assert len(jobs.workers()) == 1
+        got_it = list(pool.map(start, range(8)))
+    assert got_it.count(True) == 1
+    assert [worker.id for worker in jobs.workers()] == [f"boot-{got_it.index(True)}"]
+
+
+def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Database) -> None:
+    newcomer = NewWorker("b", "slot", "echo", "first", "host", 2, 4, "1", "d", pid_space="boot/1", pid_started=7)
+    (hint,) = jobs.submit(new_job()).hints
+    register(jobs, "a", slot="slot")
+    (claimed,) = claim(jobs, "a", [hint])
+    with pytest.raises(SlotTaken):
+        jobs.register_worker(newcomer, 60.0)
+    with pytest.raises(SlotTaken):
+        jobs.register_worker(newcomer, 60.0, instead_of="another")
+    assert jobs.renew("a", 60.0) == []
+    assert jobs.complete([done(claimed, "a")])[0].won
+    pass_time(database, 100)
+    assert jobs.register_worker(newcomer, 60.0) == [], "whose lease is over has lost its slot"
+    holder = jobs.slot_holder("slot")
+    assert holder is not None
+    assert (holder.worker_id, holder.pid, holder.pid_space, holder.pid_started) == ("b", 2, "boot/1", 7)
+    assert holder.has_lease
+    with pytest.raises(Fenced):
+        jobs.renew("a", 60.0)
+
+
+def test_a_worker_that_loads_holds_its_slot_and_is_not_counted_on(jobs: Jobs, database: Database) -> None:
+    loading = NewWorker("a", "slot", "echo", "first", "host", 1, 4, "1", "d")
+    jobs.submit(new_job())
+    jobs.register_worker(loading, 60.0, loading=True)
+    assert jobs.workers() == []
+    pass_time(database, 10)
+    assert jobs.rescue().hints == [], "nobody would take them"
+    with pytest.raises(SlotTaken):
+        jobs.register_worker(replace(loading, worker_id="b"), 60.0)
+    jobs.register_worker(loading, 60.0)
+    assert [worker.id for worker in jobs.workers()] == ["a"]
+    assert len(jobs.rescue().hints) == 1
+
+
+def test_that_a_living_worker_was_fenced_is_not_its_stage_runs_fault(jobs_or_forgetful: Jobs) -> None:
+    """Stopped and continued more often than a stage run may lose its worker; one that is killed still counts."""
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job())
+    (hint,) = submitted.hints
+    attempt = 0
+    for _ in range(TWICE.worker_lost + 2):
+        register(jobs, f"w{attempt}", slot="slot")
+        (claimed,) = jobs.claim(f"w{attempt}", [(hint.stage_run_id, attempt)])
+        assert not claimed.alone
+        register(jobs, f"w{attempt + 1}", slot="slot")  # while it is stopped
+        jobs.forgive(f"w{attempt}", [hint.stage_run_id])  # and now it goes on
+        attempt += 1
+    assert {error.code for error in jobs.get(submitted.job_id).stages[0].errors} == {"fenced"}
+    for _ in range(TWICE.worker_lost + 1):
+        assert jobs.get(submitted.job_id).status == JobState.IN_PROGRESS
+        register(jobs, f"w{attempt}", slot="slot")
+        assert len(jobs.claim(f"w{attempt}", [(hint.stage_run_id, attempt)])) == 1
+        attempt += 1
+        register(jobs, f"w{attempt}", slot="slot")
+        jobs.forgive("another", [hint.stage_run_id])
+    view = jobs.get(submitted.job_id)
+    assert view.error is not None
+    assert view.error.code == "quarantined"
+    codes = [error.code for error in view.stages[0].errors]
+    assert codes == ["fenced"] * (TWICE.worker_lost + 2) + ["worker_lost"] * (TWICE.worker_lost + 1)
+
+
+def test_what_is_forgiven_counts_no_more_after_a_retry(jobs: Jobs) -> None:
+    submitted = jobs.submit(new_job({"only": []}))
+    (hint,) = submitted.hints
+    for attempt in range(TWICE.worker_lost + 1):
+        register(jobs, f"w{attempt}", slot="slot")
+        jobs.claim(f"w{attempt}", [(hint.stage_run_id, attempt)])
+    register(jobs, "w3", slot="slot")
+    assert jobs.get(submitted.job_id).status == JobState.FAILED
+    jobs.retry(submitted.job_id)
+    jobs.forgive("w0", [hint.stage_run_id])
+    (claimed,) = jobs.claim("w3", [(hint.stage_run_id, TWICE.worker_lost + 1)])
+    assert claimed.failures == {}
 
 
 # cancel
@@ -658,7 +786,7 @@ def test_queued_work_is_cancelled_at_once(jobs_or_forgetful: Jobs) -> None:
     assert jobs.get(submitted.job_id).finished_at is not None
 
 
-@pytest.mark.parametrize("ending", ["cancelled", "complete", "fail", "release", "lost"])
+@pytest.mark.parametrize("ending", ["complete", "fail", "release", "lost"])
 def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> None:
     jobs = jobs_or_forgetful
     submitted = jobs.submit(new_job())
@@ -669,8 +797,6 @@ def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> 
     assert stages(jobs, submitted.job_id) == {"first": "running", "second": "cancelled"}
     assert jobs.renew("w", 60) == [claimed.stage_run_id]
     match ending:
-        case "cancelled":
-            jobs.cancelled(claimed.stage_run_id, 1, "w")
         case "complete":
             assert not jobs.complete([done(claimed, "w", result={"a": 1})])[0].won
         case "fail":
@@ -692,8 +818,10 @@ def test_cancelling_waits_for_the_last_that_runs(jobs: Jobs) -> None:
     register(jobs, "w")
     b, c = claim(jobs, "w", complete_all(jobs, "w", submitted.hints))
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
-    assert jobs.cancelled(b.stage_run_id, b.attempt, "w").job_state == JobState.CANCELLING
-    assert jobs.cancelled(c.stage_run_id, c.attempt, "w").job_state == JobState.CANCELLED
+    assert jobs.release([(b.stage_run_id, b.attempt)], "w") == []
+    assert jobs.get(submitted.job_id).status == JobState.CANCELLING
+    assert jobs.release([(c.stage_run_id, c.attempt)], "w") == []
+    assert jobs.get(submitted.job_id).status == JobState.CANCELLED
 
 
 def test_cancel_comes_too_late(jobs: Jobs) -> None:

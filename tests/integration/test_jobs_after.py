@@ -83,7 +83,7 @@ def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, databas
     assert jobs.get(job.job_id).status == JobState.CANCELLING
     assert jobs.unwanted("w") == jobs.renew("w", 1000) == [claimed.stage_run_id]
     jobs.cancel(job.job_id)  # too late: it expires
-    jobs.cancelled(claimed.stage_run_id, claimed.attempt, "w")
+    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)
     assert view.status == JobState.EXPIRED
     assert view.started_at is not None
@@ -109,7 +109,7 @@ def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Da
     jobs.cancel(job.job_id)
     pass_time(database, 61)
     assert jobs.rescue().expired == 0
-    jobs.cancelled(claimed.stage_run_id, claimed.attempt, "w")
+    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)
     assert (view.status, view.error) == (JobState.CANCELLED, None)
 

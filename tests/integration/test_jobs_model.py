@@ -6,7 +6,7 @@ transition a few assignments. After every step the database must show what it sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,8 +24,20 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from omni_jobs.db import Database
-from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, WorkerLost
-from omni_jobs.jobs import Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, Retention, new_job_id
+from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, SlotTaken, WorkerLost
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    Jobs,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    Retention,
+    new_job_id,
+)
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import job_prefix
 
@@ -220,7 +232,11 @@ class JobsMachine(RuleBasedStateMachine):
         self.boots += 1
         worker = f"{slot}-{self.boots}"
         predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
-        hints = self.jobs.register_worker(NewWorker(worker, slot, "echo", "a", "host", 1, 100, "1", digest), LEASE_S)
+        new = NewWorker(worker, slot, "echo", "a", "host", 1, 100, "1", digest)
+        if predecessor is not None and predecessor not in self.model.expired:
+            with pytest.raises(SlotTaken):
+                self.jobs.register_worker(new, LEASE_S)
+        hints = self.jobs.register_worker(new, LEASE_S, instead_of=predecessor)
         before = self.claimable()
         if predecessor is not None:
             del self.model.workers[predecessor]
@@ -293,21 +309,51 @@ class JobsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
         worker = self.draw_worker(data)
+        hints = self.draw_hints(data)
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.claim(worker, hints)
+            return
+        expected = self.model_claim(worker, hints)
+        self.check_claims(self.jobs.claim(worker, hints), expected, worker)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), twice=st.booleans())
+    def turn(self, data: st.DataObject, twice: bool) -> None:
+        """What ended and what comes in its place; ``twice``: the first answer is lost, as a ledger may meet it."""
+        worker = self.draw_worker(data)
+        reports, hints = self.draw_reports(data), self.draw_hints(data)
+        completions = [Completion(*report, result={"by": report[2]}) for report in reports]
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.complete_and_claim(completions, worker, hints)
+            # What ended may be recorded or not: the ledger tells it again, alone.
+            won = self.model_complete(reports)
+            self.check_outcomes(reports, self.jobs.complete(completions), won)
+            return
+        won = self.model_complete(reports)
+        expected = self.model_claim(worker, hints)
+        if twice:
+            self.jobs.complete_and_claim(completions, worker, hints)
+        outcomes, claims = self.jobs.complete_and_claim(completions, worker, hints)
+        self.check_outcomes(reports, outcomes, won, claimed={claim.stage_run_id for claim in claims})
+        self.check_claims(claims, expected, worker)
+
+    def draw_hints(self, data: st.DataObject) -> list[tuple[int, int]]:
         known = [stage for _, stage in self.model.all_stages()]
         late = st.sampled_from(known).flatmap(
             lambda stage: st.tuples(st.just(stage.id), st.integers(max(0, stage.attempt - 1), stage.attempt))
         )
         queued = [(stage.id, stage.attempt) for stage in known if stage.state == "queued"]
         hint = st.one_of(st.sampled_from(queued), late) if queued else late
-        hints = (
+        return (
             data.draw(st.one_of(st.just(queued), st.lists(hint, min_size=1, max_size=6)))
             if queued
             else [data.draw(late)]
         )
-        if not self.is_live(worker):
-            with pytest.raises(Fenced):
-                self.jobs.claim(worker, hints)
-            return
+
+    def model_claim(self, worker: str, hints: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        """What the worker holds by these hints then."""
         newest: dict[int, int] = {}
         for stage_run_id, attempt in hints:
             newest[stage_run_id] = max(attempt, newest.get(stage_run_id, 0))
@@ -321,7 +367,9 @@ class JobsMachine(RuleBasedStateMachine):
                     job.state = "in_progress"
             if stage.state == "running" and stage.owner == worker and stage.attempt == attempt + 1:
                 expected.add((stage_run_id, attempt + 1))
-        got = self.jobs.claim(worker, hints)
+        return expected
+
+    def check_claims(self, got: list[Claim], expected: set[tuple[int, int]], worker: str) -> None:
         assert {(claim.stage_run_id, claim.attempt) for claim in got} == expected
         assert len(got) == len(expected)
         self.claimed += [(claim.stage_run_id, claim.attempt, worker) for claim in got]
@@ -343,8 +391,17 @@ class JobsMachine(RuleBasedStateMachine):
                 self.release(data)
 
     def complete(self, data: st.DataObject) -> None:
-        reports = data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
+        reports = self.draw_reports(data)
         before = self.claimable()
+        won = self.model_complete(reports)
+        outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
+        assert self.claimable() - before <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        self.check_outcomes(reports, outcomes, won)
+
+    def draw_reports(self, data: st.DataObject) -> list[tuple[int, int, str]]:
+        return data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
+
+    def model_complete(self, reports: list[tuple[int, int, str]]) -> list[bool]:
         won = []
         for stage_run_id, attempt, worker in reports:
             job, stage = self.model.find(stage_run_id)
@@ -356,15 +413,23 @@ class JobsMachine(RuleBasedStateMachine):
             won.append(stage.won_by == (attempt, worker))
         for job in self.model.jobs.values():
             job.settle()
-        outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
+        return won
+
+    def check_outcomes(
+        self,
+        reports: list[tuple[int, int, str]],
+        outcomes: list[Outcome],
+        won: list[bool],
+        claimed: Collection[int] = (),
+    ) -> None:
+        """``claimed``: what was claimed in the same turn, and so does not wait any more."""
         assert [outcome.won for outcome in outcomes] == won
-        assert self.claimable() - before <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
         for report, outcome in zip(reports, outcomes, strict=True):
             job, stage = self.model.find(report[0])
             name = next(name for name, other in job.stages.items() if other is stage)
             waiting = {other.id for other in job.stages.values() if name in other.inputs and other.state == "queued"}
             assert outcome.job_state == job.state
-            assert self.ids(outcome.hints) <= waiting
+            assert self.ids(outcome.hints) <= waiting.union(claimed)
 
     def fail(self, data: st.DataObject, error: OmniJobsError) -> None:
         stage_run_id, attempt, worker = data.draw(self.a_claim())

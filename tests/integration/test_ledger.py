@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from uuid import uuid4
@@ -11,12 +14,27 @@ import pytest
 from sqlalchemy import delete
 
 from omni_jobs.db import Database
-from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, Outcome, new_job_id
+from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, SlotTaken, StageError
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    Jobs,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    new_job_id,
+)
 from omni_jobs.models import WorkerRow
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
+from workers import incarnation
 from workers.ledger import Ledger
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 class FlakyJobs(Jobs):
@@ -25,12 +43,41 @@ class FlakyJobs(Jobs):
     outages = 0
     transactions = 0
     refuses: int | None = None  # a stage run whose completion breaks the transaction
+    turns = 0  # what ended and what came in its place, in one transaction
+    bug: str | None = None  # the method that meets one
 
     def _pass(self) -> None:
         self.transactions += 1
         if self.outages:
             self.outages -= 1
             raise DatabaseUnavailable
+
+    def complete_and_claim(
+        self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
+    ) -> tuple[list[Outcome], list[Claim]]:
+        if any(completion.stage_run_id == self.refuses for completion in completions):
+            raise ValueError("not for this database")
+        self.turns += 1
+        if self.outages % 2:
+            self._pass()
+        found = super().complete_and_claim(completions, worker_id, hints)
+        self._pass()
+        return found
+
+    def renew(self, worker_id: str, lease_s: float) -> list[int]:
+        if self.bug == "renew":
+            raise RuntimeError("a bug")
+        return super().renew(worker_id, lease_s)
+
+    def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        if self.bug == "report_progress":
+            raise RuntimeError("a bug")
+        super().report_progress(reports)
+
+    def unwanted(self, worker_id: str) -> list[int]:
+        if self.bug == "unwanted":
+            raise RuntimeError("a bug")
+        return super().unwanted(worker_id)
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         if self.outages % 2:
@@ -60,13 +107,13 @@ class Hints:
 class Bench:
     """A ledger, and jobs of one stage to claim through it."""
 
-    def __init__(self, database: Database, settings: Settings | None = None) -> None:
+    def __init__(self, database: Database, settings: Settings | None = None, worker: NewWorker | None = None) -> None:
         self.database = database
         self.jobs = FlakyJobs(database)
         self.hints = Hints()
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
-        self.worker = NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
+        self.worker = worker or NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
         self.ledger = Ledger(
             self.jobs,
             self.worker,
@@ -75,6 +122,10 @@ class Bench:
             on_cancel=self.unwanted.extend,
             on_fenced=self.fenced.append,
         )
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+        await asyncio.to_thread(self.ledger.serve, lambda: False)
 
     def submit(self, count: int = 1) -> list[tuple[int, int]]:
         """New jobs; their hints."""
@@ -103,7 +154,7 @@ class Bench:
 @pytest.fixture
 async def bench(database: Database) -> AsyncIterator[Bench]:
     bench = Bench(database)
-    await asyncio.to_thread(bench.ledger.start, asyncio.get_running_loop(), lambda: False)
+    await bench.start()
     yield bench
     await asyncio.to_thread(bench.ledger.close)
 
@@ -155,7 +206,7 @@ async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> Non
 
 async def test_a_cancel_does_not_wait_for_the_heartbeat(database: Database) -> None:
     bench = Bench(database, Settings(heartbeat_s=60, lease_s=120, cancel_check_s=0.1))
-    await asyncio.to_thread(bench.ledger.start, asyncio.get_running_loop(), lambda: False)
+    await bench.start()
     try:
         (claim,) = await bench.ledger.claim(bench.submit())
         bench.jobs.cancel(claim.job_id)
@@ -178,7 +229,68 @@ async def test_fenced_is_final(bench: Bench) -> None:
     await until(lambda: bench.fenced)
     with pytest.raises(Fenced):
         await bench.ledger.complete(bench.done(claim))
-    assert bench.jobs.get(claim.job_id).stages[0].status is StageRunState.RUNNING
+    await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
+    assert bench.jobs.get(claim.job_id).stages[0].errors == [], "nobody had taken it for lost"
+
+
+@pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
+async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(bench: Bench, where: str) -> None:
+    """It used to end the thread alone: no heartbeat, every future waiting for ever, and a worker that looks well."""
+    running, waiting = await bench.ledger.claim(bench.submit(2))
+    bench.jobs.bug = where
+    if where == "report_progress":
+        bench.ledger.report_progress(ProgressReport(running.stage_run_id, 1, 1, None, "tokens"))
+    await until(lambda: bench.fenced)
+    assert "RuntimeError: a bug" in str(bench.fenced[0])
+    for asked in (bench.ledger.complete(bench.done(waiting)), bench.ledger.claim([(1, 0)])):
+        with pytest.raises(Fenced, match="ledger broke"):
+            async with asyncio.timeout(5):
+                await asked
+    await until(lambda: bench.jobs.get(running.job_id).stages[0].status is StageRunState.QUEUED)
+    assert bench.jobs.slot_holder("slot") is None
+
+
+async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    bench.jobs.outages = 10**6
+    waiting = asyncio.create_task(bench.ledger.complete(bench.done(claim)))
+    await until(lambda: bench.jobs.outages < 10**6)
+    bench.jobs.bug = "renew"
+    with pytest.raises(Fenced, match="ledger broke"):
+        async with asyncio.timeout(30):
+            await waiting
+
+
+async def test_a_turn_is_told_again_until_its_answer_is_heard(bench: Bench) -> None:
+    """What ended and what comes in its place, while the database is away before and after the commit."""
+    hints = bench.submit(60)
+    claims = await bench.ledger.claim(hints[:20])
+    for round_, outages in enumerate((1, 2, 3), 1):
+        turns = bench.jobs.turns
+        ended, wanted = claims, hints[20 * round_ : 20 * (round_ + 1)]
+        bench.jobs.outages = outages
+        completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in ended]
+        claiming = [asyncio.create_task(bench.ledger.claim([hint])) for hint in wanted]
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*completing)
+            claims = [claim for found in await asyncio.gather(*claiming) for claim in found]
+        assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
+        assert [(claim.stage_run_id, claim.attempt) for claim in claims] == [(run, 1) for run, _ in wanted]
+        assert bench.jobs.outages == 0
+        if wanted:
+            assert bench.jobs.turns > turns + 1
+    assert {view.status for view in bench.jobs.list(limit=100).jobs} == {JobState.COMPLETED}
+
+
+async def test_one_bad_completion_does_not_fail_the_turn(bench: Bench) -> None:
+    claims = await bench.ledger.claim(bench.submit(3))
+    bench.jobs.refuses = claims[1].stage_run_id
+    more = bench.submit(2)
+    completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in claims]
+    claiming = asyncio.create_task(bench.ledger.claim(more))
+    results = await asyncio.gather(*completing, return_exceptions=True)
+    assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
+    assert len(await claiming) == 2
 
 
 async def test_close_retires_and_hands_back(bench: Bench) -> None:
@@ -189,10 +301,110 @@ async def test_close_retires_and_hands_back(bench: Bench) -> None:
     assert bench.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
 
 
-async def test_a_newcomer_clears_its_slot_before_it_has_a_lease(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
-    newcomer = Bench(bench.database)
-    await asyncio.to_thread(newcomer.ledger.clear_slot, lambda: False)
+# Slots.
+
+
+class Silent(Bench):
+    """Holds its slot for a minute and renews nothing: what a killed worker leaves, or one that is stopped."""
+
+    def hold(self) -> list[Claim]:
+        self.jobs.register_worker(self.worker, 60.0)
+        return self.jobs.claim(self.worker.worker_id, self.submit())
+
+
+def of_process(pid: int, started: int | None, space: str | None = None) -> NewWorker:
+    space = space or incarnation.pid_space()
+    return NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "here", pid, 8, "1", "d", space, started)
+
+
+@linux_only
+async def test_a_dead_predecessors_slot_is_taken_at_once_before_the_engine_is_loaded(database: Database) -> None:
+    """No process of its pid is left, so nothing is waited for: the watch would take three heartbeats of a minute."""
+    ended = subprocess.Popen(["true"])
+    about = of_process(ended.pid, incarnation.started(os.getpid()))
+    ended.wait()
+    predecessor = Silent(database, worker=about)
+    [claim] = predecessor.hold()
+    newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(newcomer.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
     assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
-    assert newcomer.jobs.workers() == []
+    assert newcomer.jobs.workers() == [], "it does not serve yet"
+    await asyncio.to_thread(newcomer.ledger.serve, lambda: False)
+    assert [worker.id for worker in newcomer.jobs.workers()] == [newcomer.worker.worker_id]
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+async def test_a_later_process_of_the_same_pid_is_not_the_predecessor(database: Database) -> None:
+    started = incarnation.started(os.getpid())
+    assert started is not None
+    Silent(database, worker=of_process(os.getpid(), started - 1)).hold()
+    newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+    async with asyncio.timeout(20):
+        await newcomer.start()
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+@pytest.mark.parametrize("space", [None, "another boot/1"], ids=["its process is stopped", "on another host"])
+async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, space: str | None) -> None:
+    holder = Silent(database, worker=of_process(os.getpid(), incarnation.started(os.getpid()), space))
+    [claim] = holder.hold()
+    newcomer = Bench(database)
+    async with asyncio.timeout(30):
+        await newcomer.start()
+    assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@pytest.mark.parametrize("loading", [False, True], ids=["serves", "loads"])
+@pytest.mark.parametrize("known", [True, False], ids=["a process here", "a row of an older build"])
+async def test_the_slot_of_a_living_worker_is_refused(database: Database, known: bool, loading: bool) -> None:
+    about = of_process(os.getpid(), incarnation.started(os.getpid())) if known else None
+    holder = Bench(database, worker=about)
+    await asyncio.to_thread(holder.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    if not loading:
+        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+    newcomer = Bench(database)
+    with pytest.raises(SlotTaken) as caught:
+        await newcomer.start()
+    for part in ("slot", holder.worker.worker_id, holder.worker.host, str(holder.worker.pid), "--slot", "hostname"):
+        assert part in str(caught.value)
+    await asyncio.to_thread(newcomer.ledger.close)
+    assert holder.fenced == []
+    if loading:
+        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+    assert len(await holder.ledger.claim(holder.submit())) == 1
+    await asyncio.to_thread(holder.ledger.close)
+
+
+async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(database: Database) -> None:
+    bench = Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    with database.begin() as transaction:
+        transaction.execute(delete(WorkerRow))  # its lease was over, and a rescuer came by
+    await until(lambda: bench.jobs.slot_holder("slot"))
+    await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    assert len(await bench.ledger.claim(bench.submit())) == 1
+    assert bench.fenced == []
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database) -> None:
+    bench, rival = Bench(database), Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.worker.worker_id)
     await until(lambda: bench.fenced)
+    with pytest.raises(SlotTaken):
+        await asyncio.to_thread(bench.ledger.serve, lambda: False)
+
+
+async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    other = Silent(bench.database)
+    other.jobs.register_worker(other.worker, 60.0, instead_of=bench.worker.worker_id)
+    await until(lambda: bench.fenced)
+    await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
+    [again] = bench.jobs.claim(other.worker.worker_id, [(claim.stage_run_id, 1)])
+    assert again.failures.get("worker_lost") == 0

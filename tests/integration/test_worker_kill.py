@@ -16,9 +16,10 @@ from omni_jobs.db import Database
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import JobView
 from omni_jobs.models import WorkerRow
+from omni_jobs.rescuer import Rescuer
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
-from tests.integration.echo_stack import START_S, EchoStack
+from tests.integration.echo_stack import PIPELINE, START_S, EchoStack
 from tests.services.valkey import start_valkey
 
 
@@ -36,12 +37,14 @@ def sqlite_stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
     stack.close()
 
 
-def _on_sqlite(directory: Path, broker_url: str, options: Mapping[str, str] | None = None) -> EchoStack:
+def _on_sqlite(
+    directory: Path, broker_url: str, options: Mapping[str, str] | None = None, *, config: str = PIPELINE
+) -> EchoStack:
     url = f"sqlite:///{directory / 'jobs.sqlite'}"
     database = Database(url)
     database.migrate()
     database.close()
-    return EchoStack(directory, url, broker_url, options or {})
+    return EchoStack(directory, url, broker_url, options or {}, config=config)
 
 
 def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
@@ -162,7 +165,91 @@ def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
     with sqlite_stack.database.begin() as transaction:
         transaction.execute(delete(WorkerRow))
     assert worker.process.wait(15) != 0
-    assert sqlite_stack.jobs.get(job_id).stages[0].status is StageRunState.RUNNING  # it wrote nothing more
+    run = sqlite_stack.jobs.get(job_id).stages[0]
+    assert (run.status, run.errors) == (StageRunState.QUEUED, []), "it handed back what nobody had taken from it"
+
+
+def test_a_worker_whose_ledger_breaks_stops_itself_and_frees_what_it_held(valkey_url: str, tmp_path: Path) -> None:
+    """Long before its lease would end."""
+    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_LEASE_S": "300"})
+    try:
+        worker = stack.launch("first", fault="bug")
+        stack.serving(worker)
+        job_id = stack.submit(first={"delay_s": 59})
+        stack.running(job_id, "first")
+        worker.process.send_signal(signal.SIGUSR2)
+        assert worker.process.wait(60) == 1
+        assert (
+            "this worker stops, to be started anew: the worker's ledger broke: RuntimeError" in worker.log.read_text()
+        )
+        run = stack.jobs.get(job_id).stages[0]
+        assert (run.status, run.errors) == (StageRunState.QUEUED, [])
+        assert stack.jobs.slot_holder(worker.slot) is None
+    finally:
+        stack.close()
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["serves", "loads"])
+def test_a_second_worker_in_a_slot_is_refused_and_disturbs_nobody(sqlite_stack: EchoStack, loads: bool) -> None:
+    if loads:
+        holder = sqlite_stack.launch("first", fault="load")
+        sqlite_stack.until(lambda: sqlite_stack.jobs.slot_holder(holder.slot), START_S)
+    else:
+        (holder,) = sqlite_stack.start("first")
+        job_id = sqlite_stack.submit("undisturbed", first={"delay_s": 10})
+        sqlite_stack.running(job_id, "first")
+    second = sqlite_stack.launch("first", holder.slot)
+    assert second.process.wait(START_S) == 1
+    said = second.log.read_text()
+    for part in ("cannot start", holder.slot, f"pid {holder.process.pid}", "--slot", "celery -n", "hostname"):
+        assert part in said
+    assert "Traceback" not in said
+    if loads:
+        holder.process.send_signal(signal.SIGUSR2)
+        sqlite_stack.serving(holder)
+        job_id = sqlite_stack.submit("undisturbed")
+    sqlite_stack.start("second")
+    view = sqlite_stack.ended(job_id, within_s=60)
+    assert (view.status, view.retries, view.stages[0].attempt) == (JobState.COMPLETED, 0, 1)
+    assert holder.process.poll() is None
+    assert "CRITICAL" not in holder.log.read_text()
+
+
+def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(tmp_path: Path, valkey_url: str) -> None:
+    """More often than a stage run may lose its worker; one that is killed as often does."""
+    options = {"OMNI_JOBS_LEASE_S": "1", "OMNI_JOBS_HEARTBEAT_S": "0.1"}
+    config = PIPELINE.replace("slots: 8", "slots: 8\n    retries: {worker_lost: 1}", 1)
+    stack = _on_sqlite(tmp_path, valkey_url, options, config=config)
+    try:
+        job_id = stack.submit("not my fault", first={"delay_s": 30})
+        for attempt in range(1, 4):
+            worker = stack.launch("first", "first@test")
+            stack.serving(worker)
+            stack.running(job_id, "first")
+            worker.process.send_signal(signal.SIGSTOP)
+            stack.until(lambda: _lost_at_first(stack, job_id), 20)
+            worker.process.send_signal(signal.SIGCONT)
+            assert worker.process.wait(30) == 1
+            run = stack.jobs.get(job_id).stages[0]
+            assert (run.status, run.attempt) == (StageRunState.QUEUED, attempt)
+            assert [error.code for error in run.errors] == ["fenced"] * attempt
+        for _ in range(2):
+            worker = stack.launch("first", "first@test")
+            stack.serving(worker)
+            stack.running(job_id, "first")
+            worker.stop(signal.SIGKILL)
+            stack.until(lambda: _lost_at_first(stack, job_id), 20)
+        view = stack.ended(job_id)
+        assert view.error is not None
+        assert view.error.code == "quarantined"
+    finally:
+        stack.close()
+
+
+def _lost_at_first(stack: EchoStack, job_id: str) -> bool | None:
+    """Whether a rescuer has taken it from its worker."""
+    Rescuer(stack.jobs, stack.publisher, 1).round()
+    return stack.jobs.get(job_id).stages[0].status is not StageRunState.RUNNING or None
 
 
 def test_workers_outlive_the_broker(tmp_path: Path) -> None:
