@@ -234,8 +234,11 @@ async def test_fenced_is_final(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
-async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(bench: Bench, where: str) -> None:
+async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(database: Database, where: str) -> None:
     """It used to end the thread alone: no heartbeat, every future waiting for ever, and a worker that looks well."""
+    beats = Settings(heartbeat_s=0.1 if where == "renew" else 60, lease_s=120, cancel_check_s=0.1)
+    bench = Bench(database, beats)
+    await bench.start()
     running, waiting = await bench.ledger.claim(bench.submit(2))
     bench.jobs.bug = where
     if where == "report_progress":
