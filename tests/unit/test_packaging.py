@@ -324,6 +324,26 @@ def test_setup_takes_either_python(bare_checkout: Path, version: str, taken: boo
         assert f"is {version}" in result.stderr
 
 
+def test_setup_changes_the_python_when_told_to(bare_checkout: Path) -> None:
+    """An environment that is up to date is left alone, unless PYTHON names another version than the one it has."""
+    for name in ("pyproject.toml", "vision_shim/omni_jobs_vision_shim.pth", "vision_shim/omni_jobs_vision_shim.py"):
+        (bare_checkout / name).parent.mkdir(exist_ok=True)
+        (bare_checkout / name).write_bytes((ROOT / name).read_bytes())
+    for version in ("3.11", "3.12"):
+        python = bare_checkout / f"python{version}"
+        install = (
+            f"echo made with {version}; mkdir -p .venv/bin; cp $0 .venv/bin/python; echo {version} >.venv/pyvenv.cfg"
+        )
+        python.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; else {install}; fi\n')
+        python.chmod(0o755)
+    older, newer = (str(bare_checkout / f"python{version}") for version in ("3.11", "3.12"))
+    assert run_setup(bare_checkout, PYTHON=older).stdout == "made with 3.11\n"
+    assert run_setup(bare_checkout, PYTHON=older).stdout == ""
+    assert run_setup(bare_checkout).stdout == ""
+    assert run_setup(bare_checkout, PYTHON=newer).stdout == "made with 3.12\n"
+    assert run_setup(bare_checkout).stdout == ""
+
+
 def test_setup_leaves_nothing_to_compile() -> None:
     """Else every start does it where Python may not write bytecode. `scripts/setup --force` mends an older .venv."""
     celery = importlib.util.find_spec("celery")
