@@ -313,6 +313,16 @@ def test_a_host_that_dies_is_not_the_requests_error(slow_wall: MediaWall) -> Non
     assert slow_wall.pid != first
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_decoders_that_die_while_idle_are_replaced(wall: MediaWall, number: signal.Signals) -> None:
+    for _ in range(3):
+        wall.probe("image", samples.image(), wall.budget())
+        wait_for(lambda: len(decoders_of(wall)) == 2)
+        for decoder in decoders_of(wall):
+            os.kill(decoder, number)
+        assert wall.probe("image", samples.image(), wall.budget()).width == 64  # type: ignore[union-attr]
+
+
 def test_a_decoder_that_takes_too_long_is_killed() -> None:
     with MediaWall(SETTINGS.model_copy(update={**UNBOUNDED, "decoders": 1, "probe_limit_s": 0.5})) as wall:
         wall.probe("image", samples.image(), wall.budget())
