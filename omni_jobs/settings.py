@@ -94,6 +94,8 @@ class Settings(BaseSettings):
     tenant_header: str | None = None  # names the tenant, where a proxy in front sets it; None: all are one
     min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # a local object directory or spool refuses below it
 
+    capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of hidden states in a worker; None: 8 GiB or less
+
     # Limits on what a client may send.
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20
     max_text_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # of all messages together; it is kept in SQL

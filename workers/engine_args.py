@@ -61,6 +61,7 @@ class OmniEngineArgs:
     engine: EngineSettings = field(default_factory=EngineSettings)
     spool_dir: Path | None = None  # where the engine leaves tensors for the worker; None: /dev/shm
     min_free_bytes: int = 0  # there
+    capture_bytes: int | None = None  # of hidden states kept at a time; None: as the host has room
 
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
@@ -72,7 +73,17 @@ class OmniEngineArgs:
         engine = stage.engine.on(kind)
         if kind == "cuda" and settings.gpu_memory_utilization is not None:
             engine = engine.model_copy(update={"gpu_memory_utilization": settings.gpu_memory_utilization})
-        return cls(stage.name, model, kind, index, stage.slots, engine, settings.spool_dir, settings.min_free_bytes)
+        return cls(
+            stage=stage.name,
+            model=model,
+            device=kind,
+            device_index=index,
+            max_in_flight=stage.slots,
+            engine=engine,
+            spool_dir=settings.spool_dir,
+            min_free_bytes=settings.min_free_bytes,
+            capture_bytes=settings.capture_bytes,
+        )
 
     def vllm_args(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""

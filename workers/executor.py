@@ -28,6 +28,7 @@ from omni_jobs.storage import ObjectStore
 from workers.handoff import HandOff
 from workers.isolation import WaitingHints
 from workers.stage_io import OmniModelRunnerOutput, Progress, StageSource
+from workers.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
@@ -60,7 +61,7 @@ class _InFlight:
     started: bool = False  # a task cancelled before its first step never runs its ``finally``
     ending: _Ending | None = None
     reporting: bool = False  # its end is on its way to the database: too late to stop it
-    timer: asyncio.TimerHandle | None = None  # when its time is up; once it is told to stop, when that is too long ago
+    timer: asyncio.TimerHandle | TimeLimit | None = None  # when it is told to stop, and then when it must have stopped
 
 
 class Executor:
@@ -202,8 +203,8 @@ class Executor:
             if run.ending is not None or not self._taking or not self._is_ours(claim):
                 await self._hand_back(claim.stage_run_id, claim.attempt)
                 return
-            run.timer = self._loop.call_later(self._stage.config.time_limit_s, self._stop, run, _Ending.TIME_IS_UP)
-            completion = await self._execute(claim)
+            run.timer = TimeLimit(self._stage.config.time_limit_s, lambda: self._stop(run, _Ending.TIME_IS_UP))
+            completion = await self._execute(claim, run.timer)
             run.reporting = True
             await self._complete(claim, completion)
         except asyncio.CancelledError:
@@ -230,10 +231,13 @@ class Executor:
             self._ledger.forget_progress(claim.stage_run_id)
             self._make_room()
 
-    async def _execute(self, claim: Claim) -> Completion:
+    async def _execute(self, claim: Claim, limit: TimeLimit) -> Completion:
         source = await self._load(claim)
-        output = await self._run(claim, source)
-        return await self._keep(claim, source, output)
+        output = await self._run(claim, source, limit)
+        try:
+            return await self._keep(claim, source, output)
+        finally:
+            output.free()
 
     # Load.
 
@@ -245,8 +249,9 @@ class Executor:
 
     # Run.
 
-    async def _run(self, claim: Claim, source: StageSource) -> OmniModelRunnerOutput:
+    async def _run(self, claim: Claim, source: StageSource, limit: TimeLimit) -> OmniModelRunnerOutput:
         def report(progress: Progress) -> None:
+            limit.see(progress)
             self._ledger.report_progress(
                 ProgressReport(
                     stage_run_id=claim.stage_run_id,

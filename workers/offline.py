@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBars
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
@@ -33,7 +34,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
 from omni_jobs.views import WarningView, merged_result
 from workers.stage import StageLLM
-from workers.stage_io import Artifact, OmniModelRunnerOutput
+from workers.stage_io import Artifact, OmniModelRunnerOutput, Progress
 from workers.statistics import StageMeter, StageStatistics
 
 __all__ = ["OmniLLM", "OmniOutput"]
@@ -169,8 +170,14 @@ class OmniLLM:
             )
             started = time.perf_counter()
             with self._meters[name].run() as seen:
-                async with llm.stage.time_limit():
-                    output = await llm.generate(source, seen)
+                async with llm.stage.time_limit() as limit:
+
+                    def report(progress: Progress) -> None:
+                        limit.see(progress)
+                        if not progress.waiting:
+                            seen(progress)
+
+                    output = await llm.generate(source, report)
             times[name] = (started - begin, time.perf_counter() - begin)
             outputs[name] = output
             results[name] = llm.stage.result_of(output, source)
@@ -181,10 +188,14 @@ class OmniLLM:
             advance(name)
             return payload
 
-        with _first_error():
-            async with asyncio.TaskGroup() as group:
-                for stage in job.stages:
-                    running[stage.name] = group.create_task(run_stage(stage.name))
+        try:
+            with _first_error():
+                async with asyncio.TaskGroup() as group:
+                    for stage in job.stages:
+                        running[stage.name] = group.create_task(run_stage(stage.name))
+        finally:
+            for output in outputs.values():
+                output.free()  # what the caller keeps of it is the caller's
         result = merged_result(results[stage.name] for stage in job.stages)
         found = [warning for stage in job.stages for warning in warnings[stage.name]]
         return OmniOutput(index, result, artifacts, found, outputs, times)
@@ -239,7 +250,7 @@ def _bars(meters: Mapping[str, StageMeter], jobs: Sequence[Admitted], shown: boo
         TimeElapsedColumn(),
         TextColumn("{task.fields[rate]}"),
     )
-    with Progress(*columns, disable=not shown) as progress:
+    with ProgressBars(*columns, disable=not shown) as progress:
         totals = {name: sum(name in {stage.name for stage in job.stages} for job in jobs) for name in meters}
         bars = {name: progress.add_task(name, total=total, rate="") for name, total in totals.items() if total}
 

@@ -30,6 +30,7 @@ from workers.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.runners import create_runner
 from workers.runners.base import ProgressSink, Runner
 from workers.stage_io import Artifact, OmniModelRunnerOutput, Progress, StageInput, StageSource
+from workers.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from omni_jobs.requests import Admitted
@@ -112,11 +113,16 @@ class Stage:
         )
 
     @asynccontextmanager
-    async def time_limit(self) -> AsyncIterator[None]:
+    async def time_limit(self) -> AsyncIterator[TimeLimit]:
         """Cancel what runs inside when the stage's time is over. Raises TimeLimitExceeded."""
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.config.time_limit_s) as limit:
-                yield
+            async with asyncio.timeout(None) as limit:
+                clock = TimeLimit(self.config.time_limit_s, lambda: limit.reschedule(loop.time()))
+                try:
+                    yield clock
+                finally:
+                    clock.cancel()
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from omni_jobs.media.wall import MediaWall
     from omni_jobs.payloads import Payload
+    from workers.runners.capture_budget import Reservation
 
 __all__ = [
+    "WAITING",
     "Artifact",
     "CodecPrompt",
     "EchoPrompt",
@@ -108,14 +110,21 @@ class EchoPrompt(NamedTuple):
 StageInput = OmniTextPrompt | OmniTokensPrompt | CodecPrompt | EchoPrompt
 
 
+WAITING = "waiting"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage run is: ``done`` of ``total`` ``unit``; total None when unknown."""
 
     done: int
     total: int | None
-    unit: str  # "tokens", "steps", …
+    unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
     text: str | None = None  # all the text so far, of a stage that makes text
+
+    @property
+    def waiting(self) -> bool:
+        return self.unit == WAITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +145,8 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states       [P + N - 1, H] rows for the next stage, when captured
     multimodal_outputs  named tensors, lists or dicts of tensors (``waveform``: float32 [S], …)
     values              small JSON values for the next stage and the job's record
-    prompt_tokens       P, 0 where there is no prompt
+    prompt_token_ids    the prompt's [P]; empty where there is none
+    room                what the hidden states take of the worker's budget, until ``free``
     """
 
     token_ids: Sequence[int] = ()
@@ -146,3 +156,9 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states: torch.Tensor | None = None
     multimodal_outputs: Mapping[str, Any] = _NOTHING
     values: Mapping[str, Any] = _NOTHING
+    room: Reservation | None = None
+
+    def free(self) -> None:
+        """The hidden states are stored, or of no use any more: others may be captured. Safe to call twice."""
+        if self.room is not None:
+            self.room.free()

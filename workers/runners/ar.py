@@ -1,6 +1,7 @@
 """``ARRunner``: an autoregressive stage on vLLM's AsyncLLM.
 
-    run: inform (additional information → engine) → generate → take (hidden states ← engine) → output
+    run: reserve (room for hidden states) → inform (additional information → engine)
+         → generate → take (hidden states ← engine) → output
 
 What a request leaves in the engine is dropped on every way out that is not the good one.
 """
@@ -12,18 +13,20 @@ import gc
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import EngineDead, ModelError, StorageFull
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, PayloadTooLarge, StorageFull
 from omni_jobs.parameters import ArParameters
 from workers.engine_args import OmniEngineArgs
 from workers.models.components import component_of
 from workers.models.interface import INFORMATION
 from workers.runners.base import ProgressSink
-from workers.runners.captures import CAPTURE
+from workers.runners.capture_budget import CaptureBudget, Reservation, default_capture_bytes
+from workers.runners.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.grouped_calls import GroupedCalls
 from workers.spool import Spool
-from workers.stage_io import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
+from workers.stage_io import WAITING, OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -35,6 +38,17 @@ __all__ = ["ARRunner"]
 WORKER = "workers.runners.gpu_ar_worker.GPUARWorker"
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a request has reserved."""
+
+    room: Reservation | None = None
+
+    def free(self) -> None:
+        if self.room is not None:
+            self.room.free()
+
+
 class ARRunner:
     """Thinker, talker, or any AR part of ``workers.models.components``; see ``Runner``."""
 
@@ -44,6 +58,8 @@ class ARRunner:
         self._component = component_of(args.model, args.stage)
         self._engine: Engine | None = None
         self._spool: Spool | None = None
+        self._budget: CaptureBudget | None = None
+        self._row_bytes = 0
         self._stop_ids: list[int] = []
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._dropping: set[asyncio.Task[None]] = set()
@@ -57,11 +73,28 @@ class ARRunner:
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
             told = (str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings)
-            await self._engine.call("omni_start", *told)
+            answers = await self._engine.call("omni_start", *told)
+            self._set_budget(answers[0]["row_bytes"], answers[0]["buffer_bytes"])
         except BaseException:
             await self.close()
             raise
         self._stop_ids = self._component.stop_ids(self._engine.hf_config)
+
+    def _set_budget(self, row_bytes: int, buffer_bytes: int) -> None:
+        """Raises ConfigError when the copies' own buffers leave nothing of it."""
+        spool = self._spooled()
+        limit = self._args.capture_bytes
+        if limit is None:
+            limit = default_capture_bytes(spool.directory, spool.min_free_bytes)
+        if limit < buffer_bytes:
+            raise ConfigError(
+                f"OMNI_JOBS_CAPTURE_BYTES: {limit:,} bytes for hidden states, and the buffers of one step's copy "
+                f"alone take {buffer_bytes:,}: give more, or a smaller engine.max_num_batched_tokens",
+                field="capture_bytes",
+                stage=self._args.stage,
+            )
+        self._row_bytes = row_bytes
+        self._budget = CaptureBudget(limit - buffer_bytes)
 
     def _start_engine(self) -> Engine:
         from workers.vllm_hooks.engine import Engine
@@ -86,14 +119,38 @@ class ARRunner:
         if not isinstance(stage_input, OmniTextPrompt | OmniTokensPrompt):
             raise ModelError(f"an AR stage takes no {type(stage_input).__name__}", field="kind")
         key = uuid.uuid4().hex
-        async with self._request(key):
-            options = await self._inform(stage_input, key)
-            if stage_input.capture:
-                options[CAPTURE] = key
-            output = await self._generate(stage_input, key, options, progress)
+        prompt: Mapping[str, Any] = _vllm_prompt(stage_input)
+        async with self._request(key) as held:
             if not stage_input.capture:
-                return output
-            return await self._take(output, key)
+                options = await self._inform(stage_input, key)
+                return await self._generate(stage_input, prompt, key, options, progress)
+            if isinstance(stage_input, OmniTextPrompt):
+                prompt = await self._running().render(prompt)
+            rows = self._most_rows(stage_input, prompt)
+            held.room = await self._reserve(rows, stage_input.parameters.max_tokens, progress)
+            options = await self._inform(stage_input, key)
+            options |= {CAPTURE: key, CAPTURE_ROWS: rows}
+            output = await self._generate(stage_input, prompt, key, options, progress)
+            return await self._take(output, key, held.room)
+
+    def _most_rows(self, stage_input: OmniTextPrompt | OmniTokensPrompt, prompt: Mapping[str, Any]) -> int:
+        """The rows of the prompt and of all tokens it may get; a step too far is the last one's."""
+        embeds = prompt.get("prompt_embeds")
+        tokens = len(prompt["prompt_token_ids"] if embeds is None else embeds)
+        return min(tokens + stage_input.parameters.max_tokens, self._running().max_model_len)
+
+    async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> Reservation:
+        """Room for that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
+        budget = self._budget
+        if budget is None:
+            raise EngineDead("the engine is not running", stage=self._args.stage)
+        need = 2 * rows * self._row_bytes
+        if need > budget.limit or budget.has_room(need):
+            return await budget.reserve(need)
+        progress(Progress(0, None, WAITING))
+        room = await budget.reserve(need)
+        progress(Progress(0, max_tokens, "tokens"))
+        return room
 
     async def close(self) -> None:
         """End the engine; what is running fails with EngineDead."""
@@ -120,6 +177,11 @@ class ARRunner:
         counts: dict[str, int] = answers[0]
         return counts
 
+    @property
+    def reserved_capture_bytes(self) -> int:
+        """What captures may keep at this moment."""
+        return 0 if self._budget is None else self._budget.reserved
+
     def _running(self) -> Engine:
         if self._engine is None:
             raise EngineDead("the engine is not running", stage=self._args.stage)
@@ -131,36 +193,41 @@ class ARRunner:
         return self._spool
 
     @asynccontextmanager
-    async def _request(self, key: str) -> AsyncIterator[None]:
+    async def _request(self, key: str) -> AsyncIterator[_Held]:
         """On any way out but the good one, the engine forgets the request; errors carry the stage's name."""
+        held = _Held()
         try:
-            yield
+            yield held
         except BaseException as error:
-            if isinstance(error, ModelError | EngineDead):
+            if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
                 error.stage = error.stage or self._args.stage
             if self.healthy:
                 # A task of its own: the caller may be cancelled again while this runs.
-                task = asyncio.create_task(self._forget(key))
+                task = asyncio.create_task(self._forget(key, held))
                 self._dropping.add(task)
                 task.add_done_callback(self._dropping.discard)
                 if isinstance(error, Exception):
                     await asyncio.shield(task)
+            else:
+                held.free()  # its captures went with the engine
             raise
         finally:
             if self._spool is not None:
                 self._spool.remove(key)
 
-    async def _forget(self, key: str) -> None:
+    async def _forget(self, key: str, held: _Held) -> None:
         engine = self._engine
-        if engine is None or not engine.healthy:
-            return
         try:
+            if engine is None or not engine.healthy:
+                return
             await engine.abort(key)
             await engine.call("omni_drop", key)
             if self._spool is not None:
                 self._spool.remove(key)  # a take that was under way has written it meanwhile
         except EngineDead:
             return  # its memory went with it
+        finally:
+            held.free()
 
     async def _inform(self, stage_input: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
         """Hand the additional information to the engine. Raises ModelError naming the field."""
@@ -179,15 +246,15 @@ class ARRunner:
     async def _generate(
         self,
         stage_input: OmniTextPrompt | OmniTokensPrompt,
+        prompt: Mapping[str, Any],
         key: str,
         options: Mapping[str, Any],
         progress: ProgressSink,
     ) -> OmniModelRunnerOutput:
         sampling = self._sampling(stage_input, options)
-        prompt = _vllm_prompt(stage_input)
         if INFORMATION in options:
             # What is computed of these inputs must not be read by a request with the same token ids.
-            prompt["cache_salt"] = key
+            prompt = {**prompt, "cache_salt": key}
         token_ids: list[int] = []
         text: list[str] = []
         prompt_token_ids: Sequence[int] = ()
@@ -211,10 +278,10 @@ class ARRunner:
             prompt_token_ids=prompt_token_ids,
         )
 
-    async def _take(self, output: OmniModelRunnerOutput, key: str) -> OmniModelRunnerOutput:
+    async def _take(self, output: OmniModelRunnerOutput, key: str, room: Reservation) -> OmniModelRunnerOutput:
         """Fetch the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool.
 
-        Raises ModelError when a row is missing.
+        ``room`` is theirs until the output is freed. Raises ModelError when a row is missing.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
@@ -228,6 +295,7 @@ class ARRunner:
             hidden_states=found.pop("hidden_states"),
             multimodal_outputs=found,
             values=values,
+            room=room,
         )
 
     def _sampling(self, stage_input: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:

@@ -16,9 +16,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-__all__ = ["CAPTURE", "Capture", "CaptureStore", "CopyRing", "Event", "HostCopies", "Part", "as_bytes"]
+__all__ = ["CAPTURE", "CAPTURE_ROWS", "Capture", "CaptureStore", "CopyRing", "Event", "HostCopies", "Part", "as_bytes"]
 
 CAPTURE = "omni_capture"  # SamplingParams.extra_args: the key under which the rows are taken
+
+CAPTURE_ROWS = "omni_capture_rows"  # beside it: how many rows there can be
 
 _FIRST_CAPACITY = 128  # rows beyond the prompt
 
@@ -36,6 +38,7 @@ class Capture:
     key: str
     prompt_tokens: int
     zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions without an embedding part
+    max_rows: int | None = None  # what was reserved for them; no room is made for more before they come
     rows: torch.Tensor | None = None
     present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
@@ -72,7 +75,8 @@ class Capture:
 
     def _grow(self, end: int, like: torch.Tensor) -> None:
         """Room for ``end`` rows such as ``like``'s."""
-        capacity = max(end, self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
+        capacity = max(self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
+        capacity = max(end, capacity if self.max_rows is None else min(capacity, self.max_rows))
         rows = torch.empty(capacity, like.shape[1], dtype=like.dtype)
         present = np.zeros(capacity, dtype=np.bool_)
         if self.rows is not None:
@@ -157,6 +161,10 @@ class HostCopies:
     def copies(self) -> int:
         return self._ring.copies
 
+    def buffer_rows(self, device: torch.device) -> int:
+        """How many rows its own buffers have for the copies of that device."""
+        return 0 if device.type == "cpu" else self._ring.buffer_rows
+
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
         """Rows [n, H] of one step."""
         if rows.device.type == "cpu":
@@ -201,6 +209,11 @@ class CopyRing:
         self._event = event
         self._ring: deque[_Copy] = deque()  # the oldest first
         self.copies = 0
+
+    @property
+    def buffer_rows(self) -> int:
+        """Of all buffers together, once each is there."""
+        return self._buffers * self._max_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
         """Start the copy of one step's rows [n, H]."""

@@ -12,7 +12,7 @@ import torch
 
 from omni_jobs.errors import ModelError
 from workers.models.interface import SupportsNamedOutputs
-from workers.runners.captures import CAPTURE, Capture, CaptureStore, HostCopies, Part
+from workers.runners.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, HostCopies, Part
 from workers.runners.gpu_model_runner import OmniGPUModelRunner
 from workers.stage_io import TensorTree
 from workers.vllm_hooks.runner import AddedRequest, StepRows
@@ -45,6 +45,10 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.captures = CaptureStore(max_closed=_CLOSED_PER_SLOT * self.max_num_reqs)
         self._copies = HostCopies(self.max_step_rows())
         self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
+
+    def buffer_bytes(self) -> int:
+        """Of the pinned buffers through which the rows reach the host; none on a CPU."""
+        return self._copies.buffer_rows(self.device) * self.row_bytes()
 
     def take(self, key: str) -> Capture | None:
         """A capture with all its rows on the host; it is no longer kept here."""
@@ -88,7 +92,9 @@ class GPUARModelRunner(OmniGPUModelRunner):
         zeroed = np.zeros(request.prompt_tokens, dtype=np.bool_)
         for offset, embedded in request.media:
             zeroed[offset : offset + len(embedded)] |= embedded
-        self.captures.open(request.request_id, Capture(key, request.prompt_tokens, zeroed))
+        self.captures.open(
+            request.request_id, Capture(key, request.prompt_tokens, zeroed, request.options.get(CAPTURE_ROWS))
+        )
         self.counts["captured_requests"] += 1
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:

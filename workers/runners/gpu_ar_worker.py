@@ -33,12 +33,16 @@ class GPUARWorker(HookedWorker):
     runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
     model_runner: GPUARModelRunner
 
-    def omni_start(self, spool: str, min_free_bytes: int, adds_embeddings: bool) -> None:
-        """The engine's client tells where the spool is, what must stay free there, and what a captured row is."""
+    def omni_start(self, spool: str, min_free_bytes: int, adds_embeddings: bool) -> dict[str, int]:
+        """The engine's client tells where the spool is, what must stay free there, and what a captured row is.
+
+        It is told what captures take: bytes per row, and bytes of buffers.
+        """
         if self.model_runner.device.type == "cpu":
             keep_freed_memory()
         self._spool = SpoolReader(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
+        return {"row_bytes": self.model_runner.row_bytes(), "buffer_bytes": self.model_runner.buffer_bytes()}
 
     def omni_load(self, calls: Sequence[tuple[str, int]]) -> list[Answer]:
         """Per (key, prompt tokens): load the information in spool file ``key`` for a coming request."""

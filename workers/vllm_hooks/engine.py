@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.plugins import load_general_plugins
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -125,6 +126,20 @@ class Engine:
             raise _cause(error) from error
         except ValueError as error:
             raise ModelError(str(error)) from error
+
+    async def render(self, prompt: Any) -> Any:
+        """The prompt as ``generate`` takes it as well, tokenized and its media processed. Raises ModelError.
+
+        It may be generated from at any later time: none of its media is left out because the engine had it before.
+        """
+        llm = self._llm
+        try:
+            (found,) = await llm.renderer.render_cmpl_async(
+                [parse_model_prompt(llm.model_config, prompt)], skip_mm_cache=True
+            )
+        except (VLLMClientError, ValueError) as error:
+            raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
+        return found
 
     async def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ones are ignored."""

@@ -104,6 +104,11 @@ class HookedModelRunner(GPUModelRunner):
         """The most rows a step can have."""
         return int(self.max_num_tokens)
 
+    def row_bytes(self) -> int:
+        """The size of one row of the last hidden states."""
+        dtype: torch.dtype = self.dtype  # type: ignore[assignment]  # vLLM has resolved "auto" by now
+        return int(self.model_config.get_hidden_size()) * dtype.itemsize
+
     def embeds_inputs(self) -> bool:
         """Whether every step has input embeddings, and so comes by ``edit_inputs``."""
         return bool(self.enable_prompt_embeds or self.supports_mm_inputs)
