@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import workers.remote_control  # noqa: F401  (registers its commands with Celery)
 from omni_jobs.broker import TASK
 from omni_jobs.celery_app import celery_app
 from omni_jobs.errors import ConfigError

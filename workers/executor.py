@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +58,7 @@ class _Ending(Enum):
 @dataclass(eq=False, slots=True)
 class _InFlight:
     claim: Claim
+    since: float = field(default_factory=time.time)  # when it was claimed, in seconds of the epoch
     task: asyncio.Task[None] | None = None
     started: bool = False  # a task cancelled before its first step never runs its ``finally``
     ending: _Ending | None = None
@@ -97,6 +99,7 @@ class Executor:
         self._claiming: set[tuple[int, int]] = set()
         self._claims: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, _InFlight] = {}
+        self.ended = 0  # stage runs that were in flight here, whatever their end
         self._suspect_runs = False  # nothing is claimed beside it
         self._stuck_threads = 0
         self._taking = True
@@ -105,6 +108,10 @@ class Executor:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    def claims_in_flight(self) -> list[tuple[Claim, float]]:
+        """What is in flight at this moment, and since when (seconds of the epoch). For any thread."""
+        return [(run.claim, run.since) for run in tuple(self._in_flight.values())]
 
     @property
     def hints_in_hand(self) -> int:
@@ -225,6 +232,7 @@ class Executor:
             await self._fail(claim, self._as_error(claim, error))
         finally:
             del self._in_flight[claim.stage_run_id]
+            self.ended += 1
             self._suspect_runs = False  # if one ran, this was it
             if run.timer is not None:
                 run.timer.cancel()

@@ -341,7 +341,27 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             except Exception:
                 logger.exception("stopping: %s", name)
 
-    # What ``celery inspect stats`` shows.
+    # What ``celery inspect`` shows (workers.remote_control); on Celery's main thread.
+
+    def stage_runs(self) -> list[dict[str, Any]]:
+        """What is in flight, as JSON."""
+        claims = [] if self._executor is None else self._executor.claims_in_flight()
+        return [
+            {
+                "stage_run_id": claim.stage_run_id,
+                "job_id": claim.job_id,
+                "pipeline": claim.pipeline,
+                "stage": claim.stage,
+                "attempt": claim.attempt,
+                "started_at": since,
+            }
+            for claim, since in claims
+        ]
+
+    @property
+    def stage_runs_done(self) -> int:
+        """How many stage runs have ended here since the start, whatever their end."""
+        return 0 if self._executor is None else self._executor.ended
 
     @property
     def num_processes(self) -> int:
