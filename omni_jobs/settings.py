@@ -76,6 +76,7 @@ class Settings(BaseSettings):
     progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5
     cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # a worker with something in flight looks so often
     stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # a stage run told to stop must; else its worker starts anew
+    load_limit_s: Annotated[float, Field(gt=0)] = 1800.0  # a worker still loading its model by then ends, to start anew
     stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # room and work, and nothing taken: the worker starts anew
 
     # How long things are kept, in seconds after the job's end.

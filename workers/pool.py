@@ -21,7 +21,8 @@ import platform
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -58,6 +59,7 @@ _DATABASE_PAUSE_S = 1.0
 _DATABASE_RETRY_S = 3.0  # well below the lease: the ledger's thread tries again, and renews in between
 _POLL_S = 0.2  # how often a starting worker looks whether it is asked to stop
 _ENGINE_LOOK_S = 0.5  # how often an engine is asked whether it lives
+_LOAD_CLOSE_S = 10.0  # for a stop because the model does not load: there is nothing to drain
 _CLOSE_S = 45.0  # for a stop, its drain not counted: then the process ends whatever still hangs in it
 
 
@@ -173,9 +175,10 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         from workers.stage import StageLLM
 
         settings = self.app.settings
-        self._llm = StageLLM.create(pipeline, stage, settings)
         store = open_store(settings)
-        await self._llm.start()
+        with self._load_limit(settings.load_limit_s):
+            self._llm = StageLLM.create(pipeline, stage, settings)
+            await self._llm.start()
         _spare_the_collector()
         await asyncio.to_thread(ledger.serve, _may_go_on)
         self._executor = Executor(
@@ -197,6 +200,22 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_stall=self._on_broken,
         )
         self._liveness.start()
+
+    @contextmanager
+    def _load_limit(self, seconds: float) -> Iterator[None]:
+        """What takes longer ends this worker, whatever hangs in it: a library's call, or this loop."""
+
+        def over() -> None:
+            self._exit_within(_LOAD_CLOSE_S)
+            self._on_broken(f"the model is not loaded after {seconds:g} s, OMNI_JOBS_LOAD_LIMIT_S")
+
+        timer = threading.Timer(seconds, over)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done it; a request to stop cancels it."""

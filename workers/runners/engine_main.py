@@ -1,9 +1,10 @@
 """The process of an ``EngineProcess``: a ``DiffusionRunner`` that is told by lines of JSON what to run.
 
-    python -m workers.runners.engine_main FD
+    python -m workers.runners.engine_main FD PID_OF_THE_WORKER
 
 It ends when the other end of its socket closes, whatever its model computes then: a worker that
-was killed leaves nothing. Signals are its worker's business, which drains before it closes.
+was killed leaves nothing, on Linux not even while a library's call hangs here. Signals are its
+worker's business, which drains before it closes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import uvloop
 
 from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.parameters import DiffusionParameters
+from workers.parent import end_with_parent
 from workers.runners.diffusion import DiffusionRunner
 from workers.runners.engine_process import ARGS, LONGEST_LINE
 from workers.spool import SpoolReader
@@ -120,6 +122,7 @@ async def _main(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s/engine] %(message)s")

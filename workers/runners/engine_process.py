@@ -74,7 +74,7 @@ class EngineProcess:
     async def _start_process(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "workers.runners.engine_main", str(theirs.fileno())]
+            command = [sys.executable, "-m", "workers.runners.engine_main", str(theirs.fileno()), str(os.getpid())]
             # It finds its modules where this process found them.
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._process = await asyncio.to_thread(
