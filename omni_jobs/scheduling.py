@@ -1,10 +1,16 @@
-"""How the operating system shares the cores between a model and all that serves it."""
+"""How the cores are shared between models and all that serves them."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["give_way"]
+__all__ = ["give_way", "threads_per_engine"]
+
+
+def threads_per_engine(engines: int) -> int:
+    """An engine's share of all cores but one: its threads all wait for the one that something else delays."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return max(1, (cores - 1) // max(1, engines))
 
 
 def give_way() -> bool:

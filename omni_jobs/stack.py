@@ -41,7 +41,7 @@ from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
 from omni_jobs.prompts import load_renderer
-from omni_jobs.scheduling import give_way
+from omni_jobs.scheduling import give_way, threads_per_engine
 from omni_jobs.sentinel import end_sessions
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, Pipelines, load_pipelines
@@ -279,10 +279,7 @@ class EmbeddedStack:
         return children
 
     def _threads_per_worker(self) -> int:
-        """Its share of all cores but one: a worker's threads all wait for the one that the rest of the stack delays."""
-        workers = sum(len(pipeline.stages) for pipeline in self._chosen)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        return max(1, (cores - 1) // max(1, workers))
+        return threads_per_engine(sum(len(pipeline.stages) for pipeline in self._chosen))
 
     def _child(
         self, name: str, command: list[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()

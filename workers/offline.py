@@ -12,6 +12,7 @@ the thinker still thinks about the second.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import uuid
@@ -30,6 +31,7 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.requests import Admitted, admit
+from omni_jobs.scheduling import threads_per_engine
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipelines, load_pipelines
 from omni_jobs.views import WarningView, merged_result
@@ -88,7 +90,8 @@ class OmniLLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
         self._thread.start()
         try:
-            self._call(self._start())
+            with _cores_divided(sum(stage.kind != "echo" for stage in self.pipeline.stages.values())):
+                self._call(self._start())
         except BaseException:
             self.close()
             raise
@@ -229,6 +232,30 @@ class OmniLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_ENVIRONMENT = threading.Lock()
+
+
+@contextmanager
+def _cores_divided(engines: int) -> Iterator[None]:
+    """Engines that are started inside have their share of the cores each, as the embedded stack's workers do.
+
+    What the caller has set stays; afterwards the caller's environment is what it was.
+    """
+    share = {
+        "OMP_NUM_THREADS": str(threads_per_engine(engines)),
+        # vLLM's own choice binds all engines to the same first cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    with _ENVIRONMENT:
+        ours = {name: value for name, value in share.items() if name not in os.environ} if engines else {}
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            for name in ours:
+                os.environ.pop(name, None)
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class ARRunner:
         self._load.close()
         self._take_rows.close()
         if engine is not None:
-            await asyncio.to_thread(engine.close)
+            await engine.close()
             gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
         spool, self._spool = self._spool, None
         if spool is not None:

@@ -12,13 +12,10 @@ vLLM is pinned exactly (pyproject.toml); the hooks below are what an upgrade can
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import inspect
 import multiprocessing
 import os
-import signal
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from multiprocessing.connection import wait
 
 from omni_jobs.errors import ConfigError
 from workers.models.components import model_classes
+from workers.parent import end_with_parent
 
 __all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
 
@@ -116,6 +114,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("vllm.v1.engine.async_llm:AsyncLLM", "model_config", read_in="__init__"),
     Hook("vllm.v1.engine.async_llm:AsyncLLM", "engine_core", read_in="__init__"),
     Hook("vllm.v1.engine.async_llm:AsyncLLM", "renderer", read_in="__init__"),
+    Hook("vllm.v1.engine.async_llm:AsyncLLM", "output_handler", read_in="__init__"),
     Hook(
         "vllm.renderers.base:BaseRenderer",
         "render_cmpl_async",
@@ -184,10 +183,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if parent.pid != os.getppid():  # it died before that
-            os._exit(1)
+    if end_with_parent(parent.pid or 0):
         return
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
@@ -200,4 +196,3 @@ def _end_with_parent() -> None:
 
 
 _WATCH = "omni-jobs parent watch"
-_PR_SET_PDEATHSIG = 1

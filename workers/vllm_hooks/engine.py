@@ -159,11 +159,18 @@ class Engine:
         finally:
             asked.cancel()
 
-    def close(self) -> None:
-        """End the engine's processes; blocks until they are gone. Safe to call twice."""
+    async def close(self) -> None:
+        """End the engine's processes; returns when they are gone. Safe to call twice."""
         llm, self._open = self._open, None
         if llm is None:
             return
+        if llm.output_handler is not None:
+            # It takes the end of its processes for their death, and logs it, unless it ends before them.
+            llm.output_handler.cancel()
+            await asyncio.wait([llm.output_handler])
+        await asyncio.to_thread(self._shut_down, llm)
+
+    def _shut_down(self, llm: AsyncLLM) -> None:
         try:
             llm.shutdown(timeout=_CLOSE_S)
         finally:
