@@ -93,7 +93,10 @@ class Stage:
         seed: int,
         capture: bool,
     ) -> StageSource:
-        """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest."""
+        """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest.
+
+        ``capture``: whether a later stage of the job takes this stage's payload.
+        """
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
             parameters = self.config.parameters_with(overrides) if overrides else self._parameters
@@ -108,7 +111,8 @@ class Stage:
             upstream=upstream,
             parameters=parameters,
             seed=seed,
-            capture=capture,
+            # Codes and text are the tokens themselves: whoever takes them wants no hidden states.
+            capture=capture and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
             wall=self.wall,
         )
 

@@ -15,9 +15,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, PayloadTooLarge
 from omni_jobs.parameters import ArParameters
-from omni_jobs.settings import Settings
 from tests.ar import quiet, runner
-from workers.offline import OmniLLM, OmniOutput
 from workers.runners.ar import ARRunner
 from workers.stage_io import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress
 
@@ -179,19 +177,3 @@ async def test_a_dead_engine_frees_what_waited_and_what_ran(thinker: ARRunner) -
     for found in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(found, EngineDead), found
     assert thinker.reserved_capture_bytes == 0
-
-
-def test_offline_waits_for_room_too(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Speech for six requests, and room for the hidden states of four; and a request that never fits."""
-    settings = Settings(device="cpu", spool_dir=tmp_path, capture_bytes=1 << 20)
-    request = {
-        "messages": [{"role": "user", "content": "word " * 40}],
-        "modalities": ["text", "audio"],
-        "stages": {"thinker": {"max_tokens": 24}, "talker": {"max_tokens": 24}},
-    }
-    too_large = {**request, "messages": [{"role": "user", "content": "word " * 300}]}
-    with OmniLLM("qwen2_5_omni", model=tiny_checkpoint, settings=settings) as llm:
-        results = llm.generate([request] * 6 + [too_large])
-    assert all(isinstance(result, OmniOutput) and result.audio for result in results[:6]), results
-    assert isinstance(results[6], PayloadTooLarge)
-    assert results[6].stage == "thinker"
