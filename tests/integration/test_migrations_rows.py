@@ -26,6 +26,7 @@ from tests.integration.job_steps import complete_all, register
 
 ANY_SCRIPT = "漢字 العربية 😀 '\"\\"
 DONE, WAITING, HELD, FAILED = (f"job-{number:032x}" for number in range(1, 5))
+DIGEST = "0123456789abcdef"
 
 CHANGED = {("jobs", "pipeline_digest")}
 """What a revision gives another meaning; its own test says which."""
@@ -64,7 +65,7 @@ def job(job_id: str, state: str, **more: Any) -> dict[str, Any]:
         "state": state,
         "pipeline": "echo",
         "pipeline_version": "1",
-        "pipeline_digest": "0123456789abcdef",
+        "pipeline_digest": DIGEST,
         "modalities": '["text"]',
         "request": '{"messages": [{"role": "user", "content": "' + "x" * 5000 + '"}]}',
         "request_digest": f"of {job_id}",
@@ -190,8 +191,8 @@ def the_jobs_go_on(jobs: Jobs) -> None:
     assert (failed.status, failed.error.code if failed.error else None) == (JobState.FAILED, "model_error")
     assert [event.type for event in jobs.events(FAILED)] == ["job.failed"]
 
-    register(jobs, "first", "first")
-    register(jobs, "second", "second")
+    register(jobs, "first", "first", digest=DIGEST)
+    register(jobs, "second", "second", digest=DIGEST)
     rescued = jobs.rescue()  # what its worker left, and what was never announced
     assert rescued.freed == 1
     assert {hint.stage_run_id for hint in rescued.hints} == {3, 5}
