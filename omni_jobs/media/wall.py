@@ -55,6 +55,7 @@ LONGEST_MESSAGE = 1 << 18
 KEPT_BYTES = 16 << 20  # media and results up to here share memory that is kept: 5 megapixels
 _START_S = 60.0  # a host that answers nothing so long after a task's time is over is replaced
 _CLOSE_S = 10.0
+_PATIENCE = 3  # times as long by the clock as of the processor: on a busy host a medium waits for that
 _INFOS: Mapping[str, type[MediaInfo]] = {"audio": AudioInfo, "image": ImageInfo, "video": VideoInfo}
 _REFUSALS: Mapping[str, type[OmniJobsError]] = {kind.code: kind for kind in (InvalidRequest, RequestTooLarge)}
 
@@ -216,7 +217,7 @@ class MediaWall:
             "room": room or 0,
             "options": options,
             "limits": self._limits,
-            "limit_s": limit_s,
+            "limit_s": _PATIENCE * limit_s,
             "cpu_s": limit_s,
         }
         descriptors = [file.descriptor for file in (medium, kept_result, large)]
