@@ -12,12 +12,12 @@ import os
 __all__ = ["give_freed_memory_back"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-_LIMITS = ((_M_MMAP_THRESHOLD, 256 << 10), (_M_TRIM_THRESHOLD, 1 << 20), (_M_ARENA_MAX, 2))
+_LIMITS = ((_M_MMAP_THRESHOLD, 1 << 20), (_M_TRIM_THRESHOLD, 1 << 20), (_M_ARENA_MAX, 2))
 _BY_OPERATOR = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def give_freed_memory_back() -> bool:
-    """Map blocks of 256 KiB and more by themselves, and keep few arenas.
+    """Map blocks of a MiB and more by themselves, and keep few arenas.
 
     False, and nothing is changed, where the environment sets the limits, or where the C library has no mallopt.
     """

@@ -31,7 +31,7 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(self._held, self._settings, receive)
+        body = Body(self._held, self._settings, receive, _declared(scope))
         scope.setdefault("state", {})["body"] = body
         try:
             await self._app(scope, body.receive, send)
@@ -50,11 +50,13 @@ class _Held:
 class Body:
     """One request's body: counted until it is released, and waited for within limits."""
 
-    def __init__(self, held: _Held, settings: Settings, receive: Receive) -> None:
+    def __init__(self, held: _Held, settings: Settings, receive: Receive, declared: int | None) -> None:
+        """``declared``: its bytes, where its head says how many; all of them count from its begin."""
         self._all = held
         self._settings = settings
         self._receive = receive
         self._held = 0
+        self._declared = declared
         self._received = 0
         self._waited_s = 0.0
         self._is_done = False
@@ -65,6 +67,8 @@ class Body:
         if self._is_done:
             return await self._receive()
         settings = self._settings
+        if self._declared is not None and self._received == 0 and not self.is_streamed:
+            self.hold(self._declared - self._held)
         left_s = settings.body_limit_s * (1 + self._received // settings.max_body_bytes) - self._waited_s
         began = time.monotonic()
         try:
@@ -79,8 +83,8 @@ class Body:
         self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         self._received += size
-        if not self.is_streamed:
-            self.hold(size)
+        if not self.is_streamed and self._received > self._held:
+            self.hold(self._received - self._held)
         return message
 
     def hold(self, more: int) -> None:
@@ -89,9 +93,15 @@ class Body:
         self._all.bytes += more
         if more > 0 and self._held > _ALWAYS_TAKEN and self._all.bytes > self._all.limit:
             self._is_done = True
+            self.release()
             raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")
 
     def release(self) -> None:
         """Nothing of it is in memory any longer."""
         self._all.bytes -= self._held
         self._held = 0
+
+
+def _declared(scope: Scope) -> int | None:
+    found = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(found[0]) if len(found) == 1 and found[0].isdigit() and len(found[0]) <= 18 else None
