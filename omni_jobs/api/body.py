@@ -21,7 +21,7 @@ _PROMPT_EMBEDS = "prompt_embeds"
 class Submission:
     """A submit as it came in: the request's JSON, and the file that came beside it."""
 
-    body: bytes
+    body: bytes | bytearray
     prompt_embeds: bytes | None = None
 
 
@@ -34,7 +34,7 @@ async def read_submission(request: Request, max_bytes: int) -> Submission:
     _check_length(request.headers.get("content-length"), max_bytes)
     chunks = _chunks(request, max_bytes)
     if media_type == "application/json":
-        return Submission(b"".join([chunk async for chunk in chunks]))
+        return Submission(await _whole(chunks))
     try:
         form = await MultiPartParser(
             request.headers, chunks, max_files=2, max_fields=1, max_part_size=max_bytes
@@ -45,6 +45,19 @@ async def read_submission(request: Request, max_bytes: int) -> Submission:
         return await _of_form(form)
     finally:
         await form.close()
+
+
+async def _whole(chunks: AsyncGenerator[bytes]) -> bytes | bytearray:
+    """All of them. Joined at the end, a large body would take the event loop 100 ms of copying at once."""
+    body: bytes | bytearray = b""
+    async for chunk in chunks:
+        if not body:
+            body = chunk
+            continue
+        if isinstance(body, bytes):
+            body = bytearray(body)
+        body += chunk
+    return body
 
 
 async def _of_form(form: FormData) -> Submission:

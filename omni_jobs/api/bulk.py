@@ -7,6 +7,7 @@ read to its end: a client may write all of it before it reads.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tempfile
@@ -42,6 +43,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 _GROUP_LINES = 256
 _GROUP_BYTES = 4 << 20
+_PIECE_BYTES = 8 << 10
 _ANSWERS_IN_MEMORY = 1 << 20
 _LONGEST_MESSAGE = 2000
 
@@ -132,11 +134,19 @@ async def submit_bulk(
 # The request, line by line.
 
 
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in small pieces: nothing but line ends in a large one would keep others waiting."""
+    async for chunk in chunks:
+        for at in range(0, len(chunk), _PIECE_BYTES):
+            yield chunk[at : at + _PIECE_BYTES]
+            await asyncio.sleep(0)
+
+
 async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncIterator[Line]:
     """The lines that are not empty. One that is too long is an error in its place, and not kept."""
     number, kept, dropping = 1, bytearray(), False
     held = 0
-    async for chunk in chunks:
+    async for chunk in _pieces(chunks):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             kept += end

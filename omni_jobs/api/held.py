@@ -7,11 +7,14 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_jobs.api.allocator import trim
 from omni_jobs.errors import ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
 __all__ = ["Body", "BoundedBodies"]
 
+_LARGE = 1 << 20
+_TRIM_AFTER_S = 5.0
 _ALWAYS_TAKEN = 64 << 10  # of each body, however much is held: small submits pass large ones
 
 
@@ -26,6 +29,7 @@ class BoundedBodies:
         self._app = app
         self._settings = settings
         self._held = _Held(settings.max_held_body_bytes)
+        self._trims = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,7 +40,18 @@ class BoundedBodies:
         try:
             await self._app(scope, body.receive, send)
         finally:
+            self._trim_later(body.received)
             body.release()
+
+    def _trim_later(self, received: int) -> None:
+        """Once, some seconds after a large body: what was made of it is gone by then."""
+        if received >= _LARGE and not self._trims:
+            self._trims = True
+            asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trims = False
+        asyncio.get_running_loop().run_in_executor(None, trim)
 
 
 class _Held:
@@ -57,7 +72,7 @@ class Body:
         self._receive = receive
         self._held = 0
         self._declared = declared
-        self._received = 0
+        self.received = 0
         self._waited_s = 0.0
         self._is_done = False
         self.is_streamed = False
@@ -67,9 +82,9 @@ class Body:
         if self._is_done:
             return await self._receive()
         settings = self._settings
-        if self._declared is not None and self._received == 0 and not self.is_streamed:
+        if self._declared is not None and self.received == 0 and not self.is_streamed:
             self.hold(self._declared - self._held)
-        left_s = settings.body_limit_s * (1 + self._received // settings.max_body_bytes) - self._waited_s
+        left_s = settings.body_limit_s * (1 + self.received // settings.max_body_bytes) - self._waited_s
         began = time.monotonic()
         try:
             async with asyncio.timeout(min(left_s, settings.silence_limit_s)):
@@ -82,9 +97,9 @@ class Body:
         self._waited_s += time.monotonic() - began
         self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
-        self._received += size
-        if not self.is_streamed and self._received > self._held:
-            self.hold(self._received - self._held)
+        self.received += size
+        if not self.is_streamed and self.received > self._held:
+            self.hold(self.received - self._held)
         return message
 
     def hold(self, more: int) -> None:

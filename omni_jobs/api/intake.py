@@ -45,7 +45,7 @@ class Wanted:
         return self.size <= _SMALL_BYTES and self.parsed.is_text and self.prompt_embeds is None
 
 
-async def parsed(services: Services, body: bytes) -> Parsed:
+async def parsed(services: Services, body: bytes | bytearray) -> Parsed:
     """Raises InvalidRequest and RequestTooLarge naming the field."""
     if len(body) > _SMALL_BYTES:
         return await run_sync(parse, body, services.settings, limiter=services.admissions)

@@ -145,7 +145,9 @@ def api(
     """
     import gc
     import socket
+    import sys
 
+    sys.setswitchinterval(0.001)  # a thread that computes lets the event loop have its turn sooner
     # What is loaded stays: the collector need not look through it, now (a sixth of the start) or later.
     gc.disable()
     try:

@@ -88,7 +88,7 @@ class Admitted:
     expires_at: float | None = None
 
 
-def parse(body: bytes, settings: Settings) -> Parsed:
+def parse(body: bytes | bytearray, settings: Settings) -> Parsed:
     """The first step of ``admit``, for a caller who wants to know what is coming.
 
     Raises InvalidRequest and RequestTooLarge naming the field.

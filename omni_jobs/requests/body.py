@@ -36,7 +36,7 @@ _COLON = re.compile(rb"[ \t\r\n]*:")
 Path = tuple["Path", str | int] | None
 
 
-def parse_body(body: bytes, max_bytes: int, max_text_bytes: int | None = None) -> dict[str, Any]:
+def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int | None = None) -> dict[str, Any]:
     """The JSON object. Raises InvalidRequest or RequestTooLarge.
 
     Refused beyond what JSON itself forbids: a key given twice, NaN and infinities, more than
@@ -68,14 +68,14 @@ def parse_body(body: bytes, max_bytes: int, max_text_bytes: int | None = None) -
 # A large body's outline.
 
 
-def _outline(body: bytes, max_text: int) -> tuple[bytes, dict[str, str]]:
+def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray, dict[str, str]]:
     """The body with a name in the place of each long string of plain ASCII, and those strings by their names.
 
     Counts the values on the way. A body that is no JSON has an outline that is none either.
     """
     prefix = secrets.token_hex(16)  # no client can write it
     long: dict[str, str] = {}
-    kept: list[bytes] = []
+    kept: list[bytes | bytearray] = []
     kept_to = values = strings = outside = 0
     at, rest = 0, len(body)
     while True:
@@ -111,7 +111,7 @@ def _outline(body: bytes, max_text: int) -> tuple[bytes, dict[str, str]]:
     return b"".join((*kept, body[kept_to:])), long
 
 
-def _end_of_string(body: bytes, at: int) -> int:
+def _end_of_string(body: bytes | bytearray, at: int) -> int:
     """Where the quote stands that closes the string whose contents begin at ``at``; the body's end without one."""
     end = body.find(b'"', at)
     if end < 0:
@@ -126,7 +126,7 @@ def _end_of_string(body: bytes, at: int) -> int:
     return at
 
 
-def _plain(body: bytes, at: int, end: int) -> str | None:
+def _plain(body: bytes | bytearray, at: int, end: int) -> str | None:
     """The string that JSON writes so, if it is ASCII that needs no escape; PHP escapes the slashes of base64."""
     pieces = []
     while at < end:
