@@ -124,7 +124,7 @@ def test_a_compressed_body(api: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 200_000, b'{"a":' * 100_000, b'{"model":\xed\xa0\x80}']
+    "body", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 40_000, b'{"a":' * 40_000, b'{"model":\xed\xa0\x80}']
 )
 def test_a_body_that_is_no_json_object(api: ApiServer, body: bytes) -> None:
     refused(api.http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"}), 422, "body")
