@@ -225,7 +225,7 @@ class _Bulk:
                     admitted[number], places[number] = each
             submitted = await run_sync(self._submit, admitted)
             for number, answer in submitted.items():
-                places[number].taken = answer.get("created", False)
+                places[number].taken |= answer.get("created", False)  # of all who share it, until the next count
         await run_sync(self._tell, group, told | submitted)
 
     def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Wanted], dict[int, dict[str, Any]]]:

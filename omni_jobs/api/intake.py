@@ -7,8 +7,9 @@ takes long is admitted apart from what does not, and the database is asked outsi
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter
@@ -57,7 +58,8 @@ async def parsed(services: Services, body: bytes | bytearray) -> Parsed:
 async def take(
     services: Services, wanted: Sequence[Wanted], stack: ExitStack, slots: CapacityLimiter | None = None
 ) -> list[tuple[Admitted, Place] | OmniJobsError]:
-    """Each as it is admitted, with its place in the queue, or why it is refused; in their order.
+    """Each as it is admitted, with its place in the queue, or why it is refused; in their order. Several may share
+    a place: it is ``taken`` when a job of them was made.
 
     The places are kept until ``stack`` is closed. ``slots``: a bulk's, which wait for one another; a single submit
     has those of its kind. Raises DatabaseUnavailable, and DecodersUnavailable where too many media wait.
@@ -68,10 +70,7 @@ async def take(
         found = _admit_all(services, wanted)  # of microseconds: a thread would cost more
     else:
         found = await run_sync(_admit_all, services, wanted, limiter=slots or _slots(services, wanted))
-    return [
-        each if isinstance(each, OmniJobsError) else await _placed(services, one, each, stack)
-        for one, each in zip(wanted, found, strict=True)
-    ]
+    return await _placed(services, wanted, found, stack)
 
 
 def _has_model(services: Services, wanted: Wanted) -> bool:
@@ -115,18 +114,34 @@ def _admit(services: Services, wanted: Wanted) -> Admitted:
 
 
 async def _placed(
-    services: Services, wanted: Wanted, admitted: Admitted, stack: ExitStack
-) -> tuple[Admitted, Place] | OmniJobsError:
-    backlog = services.backlog
-    if backlog.is_old():
-        await run_sync(backlog.refresh)
-    try:
-        if admitted.expires_at is not None:
-            check_deadline(admitted.expires_at, time.time())
-        return admitted, stack.enter_context(backlog.place(admitted.pipeline.name, wanted.tenant))
-    except (InvalidRequest, TooManyJobs) as error:
-        # Sent again, a submit gives its job of the first time, however late it is and however much waits.
-        key = wanted.idempotency_key
-        if key is None or not await run_sync(services.jobs.is_known, wanted.tenant, key):
-            return error
-        return admitted, Place()
+    services: Services, wanted: Sequence[Wanted], found: Sequence[Admitted | OmniJobsError], stack: ExitStack
+) -> list[tuple[Admitted, Place] | OmniJobsError]:
+    """Places for all of a pipeline and tenant together, or else for each."""
+    if services.backlog.is_old():
+        await run_sync(services.backlog.refresh)
+    scopes = Counter(
+        (each.pipeline.name, one.tenant)
+        for one, each in zip(wanted, found, strict=True)
+        if not isinstance(each, OmniJobsError)
+    )
+    places: dict[tuple[str, str], Place] = {}
+    for scope, number in scopes.items():
+        with suppress(TooManyJobs):
+            places[scope] = stack.enter_context(services.backlog.place(*scope, number))
+    placed: list[tuple[Admitted, Place] | OmniJobsError] = []
+    for one, each in zip(wanted, found, strict=True):
+        if isinstance(each, OmniJobsError):
+            placed.append(each)
+            continue
+        try:
+            if each.expires_at is not None:
+                check_deadline(each.expires_at, time.time())
+            scope = each.pipeline.name, one.tenant
+            place = places.get(scope) or stack.enter_context(services.backlog.place(*scope))
+            placed.append((each, place))
+        except (InvalidRequest, TooManyJobs) as error:
+            # Sent again, a submit gives its job of the first time, however late it is and however much waits.
+            key = one.idempotency_key
+            known = key is not None and await run_sync(services.jobs.is_known, one.tenant, key)
+            placed.append((each, Place()) if known else error)
+    return placed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
@@ -211,27 +211,34 @@ def _shown(name: str) -> str:
 # The way back.
 
 
+_COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def canonical(value: Any) -> Iterator[bytes]:
     """``value`` as JSON in ASCII with sorted keys and no spaces, in pieces."""
-    if isinstance(value, str) and len(value) > SLICE:
-        yield b'"'
-        for at in range(0, len(value), SLICE):
-            yield json.dumps(value[at : at + SLICE])[1:-1].encode()
-        yield b'"'
-    elif isinstance(value, dict) and _is_large(value.values()):
+    if _length(value) <= SLICE:
+        yield _COMPACT(value).encode()
+    elif isinstance(value, dict):
         for number, name in enumerate(sorted(value)):
-            yield b"%b%b:" % (b"," if number else b"{", json.dumps(name).encode())
+            yield b"%b%b:" % (b"," if number else b"{", _COMPACT(name).encode())
             yield from canonical(value[name])
         yield b"}"
-    elif isinstance(value, list) and _is_large(value):
+    elif isinstance(value, list):
         for number, item in enumerate(value):
             yield b"," if number else b"["
             yield from canonical(item)
         yield b"]"
     else:
-        yield json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        yield b'"'
+        for at in range(0, len(value), SLICE):
+            yield _COMPACT(value[at : at + SLICE])[1:-1].encode()
+        yield b'"'
 
 
-def _is_large(items: Iterable[Any]) -> bool:
-    """Whether these hold enough to be written one by one."""
-    return any(isinstance(item, dict | list) or (isinstance(item, str) and len(item) > SLICE) for item in items)
+def _length(value: Any) -> int:
+    """About as many characters as it has; the keys of an object are few."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list) else 1
