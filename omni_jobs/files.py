@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "byte_views",
     "map_file",
-    "map_path",
     "require_room",
     "sync_directory",
     "translated_os_errors",
@@ -112,15 +111,6 @@ def map_file(fd: int, size: int) -> memoryview:
     mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     mapped.madvise(mmap.MADV_SEQUENTIAL)
     return memoryview(mapped).toreadonly()
-
-
-def map_path(path: Path) -> memoryview:
-    """A whole file, mapped as ``map_file`` does. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return map_file(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:

@@ -183,10 +183,6 @@ class EmbeddedStack:
         self.stop()
 
     @property
-    def is_ready(self) -> bool:
-        return self._ready.is_set() and not self._ended.is_set()
-
-    @property
     def log_dir(self) -> Path:
         return self._directory.logs
 

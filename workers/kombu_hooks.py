@@ -2,7 +2,7 @@
 
     take_pops       what BRPOP gives is read here in place of kombu, which ends the worker on a message that
                     is not JSON, has bad base64 or lacks a property, and takes one message at a time
-    gate_pops       BRPOP is sent only while there is room
+    gate_pops       BRPOP is sent only while there is room, and not at once again to a key that is no list
     guard_control   a malformed broadcast is dropped: stock kombu ends the worker on one
     ask_to_stop     ends the worker's main loop, from any thread
 
@@ -23,7 +23,7 @@ import redis
 from celery.worker import state
 from kombu.connection import Connection
 from kombu.transport.redis import Channel
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from omni_jobs.broker import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
@@ -33,12 +33,16 @@ __all__ = ["ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops
 logger = logging.getLogger(__name__)
 
 _MOMENT_S = 0.003  # some turns of Celery's hub
-_MAX_POISON = 10_000  # the list keeps the newest
+# Of what is no hint: the newest, and of each its beginning. At most 4 MB a queue.
+_MAX_POISON = 1_000
+_MAX_POISON_BYTES = 4096
+_NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
 
 
 def take_pops(
     channel: Channel,
     *,
+    queue: str,
     answered: Callable[[], None],
     offer: Callable[[Sequence[tuple[int, int]]], None],
     room: Callable[[], int],
@@ -47,8 +51,9 @@ def take_pops(
     """Hand what BRPOP gives straight to the pool, and what else waits while there is room; kombu sees an empty BRPOP.
 
     A message's way through kombu and Celery costs more than all that is done for its hints. Whatever is
-    not a hint moves to ``<queue>.poison``. ``answered`` is called for every BRPOP that got its answer,
-    the empty ones included. ``per_message``: the hints of a full message; no more than that is taken too
+    not a hint moves to ``<queue>.poison``. ``answered`` is called for every BRPOP that
+    asked for ``queue`` and got its answer, the empty ones included: remote control may have set the consumer
+    to other queues. ``per_message``: the hints of a full message; no more than that is taken too
     much, for what one worker holds another cannot take.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
@@ -60,7 +65,8 @@ def take_pops(
 
     def take(reply: Any, **options: Any) -> None:
         nonlocal last
-        answered()
+        if queue in channel.active_queues:
+            answered()
         if reply:
             key, raw = reply
             hints = give(key, raw)
@@ -100,7 +106,7 @@ def take_pops(
 def _poison(client: redis.Redis, key: str, raw: bytes) -> None:
     try:
         with client.pipeline() as pipe:
-            pipe.lpush(key, raw)
+            pipe.lpush(key, raw[:_MAX_POISON_BYTES])
             pipe.ltrim(key, 0, _MAX_POISON - 1)
             pipe.execute()
     except RedisError as error:
@@ -114,12 +120,30 @@ def _text(key: Any) -> str:
 def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
     """Let the channel pop only while ``has_room()``; asked on every turn of Celery's hub.
 
-    Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP.
+    Where a queue's key holds something else than a list, say so and ask again later: stock Celery ends
+    the worker, and so each that follows it.
+    Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP, and reading
+    its answer with ``channel.handlers``; ``Empty`` being how that says that nothing came of it.
     """
+    read: Callable[..., Any] = channel.handlers["BRPOP"]
+    ask_again_at = -math.inf
+
+    def read_list(**options: Any) -> Any:
+        nonlocal ask_again_at
+        try:
+            return read(**options)
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            queues = ", ".join(channel.active_queues)
+            logger.error("nothing can be taken of %s, whose key in the broker is no list: %s", queues, error)
+            ask_again_at = time.monotonic() + _NO_LIST_PAUSE_S
+            raise Empty from None
 
     def can_consume(qos: Any) -> bool:
-        return has_room()
+        return time.monotonic() >= ask_again_at and has_room()
 
+    channel.handlers["BRPOP"] = read_list
     channel.qos.can_consume = MethodType(can_consume, channel.qos)
 
 

@@ -1,7 +1,7 @@
 """Liveness: whether this worker consumes, and not only lives.
 
-Alive means: it popped a hint, or had no room for one, or proved the queue empty (a pop
-timed out) within the last ``stall_after_s`` seconds. A worker of which none of that is
+Alive means: it popped a hint from its stage's queue, or had no room for one, or proved the
+queue empty (a pop timed out) within the last ``stall_after_s`` seconds. A worker of which none of that is
 true while its queue has work has stalled without an error, as consumers of Redis do
 once in a while; and one whose stage's event loop has not turned for as long has
 stalled too. Both are to be started anew.

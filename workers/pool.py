@@ -35,7 +35,7 @@ from celery.worker.consumer.tasks import Tasks
 from omni_jobs.broker import HintPublisher, Relay
 from omni_jobs.celery_app import OmniCelery
 from omni_jobs.db import Database
-from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
+from omni_jobs.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.scheduling import give_way
 from omni_jobs.stage_config import Pipeline, Pipelines
@@ -92,6 +92,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._hub: Any = None
         self._popping_stopped = False
+        self.queue = ""  # the stage's, once it is known
         self.per_message = 1  # the hints of a full message
         self._broken: str | None = None
         self._llm: StageLLM | None = None
@@ -123,11 +124,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     async def _open(self) -> None:
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
         slots = pipeline.stage(stage).slots
-        self.per_message = self.app.broker.per_message[pipeline.queue(stage)]
+        self.queue = pipeline.queue(stage)
+        self.per_message = self.app.broker.per_message[self.queue]
         if self.limit:
             slots = min(slots, self.limit * self.per_message)
         ledger = await self._take_slot(pipeline, stage, slots)
         await self._load(ledger, pipeline, stage, slots)
+        await self._queue_is_a_list()
         logger.info("%s serves %s with %d slots", self._node, pipeline.queue(stage), slots)
 
     async def _take_slot(self, pipeline: Pipeline, stage: str, slots: int) -> Ledger:
@@ -217,6 +220,18 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         finally:
             timer.cancel()
 
+    async def _queue_is_a_list(self) -> None:
+        """Wait while the queue's key in the broker holds something else: stock Celery's consumer ends on that."""
+        while True:
+            try:
+                await asyncio.to_thread(self.app.broker.depth, self.queue)
+                return
+            except BrokerUnavailable as error:
+                if "WRONGTYPE" not in str(error):
+                    return  # Celery's consumer waits for a broker by itself
+                logger.error("waiting: the key of %s in the broker is no list: %s", self.queue, error)
+            await asyncio.sleep(_DATABASE_PAUSE_S)
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done it; a request to stop cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -248,7 +263,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         return self._executor.room if self._executor is not None else 0
 
     def popped(self) -> None:
-        """A pop got its answer: this worker consumes."""
+        """A pop from its queue got its answer: this worker consumes."""
         if self._liveness is not None:
             self._liveness.mark()
 
@@ -432,6 +447,7 @@ class HintIntake(bootsteps.StartStopStep):  # type: ignore[misc]
         channel = c.task_consumer.channel
         kombu_hooks.take_pops(
             channel,
+            queue=c.pool.queue,
             answered=c.pool.popped,
             offer=c.pool.offer,
             room=c.pool.room,

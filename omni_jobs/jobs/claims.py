@@ -58,7 +58,6 @@ _OF_JOB = (
     type_coerce(JobRow.request, Text).label("request"),
     type_coerce(JobRow.media, Text).label("media"),
     JobRow.seed,
-    type_coerce(JobRow.modalities, Text).label("modalities"),
     JobRow.state,
 )
 _JOBS_NOBODY_STARTED = (
@@ -84,7 +83,7 @@ _OF_STAGE_RUN = (
 )
 
 _ID, _JOB_ID, _INPUTS, _STARTED_AT = 0, 1, 4, 8
-_JOB_STATE = 6
+_JOB_STATE = 5
 
 
 def _claim_if_queued(*more: ColumnElement[bool]) -> ReturningUpdate[*tuple[Any, ...]]:
@@ -201,8 +200,8 @@ class Claimed:
         return {stage_run_id: attempt for stage_run_id, attempt in attempts.items() if stage_run_id not in found}
 
     def _claim(self, run: Sequence[Any]) -> Claim:
-        id_, job_id, stage, attempt, takes, capture, limits, failed, started_at = run
-        _, pipeline, request, media, seed, modalities, _ = self._jobs[job_id]
+        id_, job_id, stage, attempt, takes, capture, limits, failed, _ = run
+        _, pipeline, request, media, seed, _ = self._jobs[job_id]
         inputs = _names(takes)
         failures = {} if failed is None else json.loads(failed)
         return Claim(
@@ -214,12 +213,10 @@ class Claimed:
             request=decode_json(request),
             media=() if inputs or media == "[]" else json.loads(media),
             seed=seed,
-            modalities=_names(modalities),
             upstream={earlier: _payload(*self._payloads[job_id, earlier]) for earlier in inputs},
             capture=bool(capture),
             failures=failures,
             alone=bool(failures) and is_last_chance(failures, RetryLimits(**json.loads(limits or "{}"))),
-            claimed_at=started_at,
         )
 
 

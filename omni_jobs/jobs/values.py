@@ -129,12 +129,10 @@ class Claim(NamedTuple):
     request: Mapping[str, Any]
     media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number; first stages only
     seed: int
-    modalities: Sequence[str]
     upstream: Mapping[str, ObjectRef | bytes | None]  # input stage → its payload; None: it made none
     capture: bool  # a later stage of this job takes this one's payload
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker: it may be what kills workers
-    claimed_at: float  # seconds since 1970 by the database's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import xxhash
@@ -80,10 +79,6 @@ class ObjectStore(ABC):
     @abstractmethod
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
         """Store the buffers, one after the other, without joining them; replaces what was there."""
-
-    @abstractmethod
-    def put_file(self, key: str, path: Path, *, media_type: str = "application/octet-stream") -> ObjectRef:
-        """Store a file. It must not change afterwards (it may be linked); its name may go."""
 
     @abstractmethod
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:

@@ -76,10 +76,6 @@ class HostCache(ObjectStore):
                 logger.warning("%s is not kept on this host: %s", key, error.strerror)
         return ref
 
-    def put_file(self, key: str, path: Path, *, media_type: str = "application/octet-stream") -> ObjectRef:
-        self._forget(key)
-        return self._store.put_file(key, path, media_type=media_type)
-
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)
         found = self._kept(ref)

@@ -31,7 +31,6 @@ from omni_jobs.errors import ObjectMissing, StorageError, StorageUnavailable
 from omni_jobs.files import (
     byte_views,
     map_file,
-    map_path,
     require_room,
     sync_directory,
     translated_os_errors,
@@ -80,25 +79,6 @@ class LocalObjectStore(ObjectStore):
             return self._write(key, partial, buffers, digest)
 
         size = self._place(key, write)
-        return ObjectRef(key=key, size=size, digest=str(digest))
-
-    def put_file(self, key: str, path: Path, *, media_type: str = "application/octet-stream") -> ObjectRef:
-        check_key(key)
-        digest = Digest()
-        with translated_os_errors(f"reading {path.name} to store it", key):
-            source = map_path(path)
-
-        def link_or_write(partial: Path) -> int:
-            try:
-                os.link(path, partial)
-            except OSError:  # another filesystem, or one without links
-                return self._write(key, partial, [source], digest)
-            os.utime(partial)  # ``modified`` is when it was stored
-            self._sync_file(partial)
-            digest.update(source)
-            return source.nbytes
-
-        size = self._place(key, link_or_write)
         return ObjectRef(key=key, size=size, digest=str(digest))
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
@@ -185,15 +165,6 @@ class LocalObjectStore(ObjectStore):
         finally:
             os.close(fd)
         return size
-
-    def _sync_file(self, path: Path) -> None:
-        if not self._sync:
-            return
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
 
     def _place(self, key: str, write: Callable[[Path], int]) -> int:
         """Write a partial file, then rename it to its key."""

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from datetime import UTC
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import boto3
@@ -44,7 +43,7 @@ from omni_jobs.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from omni_jobs.files import byte_views, map_path, translated_os_errors
+from omni_jobs.files import byte_views
 from omni_jobs.storage.base import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.call_limit import CallLimit, LimitReached, limit_calls
 from omni_jobs.storage.keys import check_key, check_prefix
@@ -127,11 +126,6 @@ class S3ObjectStore(ObjectStore):
             body = cast("IO[bytes]", _Body(views, size))
             self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=body, ContentType=media_type)
         return ObjectRef(key=key, size=size, digest=str(digest))
-
-    def put_file(self, key: str, path: Path, *, media_type: str = "application/octet-stream") -> ObjectRef:
-        with translated_os_errors(f"reading {path.name} to store it", key):
-            data = map_path(path)
-        return self.put(key, [data], media_type=media_type)
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)

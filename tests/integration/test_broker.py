@@ -63,7 +63,14 @@ def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: O
     taken: list[tuple[int, int]] = []
     with app.connection_for_read() as connection:
         channel = connection.default_channel
-        take_pops(channel, answered=lambda: None, offer=taken.extend, room=lambda: 10 - len(taken), per_message=4)
+        take_pops(
+            channel,
+            queue="echo.first",
+            answered=lambda: None,
+            offer=taken.extend,
+            room=lambda: 10 - len(taken),
+            per_message=4,
+        )
         queue = f"{app.settings.broker_key_prefix}echo.first".encode()
         client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
         assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"

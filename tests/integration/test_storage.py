@@ -86,22 +86,6 @@ class TestContract:
         object_store.delete([KEY])
         assert read == b"a" * 100_000
 
-    def test_put_file(self, object_store: ObjectStore, tmp_path: Path) -> None:
-        data = os.urandom(3 * MIB + 1)
-        path = tmp_path / "spooled"
-        path.write_bytes(data)
-        ref = object_store.put_file(KEY, path)
-        assert ref == ref_of(KEY, data)
-        assert object_store.put_file(KEY, path) == ref
-        path.unlink()
-        assert object_store.read(ref, max_bytes=ref.size) == data
-        assert [found.key for found in object_store.list("jobs/")] == [KEY]
-
-    def test_put_file_that_is_not_there(self, object_store: ObjectStore, tmp_path: Path) -> None:
-        with pytest.raises(StorageUnavailable, match="no such file") as raised:
-            object_store.put_file(KEY, tmp_path / "nothing")
-        assert raised.value.key == KEY
-
     def test_missing(self, object_store: ObjectStore) -> None:
         ref = ref_of(KEY, b"never stored")
         with pytest.raises(ObjectMissing) as raised:
@@ -329,22 +313,6 @@ class TestLocal:
         assert len(key) == MAX_KEY_LENGTH
         store.put(key, [b"x"])
         assert key in {found.key for found in store.list("a/b/")}
-
-    def test_put_file_links_within_a_filesystem(self, store: LocalObjectStore, tmp_path: Path) -> None:
-        path = tmp_path / "spooled"
-        path.write_bytes(b"x" * 1000)
-        store.put_file(KEY, path)
-        assert store.path(KEY).stat().st_ino == path.stat().st_ino
-
-    @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no other filesystem")
-    def test_put_file_from_another_filesystem(self, store: LocalObjectStore) -> None:
-        path = Path(f"/dev/shm/omni-jobs-test-{os.getpid()}")
-        path.write_bytes(b"y" * 100_000)
-        try:
-            ref = store.put_file(KEY, path)
-        finally:
-            path.unlink()
-        assert store.read(ref, max_bytes=MIB) == b"y" * 100_000
 
     def test_a_put_that_fails_leaves_nothing(self, store: LocalObjectStore, tmp_path: Path) -> None:
         def broken(*_: object) -> int:

@@ -360,22 +360,6 @@ class TestFullDisk:
         store.delete([KEY])
         assert list(store.list()) == []
 
-    def test_a_file_that_is_linked_takes_no_room(self, tmp_path: Path) -> None:
-        (tmp_path / "spooled").write_bytes(b"x")
-        store = LocalObjectStore(tmp_path / "objects", min_free_bytes=1 << 60)
-        ref = store.put_file(KEY, tmp_path / "spooled")
-        assert store.read(ref, max_bytes=1) == b"x"
-
-    @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no other filesystem")
-    def test_a_file_from_another_filesystem_does(self, tmp_path: Path) -> None:
-        store = LocalObjectStore(tmp_path / "objects", min_free_bytes=1 << 60)
-        with tempfile.NamedTemporaryFile(dir="/dev/shm") as spooled:
-            spooled.write(b"x")
-            spooled.flush()
-            with pytest.raises(StorageFull):
-                store.put_file(KEY, Path(spooled.name))
-        assert list(store.list()) == []
-
     def test_a_write_that_fails_in_its_middle(self, tmp_path: Path) -> None:
         """By a limit on the size of files, which any user may set, in a process of its own."""
         done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True)

@@ -59,6 +59,7 @@ def test_take_pops_relies_on_brpop_being_read_through_parse_response() -> None:
 
 def test_gate_pops_relies_on_the_poller_asking_can_consume() -> None:
     assert "channel.qos.can_consume()" in inspect.getsource(transport.MultiChannelPoller.on_poll_start)
+    assert "chan.handlers[type]()" in inspect.getsource(transport.MultiChannelPoller.on_readable)
 
 
 def test_guard_control_relies_on_one_poller_reading_for_all_channels() -> None:
