@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -38,6 +39,7 @@ _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_con
 
 
 _DEEPEST: Final = 512  # where Python's parser gives up differs by version: 3.11 at 1,000 levels, 3.12 at 1,500 or more
+_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)  # and strings, which hold none
 _SHORT: Final = 16_384  # text that may be taken apart and put together again for a moment
 
 
@@ -67,13 +69,27 @@ def load(text: str | bytes, at: str) -> Any:
         raise PayloadCorrupt("not UTF-8", field=at) from None
     except _Refused as refused:
         raise PayloadCorrupt(str(refused), field=at) from None
-    except ValueError:  # malformed, or an integer of thousands of digits
+    except ValueError as error:  # malformed, or an integer of thousands of digits
+        if isinstance(error, json.JSONDecodeError) and _deepest_before(text, error.pos) > _DEEPEST:
+            raise PayloadTooLarge("nested too deeply", field=at) from None
         raise PayloadCorrupt("not JSON", field=at) from None
     except RecursionError:
         raise PayloadTooLarge("nested too deeply", field=at) from None
     if text.count("[") + text.count("{") > _DEEPEST and _is_deep(decoded):
         raise PayloadTooLarge("nested too deeply", field=at)
     return decoded
+
+
+def _deepest_before(text: str | bytes, end: int) -> int:
+    """How deep lists and objects stand inside each other in what the parser read before its error."""
+    read = text[:end]
+    if isinstance(read, bytes) or read.count("[") + read.count("{") <= _DEEPEST:
+        return 0
+    depth = deepest = 0
+    for match in _BRACKET.finditer(read):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _is_deep(value: Any) -> bool:

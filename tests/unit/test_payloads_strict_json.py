@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_jobs.errors import PayloadTooLarge
+from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
 from omni_jobs.payloads.strict_json import load
 
 
@@ -18,6 +18,16 @@ def test_how_deep_json_may_be_is_not_pythons_affair(opening: str, closing: str) 
     for levels in (513, 900, 1_200, 100_000):
         with pytest.raises(PayloadTooLarge, match="nested too deeply"):
             load(opening * levels + " 0" + closing * levels, "header")
+
+
+def test_what_is_deep_and_malformed_is_deep() -> None:
+    """Whichever Python's parser meets first."""
+    with pytest.raises(PayloadTooLarge, match="nested too deeply"):
+        load("[" * 1_200, "header")
+    with pytest.raises(PayloadCorrupt, match="not JSON"):
+        load('["' + "[" * 1_200 + '\\"", x', "header")
+    with pytest.raises(PayloadCorrupt, match="not JSON"):
+        load("[" + "[]," * 1_200, "header")
 
 
 def test_many_that_are_not_deep_are_taken() -> None:
