@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from omni_jobs.api import bulk, held
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
 from omni_jobs.db import Database
@@ -268,3 +270,23 @@ def test_no_server_names_the_key(tmp_path: Path) -> None:
     assert result.exit_code == Exit.UNREACHABLE
     assert "no answer from http://127.0.0.1:9/v1/jobs/bulk" in result.stderr
     assert "send the same lines again with --idempotency-key bulk-" in result.stderr
+
+
+async def test_nothing_but_line_ends_lets_others_in_between() -> None:
+    """However many stand in one piece of a body, other requests have their turns while they are read."""
+    turns = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"\n" * (1 << 20)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    body = held.Body(held._Held(1 << 30), Settings(), asyncio.Event().wait, None)  # type: ignore[arg-type]
+    assert [line async for line in bulk._lines(chunks(), LIMIT, body)] == []
+    task.cancel()
+    assert turns > 100
