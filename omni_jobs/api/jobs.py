@@ -115,6 +115,7 @@ async def submit_job(
         if admitted.media:
             media = await run_sync(store_media, job_id, admitted, services.store)
         job = new_job(job_id, admitted, media, tenant=tenant, expires_in_s=expires_in_s)
+        await asyncio.sleep(0)  # whose requests came at once hand their jobs over at once: one transaction writes them
         try:
             submitted = await asyncio.wrap_future(services.submitter.submit(job, idempotency_key))
         except Conflict:
