@@ -80,8 +80,15 @@ class Submitter:
                     wish = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            if wishes:
-                self._answer(wishes)
+            try:
+                if wishes:
+                    self._answer(wishes)
+            except Exception as error:
+                # A bug: nobody is to wait for an answer that does not come, now or after the thread has ended.
+                logger.exception("submitter")
+                for unanswered in wishes:
+                    if not unanswered.answer.done():
+                        unanswered.answer.set_exception(error)
 
     def _answer(self, wishes: Sequence[_Wish]) -> None:
         try:

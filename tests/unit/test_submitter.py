@@ -117,3 +117,20 @@ def test_closing_answers_what_waits() -> None:
     with submitter(store) as (found, _):
         futures = [found.submit(new_job(), None) for _ in range(5)]
     assert all(future.result(0).created for future in futures)
+
+
+def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> None:
+    store = Store()
+    store.go_on.set()
+    bugs = [RuntimeError("a bug")]
+
+    def send(hints: Sequence[Hint]) -> None:
+        if bugs:
+            raise bugs.pop()
+
+    found = Submitter(store.submit_all, send)
+    found.start()
+    with pytest.raises(RuntimeError, match="a bug"):
+        found.submit(new_job(), None).result(30)
+    assert found.submit(new_job(), None).result(30).created
+    found.close()
