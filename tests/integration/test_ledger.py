@@ -251,6 +251,7 @@ async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(datab
                 await asked
     await until(lambda: bench.jobs.get(running.job_id).stages[0].status is StageRunState.QUEUED)
     assert bench.jobs.slot_holder("slot") is None
+    await asyncio.to_thread(bench.ledger.close)
 
 
 async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
@@ -401,6 +402,7 @@ async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database
     await until(lambda: bench.fenced)
     with pytest.raises(SlotTaken):
         await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    await asyncio.to_thread(bench.ledger.close)
 
 
 async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench: Bench) -> None:
