@@ -9,10 +9,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["pid_space", "started"]
+__all__ = ["is_stopped", "pid_space", "started"]
 
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")  # ended, and not yet collected by its parent
+_STOPPED = ("T", "t")  # by a signal or a debugger
 
 
 def pid_space() -> str | None:
@@ -25,8 +26,19 @@ def pid_space() -> str | None:
 
 def started(pid: int) -> int | None:
     """When the process of this pid started, in ticks since the boot. None: there is none, or only its remains."""
-    with suppress(OSError, ValueError, IndexError):
+    fields = _status(pid)
+    return None if fields is None or fields[0] in _DEAD else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process of this pid is held by a signal or a debugger, and so does nothing."""
+    fields = _status(pid)
+    return fields is not None and fields[0] in _STOPPED
+
+
+def _status(pid: int) -> list[str] | None:
+    """The fields of ``stat`` from the state on; None when there is no such process."""
+    with suppress(OSError):
         # The name stands in brackets and may hold anything.
-        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return None if fields[0] in _DEAD else int(fields[19])
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return None

@@ -125,11 +125,14 @@ class Ledger:
         dead: str | None = None
         while True:
             holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
-            if holder is None or holder.worker_id == dead or not holder.has_lease:
+            if holder is None or holder.worker_id == dead:
                 break
-            if self._is_dead(holder) or not self._renews(holder, keep_trying):
-                dead = holder.worker_id
-                logger.warning("worker %s (pid %d on %s) had this slot and is dead", dead, holder.pid, holder.host)
+            if not holder.has_lease:
+                logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
+                break
+            self._refuse_if_alive(holder, keep_trying)
+            dead = holder.worker_id
+            logger.warning("worker %s (pid %d on %s) had this slot and is dead", dead, holder.pid, holder.host)
         self._relay.send(self._persist(lambda: self._register(instead_of=dead), keep_trying))
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
@@ -138,15 +141,22 @@ class Ledger:
         """From here on claims are answered. Blocks and raises like ``take_slot``."""
         self._relay.send(self._persist(self._register_serving, keep_trying))
 
-    def _is_dead(self, holder: SlotHolder) -> bool:
-        """Whether the holder's process is known to be gone. False: it is there, or cannot be seen from here."""
-        here = incarnation.pid_space()
-        if here is None or holder.pid_space != here or holder.pid_started is None:
-            return False
-        return incarnation.started(holder.pid) != holder.pid_started
+    def _refuse_if_alive(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+        """Raise SlotTaken when the holder lives; return when it is dead.
 
-    def _renews(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> bool:
-        """Watch the holder for some heartbeats. False: it does not renew its lease. Raises SlotTaken when it does."""
+        A process that can be seen from here proves it either way: alive, it may still be unable to renew, because
+        the database is busy. A stopped process counts as dead, because it may never go on.
+        """
+        here = incarnation.pid_space()
+        if here is not None and holder.pid_space == here and holder.pid_started is not None:
+            if incarnation.started(holder.pid) != holder.pid_started:
+                return
+            if not incarnation.is_stopped(holder.pid):
+                raise self._taken(holder)
+        self._refuse_if_renewed(holder, keep_trying)
+
+    def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+        """Watch the holder for some heartbeats. Raise SlotTaken when it renews its lease."""
         pause = self._settings.heartbeat_s / 2
         left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S
         while left > 0:
@@ -158,14 +168,16 @@ class Ledger:
             if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
                 left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S + _LONGEST_PAUSE_S
             if seen is None or not seen.has_lease:
-                return False
+                return
             if seen.worker_id != holder.worker_id or seen.renewed_at > holder.renewed_at:
-                raise SlotTaken(
-                    f"slot {self.worker.slot} is taken: worker {seen.worker_id} lives there, "
-                    f"pid {seen.pid} on host {seen.host}. Give this worker a slot of its own: another name "
-                    "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
-                )
-        return False
+                raise self._taken(seen)
+
+    def _taken(self, holder: SlotHolder) -> SlotTaken:
+        return SlotTaken(
+            f"slot {self.worker.slot} is taken: worker {holder.worker_id} lives there, "
+            f"pid {holder.pid} on host {holder.host}. Give this worker a slot of its own: another name "
+            "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
+        )
 
     def _register(self, instead_of: str | None = None) -> Sequence[Hint]:
         return self._jobs.register_worker(self.worker, self._settings.lease_s, instead_of=instead_of, loading=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -353,13 +355,38 @@ async def test_a_later_process_of_the_same_pid_is_not_the_predecessor(database: 
 @linux_only
 @pytest.mark.parametrize("space", [None, "another boot/1"], ids=["its process is stopped", "on another host"])
 async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, space: str | None) -> None:
-    holder = Silent(database, worker=of_process(os.getpid(), incarnation.started(os.getpid()), space))
-    [claim] = holder.hold()
-    newcomer = Bench(database)
-    async with asyncio.timeout(30):
-        await newcomer.start()
+    with _sleeper() as process:
+        if space is None:
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: incarnation.is_stopped(process.pid))
+        holder = Silent(database, worker=of_process(process.pid, incarnation.started(process.pid), space))
+        [claim] = holder.hold()
+        newcomer = Bench(database)
+        async with asyncio.timeout(30):
+            await newcomer.start()
     assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
     await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+async def test_a_holder_that_runs_and_cannot_renew_keeps_its_slot(database: Database) -> None:
+    """The database may be busy, for the holder as well: its process is proof enough while its lease lasts."""
+    with _sleeper() as process:
+        Silent(database, worker=of_process(process.pid, incarnation.started(process.pid))).hold()
+        newcomer = Bench(database)
+        with pytest.raises(SlotTaken, match=f"pid {process.pid}"):
+            await newcomer.start()
+        await asyncio.to_thread(newcomer.ledger.close)
+
+
+@contextmanager
+def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "300"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["serves", "loads"])
