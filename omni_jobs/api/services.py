@@ -52,8 +52,10 @@ class Services:
     recent: Sampled[Page]  # the newest jobs, without their results
     wall: MediaWall
     small_admissions: CapacityLimiter  # these wait for nothing that is large, or decoded
-    admissions: CapacityLimiter  # reading a large body takes the processor: polls must not wait behind it
-    bulks: CapacityLimiter  # groups of a bulk's lines, which may have media among them
+    # One at a time of each, because they hold the interpreter's lock: two would take as long together, and whatever
+    # is small waits for its turn behind each.
+    admissions: CapacityLimiter  # of large bodies
+    bulks: CapacityLimiter  # of groups of a bulk's lines, which may have media among them
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
 
     @classmethod
@@ -91,8 +93,8 @@ class Services:
             recent=Sampled(partial(jobs.list, limit=_RECENT, brief=True)),
             wall=wall,
             small_admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
-            admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
-            bulks=CapacityLimiter(max(2, os.cpu_count() or 2)),
+            admissions=CapacityLimiter(1),
+            bulks=CapacityLimiter(1),
             media_admissions=CapacityLimiter(wall.places),
         )
 
