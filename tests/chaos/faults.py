@@ -244,8 +244,8 @@ def scale(chaos: Chaos) -> None:
     if chaos.others_since(began) & {"postgres", "sqlite", "cable"}:
         return  # whoever is cut off from the database for a lease loses its slot: to a second worker too
     said = chaos.stack.second_log(chaos.worker).read_text(errors="replace")
-    if "its lease is over" in said:
-        return  # SQLite: a process that was stopped inside a write keeps all others from renewing
+    if "its lease is over" in said or (chaos.stack.kind == "sqlite" and chaos.victim.pid != holder):
+        return  # SQLite: a process that was stopped inside a write keeps all others from renewing; the holder may end
     if status != 1 or "is taken: worker" not in said:
         raise NotUndone(f"a second worker in the slot of {chaos.victim.name} ended with {status}: {said[-2000:]}")
     if chaos.victim.pid != holder or not chaos.victim.runs:
