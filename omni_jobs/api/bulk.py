@@ -43,7 +43,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 _GROUP_LINES = 256
 _GROUP_BYTES = 4 << 20
-_PIECE_BYTES = 8 << 10
+_PIECE_BYTES = 2 << 10
 _ANSWERS_IN_MEMORY = 1 << 20
 _LONGEST_MESSAGE = 2000
 

@@ -127,18 +127,22 @@ class MediaWall:
     def budget(self) -> MediaBudget:
         return MediaBudget(self._probe_limit_s)
 
-    def header(self, kind: Kind, data: bytes, budget: MediaBudget) -> MediaInfo:
+    def header(self, kind: Kind, data: bytes | memoryview, budget: MediaBudget) -> MediaInfo:
         """What the medium's header says, before anything is decoded; a lower bound where it does not know.
 
         Raises InvalidRequest, RequestTooLarge or DecodersUnavailable, as ``probe`` does.
         """
         return self._measured(kind, data, "header", {}, budget)
 
-    def probe(self, kind: Kind, data: bytes, budget: MediaBudget, *, enough_s: float | None = None) -> MediaInfo:
+    def probe(
+        self, kind: Kind, data: bytes | memoryview, budget: MediaBudget, *, enough_s: float | None = None
+    ) -> MediaInfo:
         """Decode it as far as it must be to know it. ``enough_s``: of sound, the most that its receiver takes."""
         return self._measured(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
 
-    def _measured(self, kind: Kind, data: bytes, what: str, options: dict[str, Any], budget: MediaBudget) -> MediaInfo:
+    def _measured(
+        self, kind: Kind, data: bytes | memoryview, what: str, options: dict[str, Any], budget: MediaBudget
+    ) -> MediaInfo:
         budget.check()
         with self._turns.one(self._wait_s) as exchange:
             answer, _ = self._run(exchange, kind, data, what, options, None, budget.left_s)

@@ -39,7 +39,7 @@ class Media:
 
     kind: MediaKind
     media_type: str  # told from the bytes
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _digest(tree: Mapping[str, Any], beside: bytes | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _prompt_embeds(request: JobRequest, beside: bytes | None, pipeline: Pipeline) -> bytes | None:
+def _prompt_embeds(request: JobRequest, beside: bytes | None, pipeline: Pipeline) -> bytes | memoryview | None:
     """The file of the prompt's embeddings; None for a request with messages."""
     given = request.prompt_embeds is not None or beside is not None
     if not given:
@@ -315,27 +315,28 @@ class _Content:
             case TextPart():
                 return {"type": "text", "text": self._text(part.text, f"{field}.text")}
             case AudioPart():
-                kind, encoded, field = "audio", part.input_audio.data, f"{field}.input_audio.data"
+                kind, encoded, begin, field = "audio", part.input_audio.data, 0, f"{field}.input_audio.data"
             case ImagePart():
-                field = f"{field}.image_url.url"
-                kind, encoded = "image", _of_data_url(part.image_url.url, field)
+                kind, encoded, field = "image", part.image_url.url, f"{field}.image_url.url"
+                begin = _begin_in_data_url(encoded, field)
             case VideoPart():
-                field = f"{field}.video_url.url"
-                kind, encoded = "video", _of_data_url(part.video_url.url, field)
+                kind, encoded, field = "video", part.video_url.url, f"{field}.video_url.url"
+                begin = _begin_in_data_url(encoded, field)
         if kind not in self._pipeline.accepts:
             known = ", ".join(self._pipeline.accepts)
             raise InvalidRequest(f"pipeline {self._pipeline.name} takes no {kind}; it takes: {known}", field=field)
         if message.role != "user":
             raise InvalidRequest("media stand in the user's messages only", field=field)
-        return {"type": kind, "media": self._medium(kind, _decoded(encoded, field), field)}
+        return {"type": kind, "media": self._medium(kind, _decoded(encoded, field, begin), field)}
 
     def _text(self, text: str, field: str) -> str:
-        self._text_bytes += len(text.encode())
+        fits = len(text) <= self._settings.max_text_bytes  # one that does not is not worth encoding
+        self._text_bytes += len(text.encode()) if fits else len(text)
         if self._text_bytes > self._settings.max_text_bytes:
             raise RequestTooLarge(f"at most {self._settings.max_text_bytes} bytes of text are taken", field=field)
         return text
 
-    def _medium(self, kind: Kind, data: bytes, field: str) -> int:
+    def _medium(self, kind: Kind, data: memoryview, field: str) -> int:
         self.media.append(_Encoded(kind, data, field))
         return len(self.media) - 1
 
@@ -345,7 +346,7 @@ class _Encoded:
     """A medium whose bytes nobody has looked at yet."""
 
     kind: Kind
-    data: bytes
+    data: memoryview
     field: str
 
 
@@ -386,30 +387,30 @@ def _parts(message: Message) -> Sequence[TextPart | AudioPart | ImagePart | Vide
     return message.content
 
 
-def _of_data_url(url: str, field: str) -> str:
-    """The base64 of ``data:…;base64,…``."""
+def _begin_in_data_url(url: str, field: str) -> int:
+    """Where the base64 of ``data:…;base64,…`` begins."""
     scheme = url[:12].partition(":")[0].lower()
     if scheme in ("http", "https"):
         raise InvalidRequest("remote URLs are not fetched: send the bytes in a data: URL", field=field)
-    head, comma, encoded = url.partition(",")
-    if scheme != "data" or not comma or not head.lower().endswith(";base64"):
+    comma = url.find(",")
+    if scheme != "data" or comma < 0 or not url[:comma].lower().endswith(";base64"):
         raise InvalidRequest("must be a data: URL, data:<media type>;base64,<data>", field=field)
-    return encoded
+    return comma + 1
 
 
-def _decoded(encoded: str, field: str) -> bytes:
-    pieces: list[bytes] = []
+def _decoded(encoded: str, field: str, begin: int = 0) -> memoryview:
+    """The bytes of the base64 from ``begin`` on."""
+    data = bytearray()  # grown: joined at the end, a large medium would keep all threads waiting for its copy
     try:
-        for at in range(0, len(encoded), SLICE):  # of four characters each, which are three bytes
-            if pieces and len(pieces[-1]) < SLICE // 4 * 3:
+        for at in range(begin, len(encoded), SLICE):  # of four characters each, which are three bytes
+            if len(data) < (at - begin) // 4 * 3:
                 raise binascii.Error("Excess data after padding")
-            pieces.append(base64.b64decode(encoded[at : at + SLICE], validate=True))
+            data += base64.b64decode(encoded[at : at + SLICE], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"not base64: {error}", field=field) from None
-    data = b"".join(pieces)
     if not data:
         raise InvalidRequest("there are no bytes", field=field)
-    return data
+    return memoryview(data)
 
 
 def _prompt_tokens(

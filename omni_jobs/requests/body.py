@@ -19,6 +19,7 @@ __all__ = ["SLICE", "canonical", "parse_body"]
 
 SLICE = 1 << 20
 """Bytes that one call works on: a millisecond or two in which no other thread runs."""
+_MATCHED = 64 << 10  # bytes of it that a regular expression does in that time
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 50_000  # a few bytes of JSON can become a hundred of memory
@@ -78,18 +79,20 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
     kept: list[bytes | bytearray] = []
     kept_to = values = strings = outside = 0
     at, rest = 0, len(body)
-    while True:
-        begin = body.find(b'"', at)
-        end = len(body) if begin < 0 else begin
+    while at < len(body):
+        stop = min(at + SLICE, len(body))
+        begin = body.find(b'"', at, stop)
+        end = stop if begin < 0 else begin
         values += sum(body.count(mark, at, end) for mark in _MARKS)
-        strings += 1
+        strings += begin >= 0
         outside += end - at
         if values > _MAX_VALUES or strings > 2 * _MAX_VALUES:
             raise RequestTooLarge(f"the body has more than {_MAX_VALUES} values", field="body")
         if outside > _MAX_OUTSIDE:
             raise RequestTooLarge(f"the body has more than {_MAX_OUTSIDE} bytes outside its strings", field="body")
         if begin < 0:
-            break
+            at = stop
+            continue
         begin += 1
         end = _end_of_string(body, begin)
         at = end + 1
@@ -97,7 +100,7 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
             plain = _plain(body, begin, end)
             if plain is None:
                 continue
-            if _COLON.match(body, at) is not None:
+            if _COLON.match(body, at, at + _MATCHED) is not None:
                 raise InvalidRequest(f"a key has more than {_LONG} bytes", field="body")
             name = f"{prefix}{len(long)}"
             long[name] = plain
@@ -111,18 +114,27 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
     return b"".join((*kept, body[kept_to:])), long
 
 
-def _end_of_string(body: bytes | bytearray, at: int) -> int:
-    """Where the quote stands that closes the string whose contents begin at ``at``; the body's end without one."""
-    end = body.find(b'"', at)
-    if end < 0:
-        return len(body)
-    if body[end - 1] != ord("\\"):
+def _end_of_string(body: bytes | bytearray, begin: int) -> int:
+    """Where the quote stands that closes the string whose contents begin there; the body's end without one."""
+    end = _found(body, b'"', begin)
+    if end == begin or end == len(body) or body[end - 1] != ord("\\"):
         return end
+    at = begin  # the quote may be escaped, or the backslash before it
     while at < len(body) and body[at] != ord('"'):
-        found = _WITHIN.match(body, at, at + SLICE)
+        found = _WITHIN.match(body, at, at + _MATCHED)
         if found is None or found.end() == at:  # a backslash at the body's end
             return len(body)
         at = found.end()
+    return at
+
+
+def _found(body: bytes | bytearray, what: bytes, at: int) -> int:
+    """Where this byte stands next, or the body's end."""
+    while at < len(body):
+        stop = min(at + SLICE, len(body))
+        if (found := body.find(what, at, stop)) >= 0:
+            return found
+        at = stop
     return at
 
 

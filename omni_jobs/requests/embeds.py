@@ -17,7 +17,7 @@ __all__ = ["check_embeds"]
 DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
-def check_embeds(data: bytes, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
+def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
     """The prompt's length in tokens. ``data``: a safetensors file with one tensor, ``prompt_embeds``.
 
     Raises InvalidRequest naming what does not fit: format, dtype, rank, hidden size, length, or a value
