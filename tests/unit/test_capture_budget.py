@@ -94,6 +94,32 @@ async def test_one_cancelled_in_the_turn_in_which_it_is_let_in_gives_it_back() -
     assert budget.reserved == 0
 
 
+async def test_one_cancelled_just_before_room_is_given_back_is_passed_over() -> None:
+    budget = CaptureBudget(100)
+    held = await budget.reserve(100)
+    first, second = (asyncio.create_task(budget.reserve(100)) for _ in range(2))
+    await _turn()
+    first.cancel()  # its task has not run yet
+    held.free()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    (await second).free()
+    assert (budget.reserved, budget.waiting) == (0, 0)
+
+
+async def test_all_that_wait_are_cancelled_in_one_turn() -> None:
+    budget = CaptureBudget(100)
+    held = await budget.reserve(50)
+    tasks = [asyncio.create_task(budget.reserve(need)) for need in (100, 10, 100, 20)]
+    await _turn()
+    for task in tasks:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError] * 4
+    held.free()
+    assert (budget.reserved, budget.waiting) == (0, 0)
+
+
 async def test_one_too_large_alone_is_refused_with_need_limit_and_setting() -> None:
     budget = CaptureBudget(1000)
     held = await budget.reserve(1000)  # it does not even wait
@@ -119,10 +145,10 @@ async def test_a_reservation_nobody_holds_is_freed() -> None:
     assert budget.reserved == 0
 
 
-Step = tuple[int, int]  # what happens: reserve | free | cancel, and with which
+Step = tuple[int, int, bool]  # what happens: reserve | free | cancel | cancel all; with which; whether the tasks run before the next
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans()), max_size=60))
 def test_whatever_happens_the_budget_holds_and_comes_back_whole(steps: list[Step]) -> None:
     async def play() -> None:
         budget = CaptureBudget(100)
@@ -134,7 +160,8 @@ def test_whatever_happens_the_budget_holds_and_comes_back_whole(steps: list[Step
             started.append(number)
             return room
 
-        for kind, value in steps:
+        turns = all(turn for _, _, turn in steps)
+        for kind, value, turn in steps:
             if kind == 0:
                 asked.append(asyncio.create_task(ask(len(asked), value)))
             elif asked:
@@ -143,9 +170,13 @@ def test_whatever_happens_the_budget_holds_and_comes_back_whole(steps: list[Step
                     task.result().free()
                 elif kind == 2:
                     task.cancel()
-            await _turn()
+                elif kind == 3:
+                    for each in asked:
+                        each.cancel()
+            if turn:
+                await _turn()
             assert 0 <= budget.reserved <= budget.limit
-            assert started == sorted(started)  # in the order in which they came
+            assert not turns or started == sorted(started)  # in the order in which they came
         while not all(task.done() for task in asked):
             for task in asked:
                 if task.done() and not task.cancelled():

@@ -68,7 +68,8 @@ class CaptureBudget:
             if waiting.granted.done() and not waiting.granted.cancelled():
                 self._give_back(need)  # granted and cancelled in one turn of the loop
             else:
-                self._line.remove(waiting)
+                with suppress(ValueError):  # passed over since it was cancelled
+                    self._line.remove(waiting)
                 self._admit()  # who stood behind may fit
             raise
         return Reservation(self, need)
