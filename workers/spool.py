@@ -37,6 +37,12 @@ class SpoolReader:
         self.directory = directory
         self.min_free_bytes = min_free_bytes
 
+    @property
+    def capacity(self) -> int:
+        """Bytes that its filesystem can hold, less those that stay free; fixed for as long as it is mounted so."""
+        size = self._filesystem_bytes()
+        return size - self._reserve(size)
+
     def write(self, name: str, information: Mapping[str, Any]) -> None:
         """Write tensors, lists and dicts of tensors, and JSON values.
 
@@ -58,14 +64,15 @@ class SpoolReader:
             additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
         )
         path = self._path(name)
-        require_room(self.directory, payload.nbytes, self._reserve(), key=name)
+        require_room(self.directory, payload.nbytes, self._reserve(self._filesystem_bytes()), key=name)
         payload.write(path)
 
-    def _reserve(self) -> int:
-        if not self.min_free_bytes:
-            return 0
+    def _reserve(self, filesystem_bytes: int) -> int:
+        return min(self.min_free_bytes, filesystem_bytes // 10)
+
+    def _filesystem_bytes(self) -> int:
         found = os.statvfs(self.directory)
-        return min(self.min_free_bytes, found.f_blocks * found.f_frsize // 10)
+        return found.f_blocks * found.f_frsize
 
     def read(self, name: str) -> dict[str, Any]:
         """What was written, its tensors read-only views on the file's map.

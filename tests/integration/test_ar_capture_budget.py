@@ -166,6 +166,28 @@ async def test_no_room_for_the_buffers_of_the_copies_is_refused(thinker: ARRunne
         thinker._set_budget(thinker._row_bytes, buffer_bytes=BUDGET + 1)
 
 
+async def test_the_default_of_a_worker_with_dockers_shared_memory_takes_requests(
+    thinker: ARRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MiB, of which a tenth stays free, not the 256 MiB of the setting."""
+
+    def statvfs(path: object) -> os.statvfs_result:
+        return os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(thinker, "_args", replace(thinker._args, capture_bytes=None))
+    monkeypatch.setattr(thinker._spooled(), "min_free_bytes", 256 << 20)
+    thinker._set_budget(thinker._row_bytes, buffer_bytes=0)
+    assert thinker._budget is not None
+    assert thinker._budget.limit == (64 << 20) - (64 << 20) // 10
+    (await thinker.run(prompt(), quiet)).free()
+    thinker._budget.limit = 1
+    with pytest.raises(PayloadTooLarge, match="larger spool"):
+        await thinker.run(prompt(), quiet)
+    with pytest.raises(ConfigError, match="larger spool"):
+        thinker._set_budget(thinker._row_bytes, buffer_bytes=64 << 20)
+
+
 async def test_a_dead_engine_frees_what_waited_and_what_ran(thinker: ARRunner) -> None:
     """The last one: it kills the engine."""
     budget_for(thinker, 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omni_jobs.errors import PayloadTooLarge
 from workers.runners import capture_budget
-from workers.runners.capture_budget import CaptureBudget, Reservation, default_capture_bytes
+from workers.runners.capture_budget import ENLARGE_SPOOL, CaptureBudget, Reservation, default_capture_bytes
 
 
 async def _turn() -> None:
@@ -145,7 +145,8 @@ async def test_a_reservation_nobody_holds_is_freed() -> None:
     assert budget.reserved == 0
 
 
-Step = tuple[int, int, bool]  # what happens: reserve | free | cancel | cancel all; with which; whether the tasks run before the next
+Step = tuple[int, int, bool]
+"""What happens: reserve, free, cancel, or cancel all; with which; whether the tasks run before the next step."""
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans()), max_size=60))
@@ -191,14 +192,18 @@ def test_whatever_happens_the_budget_holds_and_comes_back_whole(steps: list[Step
 
 
 def test_the_default_is_bounded_by_memory_and_by_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = os.statvfs(tmp_path)
-    size = found.f_blocks * found.f_frsize
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(capture_budget, "_CGROUP_LIMITS", (limit, tmp_path / "none"))
     limit.write_text("max\n")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert default_capture_bytes(tmp_path, 0) == min(8 << 30, memory // 4, size)
+    assert default_capture_bytes(1 << 60) == min(8 << 30, memory // 4)
     limit.write_text(f"{400 << 20}\n")  # a container's
-    assert default_capture_bytes(tmp_path, 0) == min(100 << 20, size)
-    assert default_capture_bytes(tmp_path, size - 1000) == 1000
-    assert default_capture_bytes(tmp_path, 2 * size) == 0
+    assert default_capture_bytes(1 << 60) == 100 << 20
+    assert default_capture_bytes(1000) == 1000
+
+
+async def test_where_the_spool_is_the_bound_the_error_says_so() -> None:
+    with pytest.raises(PayloadTooLarge, match="or give the worker a larger spool") as caught:
+        await CaptureBudget(1000, ENLARGE_SPOOL).reserve(1001)
+    assert "OMNI_JOBS_SPOOL_DIR" in caught.value.message
+    assert "OMNI_JOBS_CAPTURE_BYTES" not in caught.value.message

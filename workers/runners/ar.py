@@ -22,7 +22,13 @@ from workers.engine_args import OmniEngineArgs
 from workers.models.components import component_of
 from workers.models.interface import INFORMATION
 from workers.runners.base import ProgressSink
-from workers.runners.capture_budget import CaptureBudget, Reservation, default_capture_bytes
+from workers.runners.capture_budget import (
+    ENLARGE_SPOOL,
+    RAISE_LIMIT,
+    CaptureBudget,
+    Reservation,
+    default_capture_bytes,
+)
 from workers.runners.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.grouped_calls import GroupedCalls
 from workers.spool import Spool
@@ -82,19 +88,21 @@ class ARRunner:
 
     def _set_budget(self, row_bytes: int, buffer_bytes: int) -> None:
         """Raises ConfigError when the copies' own buffers leave nothing of it."""
-        spool = self._spooled()
         limit = self._args.capture_bytes
+        remedy = RAISE_LIMIT
         if limit is None:
-            limit = default_capture_bytes(spool.directory, spool.min_free_bytes)
+            capacity = self._spooled().capacity
+            limit = default_capture_bytes(capacity)
+            remedy = ENLARGE_SPOOL if limit == capacity else RAISE_LIMIT
         if limit < buffer_bytes:
             raise ConfigError(
-                f"OMNI_JOBS_CAPTURE_BYTES: {limit:,} bytes for hidden states, and the buffers of one step's copy "
-                f"alone take {buffer_bytes:,}: give more, or a smaller engine.max_num_batched_tokens",
+                f"{limit:,} bytes for hidden states, and the buffers of one step's copy alone take {buffer_bytes:,}: "
+                f"{remedy}, or take a smaller engine.max_num_batched_tokens",
                 field="capture_bytes",
                 stage=self._args.stage,
             )
         self._row_bytes = row_bytes
-        self._budget = CaptureBudget(limit - buffer_bytes)
+        self._budget = CaptureBudget(limit - buffer_bytes, remedy)
 
     def _start_engine(self) -> Engine:
         from workers.vllm_hooks.engine import Engine

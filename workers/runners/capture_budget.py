@@ -5,7 +5,8 @@
 A request's rows lie in the engine's process until they are taken, and in the spool from then
 until they are stored; while they are taken, in both. So what is reserved is both, at the size
 its rows can grow to. Above the budget a request waits, the oldest first: a large one is not
-passed by small ones for ever. Nothing here blocks a request that captures nothing.
+passed by small ones for ever. A request that captures nothing does not wait for room; it may wait
+for a slot of the worker, because one that waits here holds its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from pathlib import Path
 
 from omni_jobs.errors import PayloadTooLarge
 
-__all__ = ["CaptureBudget", "Reservation", "default_capture_bytes"]
+__all__ = ["ENLARGE_SPOOL", "RAISE_LIMIT", "CaptureBudget", "Reservation", "default_capture_bytes"]
+
+RAISE_LIMIT = "set OMNI_JOBS_CAPTURE_BYTES on the worker"
+ENLARGE_SPOOL = "give the worker a larger spool, whose size is that limit (OMNI_JOBS_SPOOL_DIR; unset: /dev/shm)"
+"""What makes the budget larger."""
 
 _MOST = 8 << 30
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -34,8 +39,9 @@ class _Waiting:
 class CaptureBudget:
     """Bytes that are reserved and given back, on one event loop."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, remedy: str = RAISE_LIMIT) -> None:
         self.limit = limit
+        self._remedy = remedy
         self.reserved = 0
         self._loop = asyncio.get_running_loop()
         self._line: deque[_Waiting] = deque()  # the oldest first
@@ -54,7 +60,7 @@ class CaptureBudget:
         if need > self.limit:
             raise PayloadTooLarge(
                 f"keeping its hidden states needs {need:,} bytes, and this worker keeps {self.limit:,} at most: "
-                "ask for fewer max_tokens, or set OMNI_JOBS_CAPTURE_BYTES on the worker",
+                f"ask for fewer max_tokens, or {self._remedy}",
                 field="capture_bytes",
             )
         if self.has_room(need):
@@ -106,13 +112,12 @@ class Reservation:
                 budget._loop.call_soon_threadsafe(budget._give_back, self.nbytes)
 
 
-def default_capture_bytes(spool: Path, min_free_bytes: int) -> int:
-    """8 GiB, or less: a quarter of the memory (the machine's or the container's), and the spool's size but what
-    stays free there. None of it changes while a worker runs, so a job fits on every worker of a kind or on none.
+def default_capture_bytes(spool_capacity: int) -> int:
+    """8 GiB, or less: a quarter of the memory (the machine's or the container's), and what the spool can hold.
+
+    None of it changes while a worker runs, so a job fits on every worker of a kind or on none.
     """
-    found = os.statvfs(spool)
-    room = found.f_blocks * found.f_frsize - min_free_bytes
-    return max(0, min(_MOST, _memory_bytes() // 4, room))
+    return min(_MOST, _memory_bytes() // 4, spool_capacity)
 
 
 def _memory_bytes() -> int:
