@@ -36,6 +36,8 @@ __all__ = [
     "mp3_silence",
     "mp4_fragment_bomb",
     "mp4_index_bomb",
+    "mpf_segment",
+    "mpo_scan_bomb",
     "ogg_silence",
     "png_noise",
     "png_zip_bomb",
@@ -101,6 +103,23 @@ def jpeg_scan_bomb(scans: int = 2_000, side: int = 5_600) -> bytes:
     data = file.getvalue()
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
     return data[:last] + data[last:end] * scans + data[end:]
+
+
+@lru_cache(maxsize=4)
+def mpo_scan_bomb(scans: int = 2_000, side: int = 5_600) -> bytes:
+    """The same with a segment that says the file holds two pictures: Pillow opens it as another format."""
+    data = jpeg_scan_bomb(scans, side)
+    return data[:2] + mpf_segment() + data[2:]
+
+
+def mpf_segment(pictures: int = 2) -> bytes:
+    """An APP2 segment after CIPA DC-007, of pictures without a place or a size."""
+    entries = bytes(16 * pictures)
+    tags = struct.pack(">HHI4s", 0xB000, 7, 4, b"0100")  # the version
+    tags += struct.pack(">HHII", 0xB001, 4, 1, pictures)
+    tags += struct.pack(">HHII", 0xB002, 7, len(entries), 8 + 2 + 3 * 12 + 4)  # where the entries stand
+    body = b"MPF\0MM\0*" + struct.pack(">IH", 8, 3) + tags + bytes(4) + entries
+    return b"\xff\xe2" + struct.pack(">H", 2 + len(body)) + body
 
 
 @lru_cache(maxsize=4)
@@ -379,6 +398,7 @@ MEDIA: Mapping[str, Callable[[], bytes]] = {
     "mkv_length_lie": lambda: _of_media("video", mkv_length_lie()),
     "avi_index_bomb": lambda: _of_media("video", avi_index_bomb()),
     "jpeg_scan_bomb": lambda: _of_media("image", jpeg_scan_bomb()),
+    "mpo_scan_bomb": lambda: _of_media("image", mpo_scan_bomb()),
     "png_zip_bomb": lambda: _of_media("image", png_zip_bomb()),
     "png_noise": lambda: _of_media("image", png_noise(3_500)),
     "gif_frames_bomb": lambda: _of_media("image", gif_frames_bomb()),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import ImageInfo
@@ -55,7 +56,7 @@ def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None
 
 def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits | Settings) -> None:
     check_size("image", *image.size, limits.max_image_pixels)
-    if image.format == "JPEG":
+    if isinstance(image, JpegImageFile):  # one of several pictures (MPO) as well, whose first starts the file
         pixels = image.width * image.height
         most = max(1, min(limits.max_image_scans, limits.max_scanned_pixels // pixels))
         if _scans(data, most) > most:

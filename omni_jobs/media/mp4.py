@@ -19,7 +19,7 @@ _CONTAINERS = frozenset(
 # Tables: where their count stands after version and flags, and the bytes of an entry.
 _TABLES = {
     b"stts": (4, 8), b"ctts": (4, 8), b"stsc": (4, 12), b"stco": (4, 4), b"co64": (4, 8), b"stss": (4, 4),
-    b"stps": (4, 4), b"elst": (4, 12), b"tfra": (16, 8),
+    b"stps": (4, 4), b"elst": (4, 12), b"tfra": (12, 8),
 }  # fmt: skip
 _RUNS = frozenset((b"stts", b"ctts"))  # each entry: how many frames, and what holds for them
 _DEEPEST = 16

@@ -173,7 +173,7 @@ class MediaWall:
 
         from omni_jobs.media.video import QWEN
 
-        room = 3 * QWEN.max_frames * max(QWEN.max_pixels, self._limits["max_image_pixels"])
+        room = 3 * QWEN.max_frames * QWEN.max_pixels
         with self._decoded("video", data, {}, room) as (found, result):
             frames = np.frombuffer(result(math.prod(found["shape"])), np.uint8)
             return frames.reshape(found["shape"]), found["metadata"]

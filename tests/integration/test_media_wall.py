@@ -197,8 +197,22 @@ def test_no_credential_is_in_an_environment(monkeypatch: pytest.MonkeyPatch) -> 
             assert b"secret" not in environment
 
 
-def test_a_decoders_limits(wall: MediaWall) -> None:
-    wall.probe("image", samples.image(), wall.budget())
+DO: dict[str, Callable[[MediaWall], object]] = {
+    "probe": lambda wall: wall.probe("image", samples.image(), wall.budget()),
+    "decode sound": lambda wall: wall.decode_audio(samples.wav()),
+    "decode image": lambda wall: wall.decode_image(samples.image()),
+    "decode video": lambda wall: wall.decode_video(samples.video(5)),
+}
+
+
+@pytest.mark.parametrize("what", DO)
+def test_a_decoders_limits(what: str) -> None:
+    with MediaWall(SETTINGS.model_copy(update={"decoders": 1})) as wall:
+        DO[what](wall)
+        check_limits(wall)
+
+
+def check_limits(wall: MediaWall) -> None:
     for pid in decoders_of(wall):
         limits = {line[:26].strip(): line[26:].split()[0] for line in limits_of(pid).splitlines()[1:]}
         assert limits["Max core file size"] == limits["Max file size"] == "0"

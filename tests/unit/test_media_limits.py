@@ -51,6 +51,17 @@ def test_a_table_larger_than_its_box_is_refused(name: bytes) -> None:
         check_index(data, 1 << 30)
 
 
+def test_the_times_of_fragments_are_no_counts() -> None:
+    """``tfra`` names each fragment's time and place, after how many there are."""
+    data = bytearray(samples.video(9, options={"movflags": "frag_keyframe+empty_moov"}))
+    at = data.index(b"tfra") + 4
+    struct.pack_into(">Q", data, at + 16, 1 << 40)
+    check_index(data, 14_400)
+    struct.pack_into(">I", data, at + 12, 1 << 20)
+    with pytest.raises(InvalidRequest, match="1048576 entries in tfra"):
+        check_index(data, 14_400)
+
+
 def test_runs_of_time_stamps_are_counted() -> None:
     """``stts`` and ``ctts`` say in eight bytes how many frames they stand for."""
     data = bytearray(samples.video(30))
@@ -129,6 +140,21 @@ def test_scans_have_a_bound(probe: Any) -> None:
 def test_scans_times_pixels_have_a_bound() -> None:
     with pytest.raises(RequestTooLarge, match="more than 20 scans"):
         probe_image(hostile.jpeg_scan_bomb(2_000, 5_600), SETTINGS)
+
+
+@pytest.mark.parametrize("probe", [header_of_image, probe_image, decode_image])
+def test_scans_have_a_bound_in_a_jpeg_of_several_pictures(probe: Any) -> None:
+    with pytest.raises(RequestTooLarge, match="more than 100 scans"):
+        probe(hostile.mpo_scan_bomb(101, 100), SETTINGS)
+
+
+def test_a_jpeg_of_several_pictures_is_its_first() -> None:
+    """Cameras write one, with a preview or the other eye's picture behind."""
+    file = io.BytesIO()
+    first, second = (Image.new("RGB", (side, 100), (1, 2, 3)) for side in (300, 60))
+    first.save(file, "MPO", save_all=True, append_images=[second] * 200)
+    assert probe_image(file.getvalue(), SETTINGS).width == 300
+    assert decode_image(file.getvalue(), SETTINGS).tobytes() == decode_image(file.getvalue()).tobytes()
 
 
 def test_a_jpeg_inside_a_segment_is_not_counted() -> None:
