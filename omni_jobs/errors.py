@@ -105,7 +105,7 @@ __all__ = [
 ]
 
 
-RetryClass = Literal["worker_lost", "out_of_memory", "storage", "model_error", "time_limit"]
+RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "model_error", "time_limit"]
 """What went wrong with an attempt, as far as trying again is concerned; bad input has none."""
 
 
@@ -474,6 +474,8 @@ class Fenced(OmniJobsError):
     """This worker's lease is gone: another may hold its stage runs."""
 
     code = "fenced"
+    retryable = True
+    retry_class = "fenced"
 
 
 @cache

@@ -14,6 +14,7 @@ __all__ = ["DEFAULT_RETRIES", "Retry", "RetryLimits", "is_last_chance", "retry_a
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+_AT_ONCE: tuple[RetryClass, ...] = ("worker_lost", "fenced")  # what they limit is the harm done to workers
 
 _Times = Annotated[int, Field(ge=0, le=100)]
 
@@ -24,6 +25,7 @@ class RetryLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     worker_lost: _Times = 3  # then quarantined: it may be what kills them
+    fenced: _Times = 10  # cut off from their leases by workers that live; then it may be what starves them
     out_of_memory: _Times = 3
     storage: _Times = 6
     model_error: _Times = 0
@@ -47,24 +49,23 @@ class Retry:
 def retry_after(error: OmniJobsError, failures: Mapping[str, int], limits: RetryLimits) -> Retry | None:
     """What follows ``error``, the last of ``failures`` by retry class; None: the stage run has failed for good.
 
-    A lost worker says nothing against the work: it goes on at once, but it counts, so that
-    a job which kills its workers stops doing so.
+    A worker that is lost or fenced says nothing against the work: it goes on at once, but it counts,
+    so that a job which kills its workers, or starves them, stops doing so.
     """
     if error.retry_class is None:
         return None
     times = failures[error.retry_class]
     if times > limits.of(error.retry_class):
         return None
-    if error.retry_class == "worker_lost":
+    if error.retry_class in _AT_ONCE:
         return Retry(0.0)
     return Retry(min(FIRST_DELAY_S * 2 ** (times - 1), LONGEST_DELAY_S))
 
 
 def is_last_chance(failures: Mapping[str, int], limits: RetryLimits) -> bool:
-    """Whether one more lost worker quarantines the stage run.
+    """Whether one more worker that is lost, or fenced, quarantines the stage run.
 
     It then runs alone in its worker, so that those which were only near the culprit
     are not condemned with it.
     """
-    lost = failures.get("worker_lost", 0)
-    return lost > 0 and lost >= limits.worker_lost
+    return any(0 < failures.get(retry_class, 0) >= limits.of(retry_class) for retry_class in _AT_ONCE)

@@ -452,14 +452,16 @@ class Ledger:
             self._fenced = error
             turn.entries.extend(self._entries)
             self._entries.clear()
+        # A claim whose answer was lost may have been granted.
+        held = self._held.union(run for entry in turn.entries if entry.kind is _Kind.CLAIM for run, _ in entry.item)
         for entry in turn.entries:
             entry.error = error
         self._on_loop(self._on_fenced, error)
         self._on_loop(_deliver, turn.entries)
         try:
-            self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
+            self._relay.send(self._jobs.retire_worker(self.worker.worker_id, fenced=error))
             # Others may have taken what it held for lost. It lives: these stage runs did not kill it.
-            self._jobs.forgive(self.worker.worker_id, sorted(self._held))
+            self._jobs.forgive(self.worker.worker_id, sorted(held))
         except Exception:
             logger.exception("what this worker held waits for the end of its lease")
 

@@ -16,7 +16,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from omni_jobs.db import Database
-from omni_jobs.errors import Conflict
+from omni_jobs.errors import Conflict, Fenced
 from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
 from omni_jobs.jobs.submit import as_written, draft, new_job_id, submit
 from omni_jobs.jobs.values import (
@@ -271,12 +271,17 @@ class Jobs:
         """What ``renew`` tells, without renewing."""
         return self._db.read(partial(leases.unwanted, worker_id=worker_id))
 
-    def retire_worker(self, worker_id: str) -> list[Hint]:
-        """End the lease and hand back what is left. No error when it is gone already."""
-        return self._db.run(partial(leases.retire, worker_id=worker_id, announce_after_s=self._announce_after_s))
+    def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> list[Hint]:
+        """End the lease and hand back what is left. No error when the lease is gone already.
+
+        ``fenced``: why the worker had to stop. Then what is left counts against its stage's ``fenced`` retries.
+        """
+        return self._db.run(
+            partial(leases.retire, worker_id=worker_id, fenced=fenced, announce_after_s=self._announce_after_s)
+        )
 
     def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-        """For a worker that was fenced and lives: that it was lost does not count against these stage runs."""
+        """For a worker that was fenced and lives: that it was lost counts as ``fenced`` against these stage runs."""
         self._db.run(partial(leases.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
 
     def rescue(self) -> Rescued:

@@ -12,6 +12,7 @@ from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.jobs.endings import fail, release
 from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome, SlotHolder
 from omni_jobs.models import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["expire", "forgive", "free_lost", "holder", "register", "renew", "retire", "unwanted"]
@@ -105,38 +106,55 @@ def unwanted(tx: Connection, worker_id: str) -> list[int]:
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
-def retire(tx: Connection, worker_id: str, *, announce_after_s: float) -> list[Hint]:
-    """Remove the worker's row; hand back what it still holds."""
+def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
+    """Remove the worker's row; hand back what it still holds, or record ``fenced`` as its attempts' error."""
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     held = tx.execute(
         select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
     ).all()
+    if fenced is not None:
+        failures = [Failure(row.id, row.attempt, worker_id, fenced) for row in sorted(held, key=lambda row: row.id)]
+        return _hints(fail(tx, failures, announce_after_s=announce_after_s))
     pairs = [(row.id, row.attempt) for row in held]
     return _hints(release(tx, pairs, worker_id, announce_after_s=announce_after_s))
 
 
 def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-    """Take back the lost workers that were counted against these stage runs because of a worker that lives.
+    """Count these stage runs' loss of a worker that lives as ``fenced`` instead of ``worker_lost``.
 
-    That it was cut off was not their fault. The errors stay, and say what happened.
+    They did not kill it. A stage run that has used up its ``fenced`` retries is passed over, because it may
+    be what starves its workers: what else it loses counts as lost. One that has failed stays as its job's
+    error tells it.
     """
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
     tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
     booked = tx.execute(
-        select(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt, AttemptErrorRow.error, StageRunRow.failures)
+        select(
+            AttemptErrorRow.stage_run_id,
+            AttemptErrorRow.attempt,
+            AttemptErrorRow.error,
+            StageRunRow.failures,
+            StageRunRow.retries,
+        )
         .join(StageRunRow, StageRunRow.id == AttemptErrorRow.stage_run_id)
-        .where(AttemptErrorRow.stage_run_id.in_(stage_run_ids), AttemptErrorRow.worker == worker_id)
+        .where(
+            AttemptErrorRow.stage_run_id.in_(stage_run_ids),
+            AttemptErrorRow.worker == worker_id,
+            StageRunRow.state != StageRunState.FAILED.value,
+        )
         .order_by(AttemptErrorRow.stage_run_id)
     ).all()
     for row in booked:
-        if row.error["code"] != WorkerLost.code:
+        failures = dict(row.failures or {})
+        limits = DEFAULT_RETRIES if row.retries is None else RetryLimits(**row.retries)
+        times = failures.get("fenced", 0)
+        if row.error["code"] != WorkerLost.code or times >= limits.fenced:
             continue
         error = Fenced(f"worker {worker_id} was cut off while it ran this, and lived", stage=row.error.get("stage"))
         this = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
         tx.execute(update(AttemptErrorRow).where(*this).values(error=error.to_dict()))
-        failures = dict(row.failures or {})
         if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
-            failures |= {"worker_lost": failures["worker_lost"] - 1, "other": failures.get("other", 0) + 1}
+            failures |= {"worker_lost": failures["worker_lost"] - 1, "fenced": times + 1}
             tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(failures=failures))
 
 

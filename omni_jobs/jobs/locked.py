@@ -57,6 +57,7 @@ from omni_jobs.states import JobState, StageRunState
 __all__ = ["LockedJobs"]
 
 _NONE: Mapping[str, int] = MappingProxyType({})
+_HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
 _JOB_STATES = {state.value: state for state in JobState}
 _STAGE_RUN_STATES = {state.value: state for state in StageRunState}
 _first = itemgetter(0)
@@ -356,9 +357,10 @@ class LockedJobs:
         elif retry is not None:
             self._requeue(run, retry.delay_s)
         else:
-            if retry_class == "worker_lost":
+            if retry_class in _HARM:
                 found = Quarantined(
-                    f"{run.failures[retry_class]} workers were lost while they ran this; the last: {error.message}",
+                    f"{run.failures[retry_class]} workers {_HARM[retry_class]} while they ran this; "
+                    f"the last: {error.message}",
                     stage=run.stage,
                 ).to_dict()
             self._job_errors[run.job_id] = found

@@ -70,7 +70,7 @@ _STAGE = """
     slots: 16
     time_limit_s: 60
     max_payload_bytes: {max_payload_bytes}
-    retries: {{worker_lost: 100, storage: 100}}
+    retries: {{worker_lost: 100, fenced: 100, storage: 100}}
 """
 
 

@@ -772,6 +772,23 @@ def test_what_is_forgiven_counts_no_more_after_a_retry(jobs: Jobs) -> None:
     assert claimed.failures == {}
 
 
+def test_what_has_failed_stays_quarantined_and_its_errors_say_why(jobs_or_forgetful: Jobs) -> None:
+    """Its workers all lived, and said so too late: a failed job without a lost worker would explain nothing."""
+    jobs = jobs_or_forgetful
+    submitted = jobs.submit(new_job({"only": []}))
+    (hint,) = submitted.hints
+    for attempt in range(TWICE.worker_lost + 1):
+        register(jobs, f"w{attempt}", slot="slot")
+        jobs.claim(f"w{attempt}", [(hint.stage_run_id, attempt)])
+    register(jobs, "last", slot="slot")
+    for attempt in range(TWICE.worker_lost + 1):
+        jobs.forgive(f"w{attempt}", [hint.stage_run_id])
+    view = jobs.get(submitted.job_id)
+    assert view.error is not None
+    assert view.error.code == "quarantined"
+    assert [error.code for error in view.stages[0].errors] == ["worker_lost"] * (TWICE.worker_lost + 1)
+
+
 # cancel
 
 

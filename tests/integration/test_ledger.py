@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 
 from omni_jobs.db import Database
 from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, SlotTaken, StageError
@@ -31,6 +31,7 @@ from omni_jobs.jobs import (
     new_job_id,
 )
 from omni_jobs.models import WorkerRow
+from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
 from workers import incarnation
@@ -232,7 +233,7 @@ async def test_fenced_is_final(bench: Bench) -> None:
     with pytest.raises(Fenced):
         await bench.ledger.complete(bench.done(claim))
     await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
-    assert bench.jobs.get(claim.job_id).stages[0].errors == [], "nobody had taken it for lost"
+    assert [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"]
 
 
 @pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
@@ -439,4 +440,49 @@ async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench
     await until(lambda: bench.fenced)
     await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
     [again] = bench.jobs.claim(other.worker.worker_id, [(claim.stage_run_id, 1)])
-    assert again.failures.get("worker_lost") == 0
+    assert again.failures == {"worker_lost": 0, "fenced": 1}
+
+
+@pytest.mark.parametrize("rescued", [True, False], ids=["after the rescuer", "before the rescuer"])
+async def test_a_stage_run_that_starves_every_worker_is_quarantined(database: Database, rescued: bool) -> None:
+    """Each of its workers loses its lease, and lives: whether a rescuer or the worker itself notices first."""
+    jobs = FlakyJobs(database)
+    [(stage_run_id, _)] = Bench(database).submit()
+    limits, alone = DEFAULT_RETRIES, []
+    while (job := jobs.list().jobs[0]).status in (JobState.QUEUED, JobState.IN_PROGRESS):
+        assert len(alone) <= limits.fenced + limits.worker_lost, "without end"
+        bench = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+        await bench.start()
+        [claim] = await bench.ledger.claim([(stage_run_id, len(alone))])
+        alone.append(claim.alone)
+        with database.begin() as tx:
+            tx.execute(update(WorkerRow).values(lease_until=0))
+        if rescued:
+            assert jobs.rescue().freed == 1
+        with pytest.raises(Fenced):
+            await bench.ledger.claim([(stage_run_id, 0)])
+        await asyncio.to_thread(bench.ledger.close)
+    assert job.error is not None
+    assert job.error.code == "quarantined"
+    codes = ["fenced"] * limits.fenced + (["worker_lost"] * (limits.worker_lost + 1) if rescued else ["fenced"])
+    assert [error.code for error in job.stages[0].errors] == codes
+    assert alone == [attempt >= limits.fenced for attempt in range(len(alone))]
+
+
+async def test_a_claim_whose_answer_was_lost_is_forgiven_as_well(bench: Bench) -> None:
+    other = Silent(bench.database)
+    [hint] = bench.submit()
+
+    def lost(worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+        assert len(Jobs(bench.database).claim(worker_id, hints)) == 1
+        dead = bench.jobs.slot_holder("slot")
+        assert dead is not None
+        other.jobs.register_worker(other.worker, 60.0, instead_of=dead.worker_id)
+        raise DatabaseUnavailable
+
+    bench.jobs.claim = lost  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        await bench.ledger.claim([hint])
+    [run] = bench.jobs.list().jobs[0].stages
+    await until(lambda: [error.code for error in bench.jobs.list().jobs[0].stages[0].errors] == ["fenced"])
+    assert run.attempt == 1

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from omni_jobs.errors import (
     EngineDead,
+    Fenced,
     ModelError,
     ObjectCorrupt,
     OutOfMemory,
@@ -53,6 +54,12 @@ def test_the_last_chance_is_the_one_before_quarantine() -> None:
     limits = RetryLimits(worker_lost=2)
     assert [is_last_chance({"worker_lost": n}, limits) for n in range(4)] == [False, False, True, True]
     assert not is_last_chance({}, RetryLimits(worker_lost=0))
+    assert [is_last_chance({"fenced": n}, RetryLimits(fenced=2)) for n in range(4)] == [False, False, True, True]
+
+
+def test_what_fences_its_workers_goes_on_at_once_and_not_for_ever() -> None:
+    assert retry_after(Fenced(), {"fenced": 10}, RetryLimits()) == Retry(0.0)
+    assert retry_after(Fenced(), {"fenced": 11}, RetryLimits()) is None
 
 
 def test_limits_are_checked() -> None:
