@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,6 +120,27 @@ async def test_text_alone_captures_nothing(thinker: ARRunner, reference: Referen
     assert output.hidden_states is None
     for name in ("captured_requests", "captured_rows", "captured_steps", "host_copies"):
         assert after[name] == before[name]
+
+
+async def test_media_reach_the_engine_whatever_it_had_before(
+    tiny_checkpoint: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """vLLM's caches of media would drop this picture on one side alone: they are off, whatever size is asked for."""
+    found = runner(tiny_checkpoint, "thinker", tmp_path / "spool")
+    room_for_one_picture = {"mm_processor_cache_gb": 600e3 / 2**30}
+    found._component = replace(found._component, engine_args={**found._component.engine_args, **room_for_one_picture})
+    await found.start()
+    try:
+        picture = CASES["image"].prompt(reference, capture=False, max_tokens=2)
+        await found.run(picture, quiet)
+        (image,) = CASES["image"].multi_modal_data["image"]
+        for turned in (image.rotate(90, expand=True), image.rotate(180), image.rotate(270, expand=True)):
+            other = CASES["image"].prompt(reference, capture=True, max_tokens=2)
+            (await found.run(replace(other, multi_modal_data={"image": [turned]}), quiet)).free()
+        output = await found.run(picture, quiet)
+        assert len(output.token_ids) == 2
+    finally:
+        await found.close()
 
 
 async def test_a_stage_run_executed_twice_gives_the_same(thinker: ARRunner, reference: Reference) -> None:

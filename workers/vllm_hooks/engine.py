@@ -70,8 +70,8 @@ class Engine:
     def start(cls, args: Mapping[str, Any]) -> Engine:
         """Load the model; blocks for as long as that takes.
 
-        ``args`` are those of AsyncEngineArgs. Raises ConfigError for what vLLM refuses
-        and EngineDead when its process ends during the start.
+        ``args`` are those of AsyncEngineArgs, but ``mm_processor_cache_gb``, which is always 0.
+        Raises ConfigError for what vLLM refuses and EngineDead when its process ends during the start.
         """
         check_hooks()
         # vLLM marks its plugins as loaded before it loads them, and loads them once: of two
@@ -83,7 +83,9 @@ class Engine:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         parent = ParentThread()
         try:
-            engine_args = AsyncEngineArgs(**args)
+            # vLLM keeps media in two caches, here and in the engine, and sends none that it believes to be there.
+            # They part when a request is rendered long before it enters the engine, and a miss ends a request.
+            engine_args = AsyncEngineArgs(**{**args, "mm_processor_cache_gb": 0})
             _refuse(engine_args)
             return cls(parent.call(lambda: AsyncLLM.from_engine_args(engine_args)), parent)
         except BaseException as error:
@@ -130,13 +132,11 @@ class Engine:
     async def render(self, prompt: Any) -> Any:
         """The prompt as ``generate`` takes it as well, tokenized and its media processed. Raises ModelError.
 
-        It may be generated from at any later time: none of its media is left out because the engine had it before.
+        It may be generated from at any later time: it holds all of its media, whatever the engine had before.
         """
         llm = self._llm
         try:
-            (found,) = await llm.renderer.render_cmpl_async(
-                [parse_model_prompt(llm.model_config, prompt)], skip_mm_cache=True
-            )
+            (found,) = await llm.renderer.render_cmpl_async([parse_model_prompt(llm.model_config, prompt)])
         except (VLLMClientError, ValueError) as error:
             raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
         return found
