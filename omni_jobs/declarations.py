@@ -136,6 +136,7 @@ def _declared(group: str, name: str) -> Any:
     for entry in entry_points(group=group, name=name):
         try:
             return entry.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"the entry point {name!r} of {group} cannot be loaded: {error}") from error
+        except Exception as error:  # another package's code runs here
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise ConfigError(f"the entry point {name!r} of {group} cannot be loaded: {reason}") from error
     return None

@@ -24,7 +24,8 @@ class TimeLimit:
     def see(self, progress: Progress) -> None:
         """The clock stands still from a progress that says waiting to the next that does not."""
         if progress.waiting and self._timer is not None:
-            self._left -= self._loop.time() - self._started
+            # At least a moment is left, because the timer may be late, and none at all means cancelled.
+            self._left = max(self._left - (self._loop.time() - self._started), 1e-3)
             self._stop()
         elif not progress.waiting and self._timer is None and self._left > 0:
             self._start()

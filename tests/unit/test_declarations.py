@@ -129,8 +129,8 @@ def test_the_graph_of_a_model_from_outside(tmp_path: Path, old: str, new: str, m
             {COMPONENTS: "half = json:dumps"},
             "'half' of omni_jobs.components is no mapping of ComponentDeclaration",
         ),
-        ({COMPONENTS: "half = nowhere.at_all:X"}, "cannot be loaded: No module named 'nowhere'"),
-        ({COMPONENTS: "half = json:nothing"}, "cannot be loaded: module 'json' has no attribute 'nothing'"),
+        ({COMPONENTS: "half = nowhere.at_all:X"}, "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
+        ({COMPONENTS: "half = json:nothing"}, "AttributeError: module 'json' has no attribute 'nothing'"),
         ({}, "architecture 'half' declares no components: its package needs an entry point in omni_jobs.components"),
     ],
 )
@@ -150,7 +150,7 @@ def test_an_architecture_without_a_declaration(
     ("entry", "message"),
     [
         ("half = omni_jobs.settings:Settings", "the entry point 'half' of omni_jobs.processors is no Processor"),
-        ("half = nowhere:X", "the entry point 'half' of omni_jobs.processors cannot be loaded: No module named"),
+        ("half = nowhere:X", "omni_jobs.processors cannot be loaded: ModuleNotFoundError: No module"),
     ],
 )
 def test_a_processor_without_a_declaration(
@@ -162,6 +162,26 @@ def test_a_processor_without_a_declaration(
     with pytest.raises(ConfigError, match=message) as caught:
         load_pipeline(path)
     assert (caught.value.line, caught.value.field) == (9, "stages.thinker.processor")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("colour = red", "NameError: name 'red' is not defined"),
+        ("raise RuntimeError", "RuntimeError"),
+        ("(", r"SyntaxError: '\(' was never closed"),
+    ],
+)
+def test_a_declaration_whose_module_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {PROCESSORS: "half = broken_declarations:X"})))
+    (tmp_path / "site" / "broken_declarations.py").write_text(code, encoding="utf-8")
+    path = tmp_path / "omni.yaml"
+    path.write_text(GOOD.replace("processor: chat", "processor: half"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"'half' of omni_jobs.processors cannot be loaded: {problem}") as caught:
+        load_pipeline(path)
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), 9, "stages.thinker.processor")
 
 
 def test_ours_cannot_be_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ async def test_what_was_used_before_waiting_stays_used() -> None:
         limit.see(HELD_BACK)
         limit.see(GOES_ON)
     assert over.is_set()
+
+
+async def test_a_limit_that_ran_out_while_the_loop_lagged_is_over_after_the_wait() -> None:
+    over = asyncio.Event()
+    limit = TimeLimit(0.01, over.set)
+    time.sleep(0.05)  # nothing else runs, the timer neither
+    limit.see(HELD_BACK)
+    limit.see(GOES_ON)
+    async with asyncio.timeout(20):
+        await over.wait()
 
 
 async def test_cancelled_it_is_never_over() -> None:
