@@ -41,6 +41,7 @@ __all__ = [
     "ogg_silence",
     "png_noise",
     "png_zip_bomb",
+    "trailer",
     "wav_length_lie",
     "webp_large",
 ]
@@ -368,14 +369,21 @@ def head_of_empty_lines(size: int) -> bytes:
     return b"\r\n" * (size // 2)
 
 
+def trailer(size: int) -> bytes:
+    """A submit whose chunked body is followed by a trailer that does not end."""
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-A: " + b"b" * size
+
+
 HEADS: Mapping[str, Callable[[int], bytes]] = {
     "headers": head_of_headers,
     "one_header": head_of_one_header,
     "one_name": head_of_one_name,
     "url": head_of_url,
     "empty_lines": head_of_empty_lines,
+    "trailer": trailer,
 }
-"""Heads of so many bytes that do not end, by name."""
+"""Heads, and a trailer, of so many bytes that do not end, by name."""
 
 
 # Media in a request

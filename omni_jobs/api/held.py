@@ -66,7 +66,7 @@ class Body:
     """One request's body: counted until it is released, and waited for within limits."""
 
     def __init__(self, held: _Held, settings: Settings, receive: Receive, declared: int | None) -> None:
-        """``declared``: its bytes, where its head says how many; all of them count from its begin."""
+        """``declared``: its bytes, where its head says how many. They count once they have come, and not before."""
         self._all = held
         self._settings = settings
         self._receive = receive
@@ -83,7 +83,7 @@ class Body:
             return await self._receive()
         settings = self._settings
         if self._declared is not None and self.received == 0 and not self.is_streamed:
-            self.hold(self._declared - self._held)
+            self._check(self._declared)
         left_s = settings.body_limit_s * (1 + self.received // settings.max_body_bytes) - self._waited_s
         began = time.monotonic()
         try:
@@ -104,9 +104,14 @@ class Body:
 
     def hold(self, more: int) -> None:
         """So many bytes more are in memory, or fewer. Raises ServerBusy where that is too much of all together."""
+        if more > 0:
+            self._check(more)
         self._held += more
         self._all.bytes += more
-        if more > 0 and self._held > _ALWAYS_TAKEN and self._all.bytes > self._all.limit:
+
+    def _check(self, more: int) -> None:
+        """Raises ServerBusy where so many bytes more would be too much of all together."""
+        if self._held + more > _ALWAYS_TAKEN and self._all.bytes + more > self._all.limit:
             self._is_done = True
             self.release()
             raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")

@@ -1,7 +1,8 @@
 """Connections of the HTTP server: uvicorn's with httptools, and the limits that it lacks.
 
-A request's head is bounded in bytes, headers and time, a connection in the time that it may stand without a
-request or without reading its answer, and all connections in their number. Whatever is refused here, before a
+A request's head is bounded in bytes, headers and time, what comes after it without being body (a chunked body's
+trailers) in bytes, a connection in the time that it may stand without a request or without reading its answer, and
+all connections in their number. Whatever is refused here, before a
 request is one, is answered in the API's one shape of errors.
 
 All use of uvicorn's internals is in this file; tests/unit/test_protocol.py names what it relies on, and
@@ -83,6 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_fed = 0  # bytes of the head that is coming in
         self._in_head = True  # between requests, or within a head
+        self._fed_beside_body = 0  # bytes since the head's end or the body's last byte: trailers, lengths of chunks
         self._refusal: OmniJobsError | None = None
         self._discarded: int | None = None  # bytes, once refused
         self._timer: asyncio.TimerHandle | None = None  # of the head, of a refused client, or of an unread body
@@ -121,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol):
         start = 0
         while start < len(data) and self._discarded is None and not self.transport.is_closing():
             if not self._in_head:
-                super().data_received(data[start:] if start else data)
+                self._feed_body(data[start:] if start else data)
                 break
             piece = data[start : start + _SLICE_BYTES]
             start += len(piece)
@@ -132,13 +134,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head and self in self._line and self._timer is None and self._discarded is None:
             self._start_timer(self.limits.head_s, self._head_is_late)  # its first byte came
 
+    def _feed_body(self, data: bytes) -> None:
+        """Feed it to the parser, which keeps a trailer until it ends, however long it is."""
+        self._fed_beside_body += len(data)
+        super().data_received(data)
+        if not self._in_head and self._fed_beside_body > self.limits.head_bytes and self._discarded is None:
+            self._refuse(self._trailers_too_large())
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_done = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
         self._head_done += len(name) + len(value) + 4
+        if not self._in_head:  # a trailer: the request is on its way, and its headers are those of its head
+            if self._head_done > self.limits.head_bytes:
+                self._give_up(self._trailers_too_large())
+            return
+        super().on_header(name, value)
         if len(self.headers) > self.limits.headers:
             self._give_up(HeadTooLarge(f"the request's head has more than {self.limits.headers} headers"))
         if self._head_done > self.limits.head_bytes:
@@ -150,17 +163,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _PIPELINED:
             self._give_up(MalformedRequest(f"more than {_PIPELINED} requests were sent ahead of their answers"))
         self._in_head = False
-        self._head_fed = 0
+        self._head_fed = self._head_done = self._fed_beside_body = 0
         self._line.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._fed_beside_body = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
-        if self.cycle.response_complete:  # answered before its body had come
-            self._stop_timer()
-            self._line[self] = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -222,6 +236,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Nothing: an upgrade that is not offered is passed over, as HTTP allows."""
 
     # Refusing
+
+    def _trailers_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(f"more than {self.limits.head_bytes} bytes of trailers or chunk extensions came")
 
     def _give_up(self, error: OmniJobsError) -> None:
         """From within the parser, which ends its work and has ``send_400_response`` called."""

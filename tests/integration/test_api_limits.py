@@ -116,9 +116,10 @@ def is_served(api: ApiServer) -> bool:
         hostile.head_of_one_name(200_000),
         hostile.head_of_url(200_000),
         hostile.head_of_empty_lines(200_000),
+        hostile.trailer(200_000),
         b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 60 + b"\r\n",
     ],
-    ids=["headers", "value", "name", "url", "empty lines", "many small"],
+    ids=["headers", "value", "name", "url", "empty lines", "trailer", "many small"],
 )
 def test_a_head_without_a_bound(api: ApiServer, head: bytes) -> None:
     status, headers, error = asked(api, head)
@@ -134,17 +135,36 @@ def test_a_head_within_the_bounds_is_served(api: ApiServer) -> None:
             assert client.get("/healthz", headers=more).status_code == 200
 
 
-def test_an_endless_head_costs_no_memory(tmp_path: Path, valkey_server: str) -> None:
-    with _Process(tmp_path, valkey_server) as (port, pid), closing(socket.create_connection(("127.0.0.1", port))) as it:
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n", b"X-A: b\r\n" * 8192),
+        (hostile.trailer(0), b"b" * 65_536),  # the submit waits for its body's end
+    ],
+    ids=["head", "trailer"],
+)
+def test_an_endless_head_costs_no_memory(tmp_path: Path, valkey_server: str, begin: bytes, piece: bytes) -> None:
+    with _Process(tmp_path, valkey_server) as (port, pid), ExitStack() as stack:
+        connections = [stack.enter_context(closing(socket.create_connection(("127.0.0.1", port)))) for _ in range(4)]
         before = _rss(pid)
-        piece = b"X-A: b\r\n" * 8192
-        try:
-            it.sendall(b"GET /healthz HTTP/1.1\r\n")
-            for _ in range(1600):  # 100 MiB
-                it.sendall(piece)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
+        for connection in connections:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(begin)
+                for _ in range(400):  # 25 MiB
+                    connection.sendall(piece)
         assert _rss(pid) - before < 32 << 20
+
+
+@pytest.mark.parametrize("size", [200, 17_000])
+def test_trailers(api: ApiServer, size: int) -> None:
+    """They are passed over, up to the bytes that a head may have."""
+    body = json.dumps(ECHO).encode()
+    chunked = b"%x\r\n%s\r\n0\r\n" % (len(body), body) + b"Origin: http://other.example\r\n" * (size // 30) + b"\r\n"
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with closing(connected(api)) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunked)
+        answer = rest_of(connection)
+    assert answer.startswith(b"HTTP/1.1 202" if size < 16 << 10 else b"HTTP/1.1 431"), answer
 
 
 @pytest.mark.parametrize(
@@ -307,6 +327,7 @@ def test_bodies_that_are_held_back(patient: ApiServer) -> None:
         held = [stack.enter_context(closing(connected(patient))) for _ in range(2)]
         for connection in held:
             connection.sendall(POST % (b"/v1/jobs", b"application/json", len(body) + 4) + body)
+        _wait_until_read(patient, 2 * len(body))
         status, headers, error = asked(patient, POST % (b"/v1/jobs", b"application/json", 2_000_000) + body)
         assert (status, error["code"], error["retryable"]) == (503, "server_busy", True)
         assert headers["retry-after"] == "1"
@@ -316,6 +337,31 @@ def test_bodies_that_are_held_back(patient: ApiServer) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 202")
     for _ in range(5):
         whole = {**ECHO, "messages": [{"role": "user", "content": "x" * 3_000_000}]}
+        assert patient.http.post("/v1/jobs", json=whole).status_code == 202
+
+
+def _wait_until_read(api: ApiServer, size: int) -> None:
+    """Until the routes have so many bytes of all bodies together."""
+    deadline = time.monotonic() + WAIT_S
+    while sum(cycle.scope["state"]["body"].received for cycle in _cycles(api)) < size:
+        assert time.monotonic() < deadline, "the bodies are not read"
+        time.sleep(0.01)
+
+
+def _cycles(api: ApiServer) -> list[Any]:
+    """The requests in work."""
+    found = [getattr(connection, "cycle", None) for connection in list(api.connections)]
+    return [cycle for cycle in found if cycle is not None and "body" in cycle.scope["state"]]
+
+
+def test_heads_alone_hold_nothing(patient: ApiServer) -> None:
+    """What a head says of its body counts once it has come."""
+    with ExitStack() as stack:
+        for _ in range(8):
+            silent = stack.enter_context(closing(connected(patient)))
+            silent.sendall(POST[:-2] % (b"/v1/jobs", b"application/json", 4 << 20) + b"Expect: 100-continue\r\n\r\n")
+            assert silent.recv(100).startswith(b"HTTP/1.1 100")  # its body is waited for
+        whole = {**ECHO, "messages": [{"role": "user", "content": "x" * 1_000_000}]}
         assert patient.http.post("/v1/jobs", json=whole).status_code == 202
 
 
