@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0007"
+REVISION = "0008"
 """What the schema must be: the last file in ``migrations`` (a test compares)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")

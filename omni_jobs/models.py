@@ -304,3 +304,4 @@ class WorkerRow(Base):
     pid_space: Mapped[str | None] = mapped_column(String(100))  # boot and namespace of its pid; None: not known
     pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one of the same pid
     loading: Mapped[bool | None]  # it holds its slot and takes nothing yet
+    heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
@@ -122,18 +123,15 @@ class Ledger:
         Raises SlotTaken when it does, and DatabaseUnavailable once ``keep_trying`` says no.
         """
         self._loop = loop
-        dead: str | None = None
         while True:
             holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
-            if holder is None or holder.worker_id == dead:
+            if holder is not None:
+                self._refuse_if_alive(holder, keep_trying)
+            try:
+                self._relay.send(self._persist(partial(self._register, instead_of=holder), keep_trying))
                 break
-            if not holder.has_lease:
-                logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
-                break
-            self._refuse_if_alive(holder, keep_trying)
-            dead = holder.worker_id
-            logger.warning("worker %s (pid %d on %s) had this slot and is dead", dead, holder.pid, holder.host)
-        self._relay.send(self._persist(lambda: self._register(instead_of=dead), keep_trying))
+            except SlotTaken as error:  # it renewed a moment ago, or another came first: look again
+                logger.warning("%s meanwhile", error)
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
@@ -147,18 +145,32 @@ class Ledger:
         A process that can be seen from here proves it either way: alive, it may still be unable to renew, because
         the database is busy. A stopped process counts as dead, because it may never go on.
         """
+        if not holder.has_lease:
+            logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
+            return
+        if not self._runs_no_more(holder):
+            self._refuse_if_renewed(holder, keep_trying)
+        logger.warning("worker %s (pid %d on %s) had this slot and is dead", holder.worker_id, holder.pid, holder.host)
+
+    def _runs_no_more(self, holder: SlotHolder) -> bool:
+        """Whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
         here = incarnation.pid_space()
-        if here is not None and holder.pid_space == here and holder.pid_started is not None:
+        if here is None or holder.pid_space != here or holder.pid_started is None:
+            return False
+        try:
             if incarnation.started(holder.pid) != holder.pid_started:
-                return
+                return True
             if not incarnation.is_stopped(holder.pid):
                 raise self._taken(holder)
-        self._refuse_if_renewed(holder, keep_trying)
+        except OSError as error:
+            logger.warning("whether process %d runs cannot be told: %s", holder.pid, error)
+        return False
 
     def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
-        """Watch the holder for some heartbeats. Raise SlotTaken when it renews its lease."""
+        """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""
         pause = self._settings.heartbeat_s / 2
-        left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S
+        watch_s = _WATCH_BEATS * (holder.heartbeat_s or self._settings.heartbeat_s) + _WATCH_MORE_S
+        left = watch_s
         while left > 0:
             if self._closed.wait(pause):
                 raise SlotTaken(f"slot {self.worker.slot} may be taken: asked to stop before that was known")
@@ -166,10 +178,10 @@ class Ledger:
             asked_at = time.monotonic()
             seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
             if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
-                left = _WATCH_BEATS * self._settings.heartbeat_s + _WATCH_MORE_S + _LONGEST_PAUSE_S
+                left = watch_s + _LONGEST_PAUSE_S
             if seen is None or not seen.has_lease:
                 return
-            if seen.worker_id != holder.worker_id or seen.renewed_at > holder.renewed_at:
+            if seen.worker_id != holder.worker_id or seen.renewed_at != holder.renewed_at:
                 raise self._taken(seen)
 
     def _taken(self, holder: SlotHolder) -> SlotTaken:
@@ -179,7 +191,7 @@ class Ledger:
             "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
         )
 
-    def _register(self, instead_of: str | None = None) -> Sequence[Hint]:
+    def _register(self, instead_of: SlotHolder | None = None) -> Sequence[Hint]:
         return self._jobs.register_worker(self.worker, self._settings.lease_s, instead_of=instead_of, loading=True)
 
     def _register_serving(self) -> Sequence[Hint]:

@@ -241,13 +241,13 @@ class Jobs:
         return self._db.read(partial(leases.holder, slot=slot))
 
     def register_worker(
-        self, worker: NewWorker, lease_s: float, *, instead_of: str | None = None, loading: bool = False
+        self, worker: NewWorker, lease_s: float, *, instead_of: SlotHolder | None = None, loading: bool = False
     ) -> list[Hint]:
         """Give a worker its slot and its lease; to be called before its first claim, and again when it has loaded.
 
         A predecessor in the same slot whose lease is over, or that is ``instead_of``, is fenced, and what it
-        held is queued again at once. Raises SlotTaken when the slot is another's. ``loading``: it holds the
-        slot, and nobody counts on it yet.
+        held is queued again at once. Raises SlotTaken when the slot is another's, or ``instead_of`` has
+        renewed since it was seen. ``loading``: it holds the slot, and nobody counts on it yet.
         """
         return self._db.run(
             partial(

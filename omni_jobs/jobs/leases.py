@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Double, and_, bindparam, delete, exists, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.db import now
@@ -43,7 +43,14 @@ def holder(tx: Connection, slot: str) -> SlotHolder | None:
     if row is None:
         return None
     return SlotHolder(
-        row.id, row.host, row.pid, row.pid_space, row.pid_started, row.renewed_at, has_lease=bool(row.has_lease)
+        worker_id=row.id,
+        host=row.host,
+        pid=row.pid,
+        pid_space=row.pid_space,
+        pid_started=row.pid_started,
+        renewed_at=row.renewed_at,
+        has_lease=bool(row.has_lease),
+        heartbeat_s=row.heartbeat_s,
     )
 
 
@@ -52,13 +59,13 @@ def register(
     worker: NewWorker,
     lease_s: float,
     *,
-    instead_of: str | None,
+    instead_of: SlotHolder | None,
     loading: bool,
     announce_after_s: float,
 ) -> list[Hint]:
     """Write the worker's row over a predecessor's in the same slot, and free what that one held.
 
-    Raises SlotTaken where that has a lease, unless it is ``instead_of``.
+    Raises SlotTaken where that has a lease, unless it is ``instead_of`` and has not renewed since it was seen.
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
@@ -77,9 +84,13 @@ def register(
         "pid_space": worker.pid_space,
         "pid_started": worker.pid_started,
         "loading": loading,
+        "heartbeat_s": worker.heartbeat_s,
     }
     dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    may_go = or_(WorkerRow.id.in_([worker.worker_id, instead_of or worker.worker_id]), WorkerRow.lease_until <= now())
+    may_go = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
+    if instead_of is not None:
+        unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
+        may_go = or_(unchanged, may_go)
     written = tx.execute(
         dialect_insert(WorkerRow)
         .values(slot=worker.slot, **values)

@@ -103,6 +103,7 @@ class NewWorker:
     pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
     pid_space: str | None = None  # where that pid means something; None: not known
     pid_started: int | None = None  # when the process of that pid started, by its kernel
+    heartbeat_s: float | None = None  # how often it renews its lease; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class SlotHolder:
     pid_started: int | None
     renewed_at: float  # seconds since 1970 by the database's clock
     has_lease: bool
+    heartbeat_s: float | None = None  # how often it renews; None: not known
 
 
 class Claim(NamedTuple):

@@ -63,7 +63,7 @@ def register(
     """In the slot of another: that one is known to be dead."""
     worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest)
     dead = jobs.slot_holder(worker.slot)
-    return list(jobs.register_worker(worker, lease_s, instead_of=None if dead is None else dead.worker_id))
+    return list(jobs.register_worker(worker, lease_s, instead_of=dead))
 
 
 def claim(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Claim]:

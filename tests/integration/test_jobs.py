@@ -700,10 +700,14 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
     (hint,) = jobs.submit(new_job()).hints
     register(jobs, "a", slot="slot")
     (claimed,) = claim(jobs, "a", [hint])
+    seen = jobs.slot_holder("slot")
+    assert seen is not None
     with pytest.raises(SlotTaken):
         jobs.register_worker(newcomer, 60.0)
     with pytest.raises(SlotTaken):
-        jobs.register_worker(newcomer, 60.0, instead_of="another")
+        jobs.register_worker(newcomer, 60.0, instead_of=replace(seen, worker_id="another"))
+    with pytest.raises(SlotTaken):
+        jobs.register_worker(newcomer, 60.0, instead_of=replace(seen, renewed_at=seen.renewed_at - 1))
     assert jobs.renew("a", 60.0) == []
     assert jobs.complete([done(claimed, "a")])[0].won
     pass_time(database, 100)

@@ -236,7 +236,7 @@ class JobsMachine(RuleBasedStateMachine):
         if predecessor is not None and predecessor not in self.model.expired:
             with pytest.raises(SlotTaken):
                 self.jobs.register_worker(new, LEASE_S)
-        hints = self.jobs.register_worker(new, LEASE_S, instead_of=predecessor)
+        hints = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot))
         before = self.claimable()
         if predecessor is not None:
             del self.model.workers[predecessor]

@@ -10,6 +10,9 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -28,6 +31,7 @@ from omni_jobs.jobs import (
     NewWorker,
     Outcome,
     ProgressReport,
+    SlotHolder,
     new_job_id,
 )
 from omni_jobs.models import WorkerRow
@@ -380,6 +384,107 @@ async def test_a_holder_that_runs_and_cannot_renew_keeps_its_slot(database: Data
         await asyncio.to_thread(newcomer.ledger.close)
 
 
+class Beating(Silent):
+    """Holds its slot, and from ``begin`` on renews its lease all the time; ``lost`` once it could not."""
+
+    def __init__(self, database: Database, worker: NewWorker | None = None) -> None:
+        super().__init__(database, worker=worker)
+        self.lost = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+
+    def begin(self) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(0.05):
+            try:
+                self.jobs.renew(self.worker.worker_id, 60.0)
+            except Fenced:
+                self.lost.set()
+                return
+
+
+async def refused(newcomer: Bench, holder: Beating) -> None:
+    try:
+        with pytest.raises(SlotTaken, match=holder.worker.worker_id):
+            async with asyncio.timeout(60):
+                await newcomer.start()
+    finally:
+        holder.end()
+        await asyncio.to_thread(newcomer.ledger.close)
+    assert not holder.lost.is_set()
+
+
+async def test_a_holder_that_renews_when_its_slot_is_about_to_be_taken_keeps_it(database: Database) -> None:
+    """The newcomer has seen it silent; its registration comes later, as when the database was away between."""
+    holder, newcomer = Beating(database), Bench(database)
+    holder.hold()
+    take = newcomer.jobs.register_worker
+
+    def take_late(*arguments: Any, **options: Any) -> list[Hint]:
+        holder.jobs.renew(holder.worker.worker_id, 60.0)
+        holder.begin()
+        return take(*arguments, **options)
+
+    newcomer.jobs.register_worker = take_late  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+async def test_a_holder_lives_though_the_databases_clock_steps_back(database: Database) -> None:
+    holder, newcomer = Beating(database), Bench(database)
+    holder.hold()
+    with database.begin() as tx:
+        tx.execute(update(WorkerRow).values(renewed_at=WorkerRow.renewed_at + 3600, lease_until=10**10))
+    look = newcomer.jobs.slot_holder
+
+    def slot_holder(slot: str) -> SlotHolder | None:
+        found = look(slot)
+        holder.begin()  # from now on the clock is an hour earlier
+        return found
+
+    newcomer.jobs.slot_holder = slot_holder  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+async def test_a_holder_is_watched_for_heartbeats_of_its_own(database: Database) -> None:
+    """The newcomer's come every 0.1 s: for three of those it would look 46 times."""
+    holder, newcomer = Beating(database), Bench(database)
+    holder.worker = replace(holder.worker, heartbeat_s=5)
+    holder.hold()
+    look, looks = newcomer.jobs.slot_holder, iter(range(1000))
+
+    def slot_holder(slot: str) -> SlotHolder | None:
+        if next(looks) == 60:
+            holder.jobs.renew(holder.worker.worker_id, 60.0)
+        return look(slot)
+
+    newcomer.jobs.slot_holder = slot_holder  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+@linux_only
+async def test_a_holder_whose_process_cannot_be_seen_is_watched(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc hides processes of other users where it is mounted so (hidepid)."""
+    with _sleeper() as process:
+        holder = Beating(database, of_process(process.pid, incarnation.started(process.pid)))
+        holder.hold()
+        for name in ("self", "sys"):
+            (tmp_path / name).symlink_to(Path("/proc") / name)
+        monkeypatch.setattr(incarnation, "_PROC", tmp_path)
+        assert incarnation.pid_space() == holder.worker.pid_space
+        holder.begin()
+        await refused(Bench(database), holder)
+
+
 @contextmanager
 def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "300"])
@@ -426,7 +531,7 @@ async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(data
 async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database) -> None:
     bench, rival = Bench(database), Bench(database)
     await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
-    rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.worker.worker_id)
+    rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
     await until(lambda: bench.fenced)
     with pytest.raises(SlotTaken):
         await asyncio.to_thread(bench.ledger.serve, lambda: False)
@@ -436,7 +541,7 @@ async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database
 async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench: Bench) -> None:
     (claim,) = await bench.ledger.claim(bench.submit())
     other = Silent(bench.database)
-    other.jobs.register_worker(other.worker, 60.0, instead_of=bench.worker.worker_id)
+    other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
     await until(lambda: bench.fenced)
     await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
     [again] = bench.jobs.claim(other.worker.worker_id, [(claim.stage_run_id, 1)])
@@ -475,9 +580,7 @@ async def test_a_claim_whose_answer_was_lost_is_forgiven_as_well(bench: Bench) -
 
     def lost(worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         assert len(Jobs(bench.database).claim(worker_id, hints)) == 1
-        dead = bench.jobs.slot_holder("slot")
-        assert dead is not None
-        other.jobs.register_worker(other.worker, 60.0, instead_of=dead.worker_id)
+        other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
         raise DatabaseUnavailable
 
     bench.jobs.claim = lost  # type: ignore[method-assign]
