@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
-import secrets
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -159,7 +159,7 @@ def admit(
         modalities=modalities,
         stages=stages,
         parameters=parameters,
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=random.getrandbits(63) if request.seed is None else request.seed,  # no secret
         prompt_tokens=prompt_tokens,
         metadata=request.metadata or {},
         request_digest=_digest(tree, prompt_embeds),
