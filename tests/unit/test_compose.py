@@ -91,6 +91,11 @@ def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: service for name, service in services.items() if service["image"].startswith("omni-jobs-")}
 
 
+def lasting(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those of ours that serve, rather than prepare."""
+    return {name: service for name, service in ours(services).items() if service["restart"] != "no"}
+
+
 def workers(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: service for name, service in services.items() if service["image"] == "omni-jobs-worker"}
 
@@ -161,9 +166,9 @@ def has_healthcheck(service: dict[str, Any]) -> bool:
 
 def test_every_service_of_ours_waits_for_database_bucket_and_broker(services: dict[str, dict[str, Any]]) -> None:
     one_shot = {"migrate", "bucket"}
-    for name, service in ours(services).items():
-        if name not in one_shot:
-            assert set(dependencies(service)) == {"migrate", "bucket", "valkey"}, name
+    assert set(ours(services)) - set(lasting(services)) == one_shot
+    for name, service in lasting(services).items():
+        assert set(dependencies(service)) == {"migrate", "bucket", "valkey"}, name
 
 
 def test_volumes_configs_and_secrets_are_declared_and_used(
@@ -214,11 +219,35 @@ def test_example_warns_of_an_open_api() -> None:
     assert "\nAPI_BIND=127.0.0.1\n" in text
 
 
-def test_every_setting_can_be_set_in_the_env_file(services: dict[str, dict[str, Any]]) -> None:
+def fixed(services: dict[str, dict[str, Any]]) -> set[str]:
+    """Settings that an `environment` gives a value of its own, which stands over .env; a secret's file is its value."""
+    given = {name for service in ours(services).values() for name in service["environment"]}
+    from_env_file = {match["name"] for match in VARIABLE.finditer(COMPOSE.read_text()) if match["name"]}
+    return {name.removesuffix("_FILE") for name in given - from_env_file if name.startswith("OMNI_JOBS_")}
+
+
+def test_every_other_setting_can_be_set_in_the_env_file(services: dict[str, dict[str, Any]]) -> None:
     for name, service in ours(services).items():
         assert service["env_file"] == [".env"], name
-    known = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
-    assert {name for name, _ in example(EXAMPLE.read_text()) if name.startswith("OMNI_JOBS_")} <= known
+    settings = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
+    assert fixed(services) <= settings
+    shown = {name for name, _ in example(EXAMPLE.read_text()) if name.startswith("OMNI_JOBS_")}
+    assert shown <= settings - fixed(services)
+
+
+def test_docs_and_example_name_the_settings_that_the_env_file_does_not_set(services: dict[str, dict[str, Any]]) -> None:
+    (docs,) = re.findall(r"(?m)^.*It also sets any other .*$", (ROOT / "docs" / "operations.md").read_text())
+    assert set(re.findall(r"`(OMNI_JOBS_\w+)`", docs)) == fixed(services)
+    (comment,) = re.findall(r"(?m)^# Any other setting(?:.*\n# )*.*$", EXAMPLE.read_text())
+    assert set(re.findall(r"OMNI_JOBS_\w+", comment)) == fixed(services)
+
+
+def test_the_env_file_does_not_move_what_an_image_relies_on(services: dict[str, dict[str, Any]]) -> None:
+    """An image's own variables yield to .env; its published port and its health check would not move with them."""
+    found = re.findall(r"\b(OMNI_JOBS_\w+)=(\S+)", DOCKERFILE.read_text())
+    assert dict(found).keys() == {"OMNI_JOBS_API_HOST", "OMNI_JOBS_API_PORT"}
+    for name, value in found:
+        assert services["api"]["environment"][name] == value
 
 
 def test_environment_is_valid_settings(
@@ -230,7 +259,7 @@ def test_environment_is_valid_settings(
         "OMNI_JOBS"
     }
     password = (secrets / "postgres_password").read_text().strip()
-    for service in ours(services).values():
+    for service in lasting(services).values():
         with monkeypatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("OMNI_JOBS_")]:
                 patch.delenv(name)
@@ -276,6 +305,13 @@ def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, di
         mentioned = set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service)))
         assert mentioned <= set(service.get("secrets", [])), name
     assert set(services["valkey"]["secrets"]) == {"valkey_auth"}
+    assert services["migrate"]["secrets"] == ["database_url"]
+    assert services["bucket"]["secrets"] == ["s3_credentials"]
+
+
+def test_each_container_has_the_secrets_that_it_reads_and_no_others(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert set(service.get("secrets", [])) == set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service))), name
 
 
 def test_secrets_are_random_and_in_a_closed_directory(secrets: Path, tmp_path: Path) -> None:
