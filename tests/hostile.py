@@ -8,6 +8,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -33,9 +34,14 @@ __all__ = [
     "head_of_url",
     "jpeg_scan_bomb",
     "mkv_length_lie",
+    "mov_sound_bomb",
     "mp3_silence",
+    "mp4_description_bomb",
+    "mp4_edits_bomb",
     "mp4_fragment_bomb",
+    "mp4_free_bomb",
     "mp4_index_bomb",
+    "mp4_meta_bomb",
     "mpf_segment",
     "mpo_scan_bomb",
     "ogg_silence",
@@ -71,6 +77,98 @@ def mp4_fragment_bomb(frames: int = 80_000_000) -> bytes:
     trun = data.index(b"trun")
     struct.pack_into(">II", data, trun + 4, 0x000001, frames)  # a data offset, and nothing for a sample
     return bytes(data)
+
+
+@lru_cache(maxsize=4)
+def mp4_free_bomb(frames: int = 30_000_000) -> bytes:
+    """The same in a box named ``free``: FFmpeg takes it for the index where there is no other."""
+    return mp4_index_bomb(frames).replace(b"moov", b"free")
+
+
+@lru_cache(maxsize=4)
+def mp4_description_bomb(frames: int = 30_000_000) -> bytes:
+    """The same with the table of sizes inside the description of the pictures."""
+    boxes = _boxes(mp4_index_bomb(frames))
+    sizes = _taken(boxes, b"stsz")
+    description = _box_of(boxes, b"stsd")
+    entry = description.content[12:] + _box(b"stsz", sizes)
+    description.content = struct.pack(">III", 0, 1, 4 + len(entry)) + entry
+    return _joined(boxes)
+
+
+@lru_cache(maxsize=4)
+def mp4_meta_bomb(frames: int = 30_000_000) -> bytes:
+    """The same with the table of sizes in a ``meta`` box, behind words that look like a box over all of it."""
+    boxes = _boxes(mp4_index_bomb(frames))
+    inside = _box(b"hdlr", bytes(4) + b"mhlrmdir" + bytes(12)) + _box(b"stsz", _taken(boxes, b"stsz"))
+    junk = bytes(4) + struct.pack(">I", 112 + len(inside)) + b"skip" + bytes(4)
+    _box_of(boxes, b"stbl").boxes.append(_Box(b"meta", junk + inside))
+    return _joined(boxes)
+
+
+@lru_cache(maxsize=4)
+def mp4_edits_bomb(edits: int = 3_000, frames: int = 5_000) -> bytes:
+    """An MP4 that shows all its frames ``edits`` times: FFmpeg makes an entry of each for each time."""
+    boxes = _boxes(samples.video(frames, width=32, height=32))
+    table = _box_of(boxes, b"elst")
+    table.content = struct.pack(">II", 0, edits) + table.content[8:20] * edits
+    return _joined(boxes)
+
+
+@lru_cache(maxsize=4)
+def mov_sound_bomb(chunks: int = 64) -> bytes:
+    """A QuickTime file whose plain sound has 2**31 - 1 samples in each chunk: FFmpeg makes an entry of 1,024."""
+    boxes = _boxes(samples.video_with_sound())
+    sound = [box for box in _box_of(boxes, b"moov").boxes if box.name == b"trak"][1].boxes
+    _box_of(sound, b"stsc").content = struct.pack(">IIIII", 0, 1, 1, 0x7FFF_FFFF, 1)
+    places = _box_of(sound, b"stco")
+    places.content = struct.pack(">II", 0, chunks) + places.content[8:12] * chunks
+    return _joined(boxes)
+
+
+@dataclass
+class _Box:
+    """A box of an MP4: its content, or the boxes in it."""
+
+    name: bytes
+    content: bytes
+    boxes: list[_Box] = field(default_factory=list)
+
+
+def _boxes(data: bytes) -> list[_Box]:
+    found, at = [], 0
+    while at < len(data):
+        size, name = struct.unpack_from(">I4s", data, at)
+        content = data[at + 8 : at + size]
+        outer = name in (b"moov", b"trak", b"edts", b"mdia", b"minf", b"stbl")
+        found.append(_Box(name, b"", _boxes(content)) if outer else _Box(name, content))
+        at += size
+    return found
+
+
+def _box(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(content), name) + content
+
+
+def _joined(boxes: list[_Box]) -> bytes:
+    return b"".join(_box(box.name, box.content + _joined(box.boxes)) for box in boxes)
+
+
+def _all(boxes: list[_Box]) -> Iterator[tuple[_Box, list[_Box]]]:
+    for box in boxes:
+        yield box, boxes
+        yield from _all(box.boxes)
+
+
+def _box_of(boxes: list[_Box], name: bytes) -> _Box:
+    return next(box for box, _ in _all(boxes) if box.name == name)
+
+
+def _taken(boxes: list[_Box], name: bytes) -> bytes:
+    """The content of a box that is there no longer."""
+    box, beside = next((box, beside) for box, beside in _all(boxes) if box.name == name)
+    beside.remove(box)
+    return box.content
 
 
 @lru_cache(maxsize=4)
@@ -403,6 +501,11 @@ def _of_media(kind: str, data: bytes, number: int = 1) -> bytes:
 MEDIA: Mapping[str, Callable[[], bytes]] = {
     "mp4_index_bomb": lambda: _of_media("video", mp4_index_bomb()),
     "mp4_fragment_bomb": lambda: _of_media("video", mp4_fragment_bomb()),
+    "mp4_free_bomb": lambda: _of_media("video", mp4_free_bomb()),
+    "mp4_description_bomb": lambda: _of_media("video", mp4_description_bomb()),
+    "mp4_meta_bomb": lambda: _of_media("video", mp4_meta_bomb()),
+    "mp4_edits_bomb": lambda: _of_media("video", mp4_edits_bomb()),
+    "mov_sound_bomb": lambda: _of_media("video", mov_sound_bomb()),
     "mkv_length_lie": lambda: _of_media("video", mkv_length_lie()),
     "avi_index_bomb": lambda: _of_media("video", avi_index_bomb()),
     "jpeg_scan_bomb": lambda: _of_media("image", jpeg_scan_bomb()),

@@ -13,7 +13,16 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-__all__ = ["audio", "audio_part", "image", "image_part", "video", "video_part", "wav"]
+__all__ = [
+    "audio",
+    "audio_part",
+    "image",
+    "image_part",
+    "video",
+    "video_part",
+    "video_with_sound",
+    "wav",
+]
 
 
 def wav(seconds: float = 0.5, *, rate: int = 16_000, channels: int = 1) -> bytes:
@@ -58,6 +67,38 @@ def video(
                 grey = np.full((height, width, 3), 240 * number // frames, np.uint8)
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
             container.mux(stream.encode(None))
+        return path.read_bytes()
+
+
+def video_with_sound(
+    frames: int = 4,
+    blocks: int = 4,
+    *,
+    sound: str = "pcm_s16le",
+    codec: str = "mpeg4",
+    format: str = "mov",
+    options: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> bytes:
+    """Black pictures, ten a second, and after them ``blocks`` of 1,024 samples of silence at 48 kHz."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "clip"
+        with av.open(str(path), "w", format=format, options=options or {}) as container:
+            container.metadata.update(metadata or {})
+            picture = container.add_stream(codec, rate=10)
+            picture.width, picture.height, picture.pix_fmt = 64, 48, "yuv420p"
+            track = container.add_stream(sound, rate=48_000, layout="mono")
+            for _ in range(frames):
+                picture_now = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+                container.mux(picture.encode(picture_now))
+            for _ in range(blocks):
+                silence = av.AudioFrame(format=track.codec_context.format.name, layout="mono", samples=1024)
+                for plane in silence.planes:
+                    plane.update(bytes(plane.buffer_size))
+                silence.sample_rate = 48_000
+                container.mux(track.encode(silence))
+            for stream in (picture, track):
+                container.mux(stream.encode(None))
         return path.read_bytes()
 
 

@@ -1,9 +1,17 @@
-"""An MP4's index, counted before FFmpeg sees it: FFmpeg makes an entry of every frame that a number claims."""
+"""An MP4's index, counted before FFmpeg sees it: FFmpeg makes an entry of every frame that a number claims.
+
+What is counted must be what FFmpeg reads, so boxes are walked as ``mov_read_default`` of its ``libavformat/mov.c``
+walks them. Where it reads boxes at places that its decoders choose, no table may stand at all.
+"""
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from itertools import pairwise
+
+import numpy as np
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
@@ -13,30 +21,48 @@ __all__ = ["check_index"]
 _CONTAINERS = frozenset(
     (
         b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf", b"mfra", b"udta", b"dinf",
-        b"tref", b"wave", b"gmhd", b"hnti", b"matt", b"ilst", b"sinf", b"schi",
+        b"tref", b"gmhd", b"hnti", b"matt", b"ilst", b"sinf", b"schi",
     )
 )  # fmt: skip
 # Tables: where their count stands after version and flags, and the bytes of an entry.
 _TABLES = {
     b"stts": (4, 8), b"ctts": (4, 8), b"stsc": (4, 12), b"stco": (4, 4), b"co64": (4, 8), b"stss": (4, 4),
-    b"stps": (4, 4), b"elst": (4, 12), b"tfra": (12, 8),
+    b"stps": (4, 4), b"elst": (4, 12), b"tfra": (12, 8), b"sbgp": (8, 8), b"iinf": (4, 8), b"iloc": (6, 6),
 }  # fmt: skip
-_RUNS = frozenset((b"stts", b"ctts"))  # each entry: how many frames, and what holds for them
+_RUNS = frozenset((b"stts", b"ctts", b"sbgp"))  # each entry: how many frames, and what holds for them
+# FFmpeg reads boxes in these as well, but not from their first byte on.
+_OPAQUE = frozenset((b"stsd", b"wave", b"iprp"))
+# What must not stand there: tables, what leads out of the box, and what ends the reading of its parent.
+_HIDDEN = re.compile(
+    b"stts|ctts|stsc|stco|co64|stss|stps|elst|tfra|sbgp|stsz|stz2|trun|stsd|iprp|iinf|iloc|cmov|trak|mdat"
+)
+# Handlers that make a track something else than sound.
+_OTHER_KINDS = frozenset((b"vide", b"subp", b"clcp"))
 _DEEPEST = 16
 _MOST_BOXES = 200_000
 
 # Of a track that is not the picture's: sound comes in more and shorter pieces than frames do.
 _OTHERS = 20
+# FFmpeg makes entries anew for each edit of a track; so many times the frames that are taken may they come to.
+_EDITED = 100
+_PIECE = 1024  # samples of PCM that FFmpeg makes an entry of
+
+# The fixed part of a sample's description: of a picture's, with a palette, and of a sound's by its version.
+_PICTURE, _PALETTE = 86, 8 + 256 * 8
+_SOUND = {0: 36, 1: 52}
+_LONGEST_SOUND = 72
 
 
 def check_index(data: bytes | memoryview, max_frames: int) -> None:
     """Raises InvalidRequest for a table that says more than it holds, RequestTooLarge for too many frames."""
     view = memoryview(data)
     counts = _Counts(max_frames, len(view))
-    for name, start, end in _boxes(view, 0, len(view), _Left(_MOST_BOXES), 0):
+    for name, start, end in _boxes(view, 0, len(view), _Walk.of(view), 0):
         if name == b"cmov":
             raise InvalidRequest("the video's index is compressed; write it plainly")
-        if name == b"trak":
+        if name in _OPAQUE:
+            _check_opaque(view, name, start, end, counts.kinds)
+        elif name == b"trak":
             counts.next_track()
         elif name == b"hdlr" and end - start >= 12:
             counts.kinds.add(bytes(view[start + 8 : start + 12]))
@@ -49,13 +75,25 @@ def check_index(data: bytes | memoryview, max_frames: int) -> None:
     counts.next_track()
 
 
-class _Left:
-    def __init__(self, boxes: int) -> None:
+class _Walk:
+    """What holds for one walk: how many boxes it may still meet, and which others hold an index."""
+
+    def __init__(self, boxes: int, moovs: Set[bytes]) -> None:
         self.boxes = boxes
+        self.moovs = moovs
+
+    @classmethod
+    def of(cls, view: memoryview) -> _Walk:
+        """FFmpeg takes a ``hoov`` box for an index that was lost; a ``free`` one where there is no other."""
+        outer = _boxes(view, 0, len(view), cls(_MOST_BOXES, frozenset()), 0, inside=False)
+        found = any(name == b"moov" for name, _, _ in outer)
+        return cls(_MOST_BOXES, frozenset((b"hoov",)) if found else frozenset((b"hoov", b"free")))
 
 
-def _boxes(view: memoryview, at: int, end: int, left: _Left, depth: int) -> Iterator[tuple[bytes, int, int]]:
-    """(name, start and end of what it holds), an outer box before those inside."""
+def _boxes(
+    view: memoryview, at: int, end: int, walk: _Walk, depth: int, *, inside: bool = True
+) -> Iterator[tuple[bytes, int, int]]:
+    """(name, start and end of what it holds), an outer box before those ``inside``."""
     while at + 8 <= end:
         size, name, head = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8]), 8
         if size == 1 and at + 16 <= end:
@@ -64,17 +102,52 @@ def _boxes(view: memoryview, at: int, end: int, left: _Left, depth: int) -> Iter
             size = end - at
         if size < head:
             return
-        left.boxes -= 1
-        if left.boxes < 0 or depth > _DEEPEST:
+        walk.boxes -= 1
+        if walk.boxes < 0 or depth > _DEEPEST:
             raise RequestTooLarge("the video's index has too many boxes")
-        inside = min(at + size, end)
-        yield name, at + head, inside
-        if name in _CONTAINERS:
-            yield from _boxes(view, at + head, inside, left, depth + 1)
-        elif name == b"meta":  # of MP4 after four bytes, of QuickTime at once
-            plain = bytes(view[at + head + 4 : at + head + 8]) == b"hdlr"
-            yield from _boxes(view, at + head + (0 if plain else 4), inside, left, depth + 1)
+        start, stop = at + head, min(at + size, end)
+        yield name, start, stop
+        if name == b"meta":
+            start = _first_of_meta(view, start, stop)
+        elif name in walk.moovs and bytes(view[start + 4 : start + 8]) not in (b"mvhd", b"cmov"):
+            start = stop
+        if inside and (name in _CONTAINERS or name == b"meta" or name in walk.moovs):
+            yield from _boxes(view, start, stop, walk, depth + 1)
         at += size
+
+
+def _first_of_meta(view: memoryview, start: int, end: int) -> int:
+    """Where its handler begins: after any number of words, two of which FFmpeg's own files have."""
+    words = np.frombuffer(view[start : start + max(0, end - start - 5) // 4 * 4], ">u4")
+    found = np.flatnonzero(words == int.from_bytes(b"hdlr", "big"))
+    return start + 4 * int(found[0]) - 4 if len(found) else end
+
+
+def _check_opaque(view: memoryview, name: bytes, start: int, end: int, kinds: Set[bytes]) -> None:
+    hidden = _HIDDEN.search(view, start, end)
+    if hidden is not None:
+        raise InvalidRequest(f"the video has {hidden[0].decode()} in {name.decode()}, where it does not belong")
+    if name == b"stsd":
+        _check_descriptions(view, start, end, kinds)
+    elif name == b"iprp" and (end - start < 8 or int.from_bytes(view[start : start + 4], "big") > end - start):
+        raise InvalidRequest("the video's iprp is shorter than what it holds")
+
+
+def _check_descriptions(view: memoryview, start: int, end: int, kinds: Set[bytes]) -> None:
+    """FFmpeg reads on behind a description that is shorter than its kind's, and behind one longer than its box."""
+    count, at = int.from_bytes(view[start + 4 : start + 8], "big"), start + 8
+    for _ in range(count):
+        size = int.from_bytes(view[at : at + 4], "big")
+        if size < 16 or at + size > end or (count > 1 and size < _least_description(view, at, kinds)):
+            raise InvalidRequest("the video's stsd is shorter than what it holds")
+        at += size
+
+
+def _least_description(view: memoryview, at: int, kinds: Set[bytes]) -> int:
+    if b"soun" in kinds and not kinds & _OTHER_KINDS:
+        return _SOUND.get(int.from_bytes(view[at + 16 : at + 18], "big"), _LONGEST_SOUND)
+    depth = int.from_bytes(view[at + 82 : at + 84], "big") & 0x1F
+    return _PICTURE + (_PALETTE if depth in (1, 2, 4, 8) else 0)
 
 
 class _Counts:
@@ -84,19 +157,32 @@ class _Counts:
         self._max_frames = max_frames
         self._file_bytes = file_bytes
         self._fragments = 0
-        self._frames = 0
-        self._plain_sound = False
         self.kinds: set[bytes] = set()  # what its handlers say it is; the picture's, should two differ
+        self._begin_track()
+
+    def _begin_track(self) -> None:
+        self.kinds.clear()
+        self._frames = 0
+        self._edits = 0
+        self._chunks = 0
+        self._of_chunks: list[list[tuple[int, int]]] = []  # of each stsc: from which chunk on, how many samples
+        self._runs: list[bytes] = []  # each table of runs
+        self._plain_times = False
 
     def next_track(self) -> None:
         """The track before is read. Raises RequestTooLarge."""
-        if self._plain_sound and b"soun" in self.kinds and b"vide" not in self.kinds:
-            self._frames = 0  # samples of PCM: FFmpeg makes an entry a chunk of them, whose table was counted
+        pieces = max((_pieces(runs, self._chunks) for runs in self._of_chunks), default=0)
+        plain_sound = self._plain_times and self._runs == [b"stts"]
+        if plain_sound and b"soun" in self.kinds and not self.kinds & _OTHER_KINDS:
+            self._frames = 0  # samples of PCM: FFmpeg makes an entry of a piece of them
+        frames = max(self._frames, pieces)
         most = self._max_frames * (1 if b"vide" in self.kinds else _OTHERS)
-        if self._frames > most:
-            raise RequestTooLarge(f"the video's index has {self._frames} frames; at most {most} are taken")
-        self._frames, self._plain_sound = 0, False
-        self.kinds.clear()
+        if frames > most:
+            raise RequestTooLarge(f"the video's index has {frames} frames; at most {most} are taken")
+        most = self._max_frames * _EDITED
+        if frames * self._edits > most:
+            raise RequestTooLarge(f"the video has {self._edits} edits of {frames} frames; at most {most} are made")
+        self._begin_track()
 
     def sizes(self, view: memoryview, name: bytes, start: int, end: int) -> None:
         each, count = struct.unpack_from(">II", view, start + 4)
@@ -111,25 +197,31 @@ class _Counts:
 
     def table(self, view: memoryview, name: bytes, start: int, end: int) -> None:
         before, each = _TABLES[name]
+        version = view[start] if start < end else 0
+        if name == b"elst" and version == 1:
+            each = 20
+        elif name == b"sbgp" and version == 1:
+            before += 4
+        elif (name == b"iinf" and version == 0) or (name == b"iloc" and version < 2):
+            return  # its count has 16 bits
         if end - start < before + 4:
             return
         (count,) = struct.unpack_from(">I", view, start + before)
-        if name == b"elst" and view[start] == 1:
-            each = 20
         if count * each > end - start - before - 4:
             raise InvalidRequest(f"the video's index claims {count} entries in {name.decode()}, which are not there")
+        entries = view[start + before + 4 : start + before + 4 + count * each]
         if name in _RUNS:
-            runs = view[start + 8 : start + 8 + 8 * count].cast("B")
-            frames = sum(run[0] for run in struct.iter_unpack(">II", runs))
-            self._frames = max(self._frames, frames)
-            if name == b"stts":
-                self._plain_sound = count == 1 and bytes(runs[4:8]) == b"\0\0\0\1"
+            self._frames = max(self._frames, sum(run[0] for run in struct.iter_unpack(">II", entries)))
+            self._runs.append(name)
+            self._plain_times = name == b"stts" and count == 1 and bytes(entries[4:]) == b"\0\0\0\1"
+        elif name == b"stsc":
+            self._of_chunks.append([(first, samples) for first, samples, _ in struct.iter_unpack(">III", entries)])
+        elif name == b"elst":
+            self._edits = max(self._edits, count)
         elif name in (b"stco", b"co64"):
-            self._chunks(count)
-
-    def _chunks(self, count: int) -> None:
-        if count > self._max_frames * _OTHERS:
-            raise RequestTooLarge(f"the video's index has {count} chunks; too many")
+            self._chunks = max(self._chunks, count)
+            if count > self._max_frames * _OTHERS:
+                raise RequestTooLarge(f"the video's index has {count} chunks; too many")
 
     def fragment(self, view: memoryview, start: int, end: int) -> None:
         flags, count = int.from_bytes(view[start + 1 : start + 4], "big"), int.from_bytes(view[start + 4 : start + 8])
@@ -141,3 +233,15 @@ class _Counts:
         most = self._max_frames * _OTHERS
         if self._fragments > most:
             raise RequestTooLarge(f"the video's fragments have {self._fragments} frames; at most {most} are taken")
+
+
+def _pieces(runs: list[tuple[int, int]], chunks: int) -> int:
+    """The entries that FFmpeg makes of plain sound: one of each piece of each chunk."""
+    if not runs:
+        return 0
+    firsts = [first for first, _ in runs]
+    each = [-(-samples // _PIECE) for _, samples in runs]
+    if any(before >= after for before, after in pairwise([0, *firsts])):
+        return chunks * max(each)  # it is mended before it is used
+    ends = [*firsts[1:], chunks + 1]
+    return sum(max(0, end - first) * pieces for first, end, pieces in zip(firsts, ends, each, strict=True))

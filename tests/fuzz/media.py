@@ -35,8 +35,7 @@ from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.settings import Settings
-from tests import samples
-from tests.hostile import crc
+from tests import hostile, samples
 
 __all__ = ["Fuzzed", "damaged", "fuzz", "seeds"]
 
@@ -48,8 +47,9 @@ _NUMBERS: Final = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF
 
 
 def seeds() -> list[tuple[Kind, bytes]]:
-    """Small media of every format that is taken."""
-    audio, image, video = samples.audio, samples.image, samples.video
+    """Small media of every format that is taken, and of forms that hid something from a check once."""
+    audio, image, video, sounding = samples.audio, samples.image, samples.video, samples.video_with_sound
+    jpeg = image(64, 48, format="JPEG", progressive=True)
     found: list[tuple[Kind, bytes]] = [
         ("audio", samples.wav(0.15)),
         ("audio", audio(0.12, rate=44_100, channels=2, subtype="PCM_24")),
@@ -64,7 +64,8 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("image", image(48, 32, mode="P")),
         ("image", image(48, 32, mode="I;16")),
         ("image", image(64, 48, format="JPEG")),
-        ("image", image(64, 48, format="JPEG", progressive=True)),
+        ("image", jpeg),
+        ("image", jpeg[:2] + hostile.mpf_segment() + jpeg[2:]),  # opened as MPO
         ("image", image(64, 48, format="JPEG", mode="CMYK")),
         ("image", image(64, 48, format="WEBP")),
         ("image", image(64, 48, format="WEBP", lossless=True, mode="RGBA")),
@@ -73,6 +74,13 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("video", video(5, options={"movflags": "faststart"})),
         ("video", video(5, options={"movflags": "frag_keyframe+empty_moov"})),
         ("video", video(5, codec="libx264")),
+        ("video", sounding()),
+        ("video", sounding(format="mp4", sound="aac", options={"movflags": "faststart"}, metadata={"title": "x"})),
+        ("video", sounding(sound="alac", metadata={"title": "x"})),
+        ("video", hostile.mp4_free_bomb(5)),
+        ("video", hostile.mp4_description_bomb(5)),
+        ("video", hostile.mp4_meta_bomb(5)),
+        ("video", hostile.mp4_edits_bomb(20, 5)),
         ("video", video(4, codec="libvpx", format="webm")),
         ("video", video(4, codec="libvpx-vp9", format="webm")),
         ("video", video(5, format="matroska")),
@@ -137,7 +145,7 @@ def _mend(data: bytearray) -> None:
         for start, end in pairwise(starts):
             if end - start >= 27:
                 data[start + 22 : start + 26] = bytes(4)
-                struct.pack_into("<I", data, start + 22, crc(bytes(data[start:end]), 32, 0x04C11DB7))
+                struct.pack_into("<I", data, start + 22, hostile.crc(bytes(data[start:end]), 32, 0x04C11DB7))
 
 
 @dataclass

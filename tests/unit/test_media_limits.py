@@ -6,8 +6,6 @@ import io
 import struct
 from typing import Any
 
-import av
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -41,6 +39,65 @@ def test_an_index_that_claims_too_much_never_reaches_ffmpeg(probe: Any) -> None:
         probe(hostile.mp4_index_bomb(), SETTINGS)
     with pytest.raises(RequestTooLarge, match="80000000 frames"):
         probe(hostile.mp4_fragment_bomb(), SETTINGS)
+
+
+HIDDEN = {
+    "free": (hostile.mp4_free_bomb, "claims 30000000 frames"),
+    "meta": (hostile.mp4_meta_bomb, "claims 30000000 frames"),
+    "stsd": (hostile.mp4_description_bomb, "has stsz in stsd"),
+    "sound": (hostile.mov_sound_bomb, f"{64 << 21} frames"),
+    "edits": (hostile.mp4_edits_bomb, "3000 edits of 5000 frames"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_an_index_that_only_ffmpeg_finds_never_reaches_it(name: str) -> None:
+    bomb, why = HIDDEN[name]
+    with pytest.raises((InvalidRequest, RequestTooLarge), match=why):
+        header_of_video(bomb(), SETTINGS)
+
+
+FLAGS = [
+    "",
+    "faststart",
+    "frag_keyframe+empty_moov",
+    "frag_keyframe",
+    "dash",
+    "cmaf",
+    "use_metadata_tags",
+    "hybrid_fragmented+frag_keyframe",
+]
+METADATA = {"title": "hello", "artist": "me", "comment": "stsz trun moov hdlr", "location": "+48.1-011.5/"}
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("sound", ["aac", "alac", "pcm_s16le", "pcm_f32le", "pcm_alaw"])
+@pytest.mark.parametrize("format", ["mp4", "mov"])
+def test_what_ffmpeg_writes_is_taken(format: str, sound: str, flags: str) -> None:
+    """With names of boxes in ``udta`` and ``meta``, and descriptions that hold boxes of their own."""
+    if (format, sound) == ("mp4", "pcm_alaw"):
+        pytest.skip("MP4 has no A-law")
+    options = {"movflags": flags} if flags else {}
+    data = samples.video_with_sound(
+        12, 60, sound=sound, codec="libx264", format=format, options=options, metadata=METADATA
+    )
+    check_index(data, 12)
+    assert probe_video(data, SETTINGS).frames == 4
+
+
+def test_an_index_beside_one_that_was_left_behind_is_taken() -> None:
+    """Editors in place name the old one ``free``; FFmpeg reads that only where there is no other."""
+    data = samples.video(4)
+    old = hostile.mp4_free_bomb()
+    check_index(data + old[old.index(b"free", 40) - 4 :], 14_400)
+
+
+def test_a_description_longer_than_its_box_is_refused() -> None:
+    data = bytearray(samples.video(4))
+    at = data.index(b"stsd") + 12
+    struct.pack_into(">I", data, at, 1 << 16)
+    with pytest.raises(InvalidRequest, match="stsd is shorter than what it holds"):
+        check_index(data, 14_400)
 
 
 @pytest.mark.parametrize("name", [b"stts", b"stsc", b"stco", b"stss"])
@@ -87,21 +144,8 @@ def test_a_compressed_index_is_refused() -> None:
 
 
 def test_uncompressed_sound_is_no_index_of_frames() -> None:
-    """A QuickTime file with PCM has a sample of its table for each of the sound's; FFmpeg makes an entry a chunk."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mov") as container:
-        video = container.add_stream("mpeg4", rate=10)
-        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
-        sound = container.add_stream("pcm_s16le", rate=48_000, layout="mono")
-        for _ in range(10):
-            container.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")))
-        for _ in range(400):
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.int16), format="s16", layout="mono")
-            frame.sample_rate = 48_000
-            container.mux(sound.encode(frame))
-        for stream in (video, sound):
-            container.mux(stream.encode(None))
-    data = file.getvalue()
+    """Its table has a sample for each of the sound's; FFmpeg makes an entry of 1,024 of them."""
+    data = samples.video_with_sound(10, 150)
     assert probe_video(data, Settings(max_video_frames=10)).frames == 4
     with pytest.raises(RequestTooLarge):
         probe_video(data, Settings(max_video_frames=9))
