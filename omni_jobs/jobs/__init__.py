@@ -108,6 +108,7 @@ class Jobs:
         self._announce_after_s = announce_after_s
         self._announce_at_most = announce_at_most
         self._prune_after_s = prune_after_s
+        self._announcing: announcing.Places = {}
 
     # A job's life.
 
@@ -305,7 +306,12 @@ class Jobs:
             if found < expiry.EXPIRED_AT_ONCE:
                 break
         hints += self._db.run(
-            partial(announcing.announce, at_most=self._announce_at_most, announce_after_s=self._announce_after_s)
+            partial(
+                announcing.announce,
+                at_most=self._announce_at_most,
+                announce_after_s=self._announce_after_s,
+                places=self._announcing,
+            )
         )
         return Rescued(freed, hints, expired)
 

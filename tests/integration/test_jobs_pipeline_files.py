@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import Connection, event, text
 from omni_jobs.db import Database
 from omni_jobs.errors import ModelError, OutOfMemory
 from omni_jobs.jobs import Claim, Hint, Jobs, as_written
+from omni_jobs.jobs.announcing import Places, announce
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     CHAIN,
@@ -148,19 +150,43 @@ def test_free_slots_of_one_file_announce_no_jobs_of_another(jobs: Jobs, database
     assert jobs.rescue().hints == []
 
 
+def test_rounds_look_at_a_bounded_number_of_rows_and_reach_them_all(database: Database) -> None:
+    """Nobody idle may take the front of the queue; it holds up neither the round nor what stands behind it."""
+    jobs = Jobs(database)
+    register(jobs, "idle", digest="d2", slots=100, lease_s=10_000)
+    theirs = submit(jobs, "d1", 25)
+    ours = submit(jobs, "d2", 12)
+    submit(jobs, "d1", 5)
+    pass_time(database, 4)
+    with database.begin() as tx:
+        tx.execute(text("UPDATE stage_runs SET announce_at = 1 WHERE state = 'queued'"))  # ids decide
+    places: Places = {}
+
+    def round_() -> list[Hint]:
+        return database.run(partial(announce, at_most=4, announce_after_s=3, places=places, look_at=10))
+
+    assert [round_() for _ in range(7)] == [[], [], ours[:4], ours[4:8], ours[8:], [], []]
+    assert places == {}, "from the front again"
+    register(jobs, "theirs", digest="d1", slots=100, lease_s=10_000)
+    assert round_() == theirs[:4]
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_round_looks_jobs_up_by_their_ids(jobs: Jobs, database: Database) -> None:
     plans: list[str] = []
 
     @event.listens_for(database._engine, "before_cursor_execute")
     def explain(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if "announce_at" in statement and statement.startswith("UPDATE"):
+        if "announce_at <= " in statement and not many:
             rows = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             plans.extend(row[-1] for row in rows)
 
     register(jobs, "w")
     jobs.rescue()
-    assert any("ix_stage_runs_queued" in plan for plan in plans)
+    # In the index's order, without a sort of all that waits.
+    in_order = "SEARCH stage_runs USING INDEX ix_stage_runs_queued (pipeline=? AND stage=? AND announce_at<?)"
+    assert plans[:3] == ["CO-ROUTINE anon_1", in_order, "SCAN anon_1"]
+    assert not [plan for plan in plans if "SCAN stage_runs" in plan]
     assert [plan for plan in plans if " jobs" in plan] == ["SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"]
 
 
