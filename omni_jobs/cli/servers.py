@@ -163,6 +163,7 @@ def api(
         # Opened here, what is wrong is a line and an exit code; in the application's start it would be a traceback.
         server = Server(found, Services.open(found))
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)  # all threads wait while it looks through what a large body was made into
     finally:
         gc.enable()
     sockets = None if fd is None else [socket.socket(fileno=fd)]

@@ -178,32 +178,31 @@ def _check_strings(tree: dict[str, Any], long: dict[str, str]) -> None:
     waiting: list[tuple[Any, Path, int]] = [(tree, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
-        if isinstance(value, str):
-            _check_string(value, path)
-        elif isinstance(value, dict | list):
-            if depth > _MAX_DEPTH:
-                raise InvalidRequest(f"nested deeper than {_MAX_DEPTH} levels", field=_dotted(path))
-            if isinstance(value, dict):
-                for name in value:
-                    _check_string(name, (path, name))
-            items: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
-            for name, item in items:
-                if long and isinstance(item, str) and item in long:
+        if depth > _MAX_DEPTH:
+            raise InvalidRequest(f"nested deeper than {_MAX_DEPTH} levels", field=_dotted(path))
+        if isinstance(value, dict):
+            for name in value:
+                _check_string(name, path, name)
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, str):
+                if item in long:
                     value[name] = long[item]  # plain: nothing of it is to be checked
                 else:
-                    waiting.append((item, (path, name), depth + 1))
+                    _check_string(item, path, name)
+            elif isinstance(item, dict | list):
+                waiting.append((item, (path, name), depth + 1))
 
 
-def _check_string(value: str, path: Path) -> None:
+def _check_string(value: str, path: Path, name: str | int) -> None:
     if "\0" in value:
-        raise InvalidRequest("the text contains the character U+0000", field=_dotted(path))
+        raise InvalidRequest("the text contains the character U+0000", field=_dotted((path, name)))
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             code = ord(value[error.start])
             raise InvalidRequest(
-                f"the text contains half a surrogate pair, U+{code:04X}", field=_dotted(path)
+                f"the text contains half a surrogate pair, U+{code:04X}", field=_dotted((path, name))
             ) from None
 
 
