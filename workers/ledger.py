@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -196,6 +197,10 @@ class Ledger:
 
     def _register_serving(self) -> Sequence[Hint]:
         with self._registering:  # the thread must not say afterwards that the engine is being loaded
+            if self._fenced is not None:
+                raise self._fenced
+            if self._closed.is_set():
+                raise Fenced("this worker was asked to stop")
             hints = self._jobs.register_worker(self.worker, self._settings.lease_s)
             self._serves = True
         return hints
@@ -271,32 +276,36 @@ class Ledger:
     # The thread.
 
     def _run(self) -> None:
+        turn = _Turn()
         pause = 0.0
-        while True:
-            turn = self._next_turn(pause)
-            try:
-                self._renew_if_due()
-                self._write(turn)
-                self._look_for_cancels_if_due()
-                pause = 0.0
-            except DatabaseUnavailable as error:
-                pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-                logger.error("%d reports and claims wait: %s", len(turn.entries), error)
-                self._put_back(turn)
-            except (Fenced, SlotTaken) as error:
-                logger.critical("%s; another worker may hold its stage runs now", error)
-                self._stop_fenced(error, turn)
-                return
-            except Exception as error:
-                # A bug. Without this thread the worker would hold what it has, and do nothing, for ever.
-                logger.exception("the ledger's thread ends")
-                self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"), turn)
-                return
-            if self._closing and (not self._entries or time.monotonic() > self._close_by):
-                self._retire()
-                return
+        try:
+            while not (self._closing and (not self._entries or time.monotonic() > self._close_by)):
+                turn = _Turn()
+                self._fill(turn, pause)
+                pause = self._commit_or_put_back(turn, pause)
+        except (Fenced, SlotTaken) as error:
+            logger.critical("%s; another worker may hold its stage runs now", error)
+            self._stop_fenced(error, turn)
+        except Exception as error:
+            # A bug. Without this thread the worker would hold what it has, and do nothing, for ever.
+            logger.exception("the ledger's thread ends")
+            self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"), turn)
+        else:
+            self._retire()
 
-    def _next_turn(self, pause: float) -> _Turn:
+    def _commit_or_put_back(self, turn: _Turn, pause: float) -> float:
+        """Write the turn and renew; how long to pause then, because the database does not answer."""
+        try:
+            self._renew_if_due()
+            self._write(turn)
+            self._look_for_cancels_if_due()
+        except DatabaseUnavailable as error:
+            logger.error("%d reports and claims wait: %s", len(turn.entries), error)
+            self._put_back(turn)
+            return min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        return 0.0
+
+    def _fill(self, turn: _Turn, pause: float) -> None:
         """Wait for something to do, or for the next heartbeat; take it all."""
         if pause:
             self._closed.wait(pause)
@@ -304,7 +313,6 @@ class Ledger:
             self._wait_for_work()
             if self._in_company and self._entries:
                 self._gather()
-        turn = _Turn()
         while self._entries:  # others append meanwhile
             turn.entries.append(self._entries.popleft())
         with self._changed:
@@ -313,7 +321,6 @@ class Ledger:
                 self._progress.clear()
                 self._progress_at = time.monotonic() + self._settings.progress_every_s
         self._in_company = len(turn.entries) > 1
-        return turn
 
     def _gather(self) -> None:
         """Wait until a whole round of the loop has brought nothing more: a turn costs nearly the same for many."""
@@ -471,7 +478,8 @@ class Ledger:
         self._on_loop(self._on_fenced, error)
         self._on_loop(_deliver, turn.entries)
         try:
-            self._relay.send(self._jobs.retire_worker(self.worker.worker_id, fenced=error))
+            with self._registering:  # what registers now sees that it must not, or is retired here
+                self._relay.send(self._jobs.retire_worker(self.worker.worker_id, fenced=error))
             # Others may have taken what it held for lost. It lives: these stage runs did not kill it.
             self._jobs.forgive(self.worker.worker_id, sorted(held))
         except Exception:
@@ -479,14 +487,16 @@ class Ledger:
 
     def _retire(self) -> None:
         try:
-            self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
-        except DatabaseUnavailable as error:
-            logger.error("could not retire, the lease will run out: %s", error)
+            with self._registering:
+                self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
+        except Exception:
+            logger.exception("could not retire, the lease will run out")
 
     def _on_loop(self, function: Callable[..., None], argument: Any) -> None:
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(function, argument)
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(function, argument)
 
 
 def _hints_of(entries: Sequence[_Entry]) -> dict[tuple[int, int], _Entry]:

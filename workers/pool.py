@@ -174,13 +174,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     async def _load(self, ledger: Ledger, pipeline: Pipeline, stage: str, slots: int) -> None:
         """The engine, and the lease after it: who has one serves."""
-        from omni_jobs.storage import open_store
-        from workers.executor import Executor
-        from workers.stage import StageLLM
-
         settings = self.app.settings
-        store = open_store(settings)
         with self._load_limit(settings.load_limit_s):
+            from omni_jobs.storage import open_store
+            from workers.executor import Executor
+            from workers.stage import StageLLM
+
+            store = open_store(settings)
             self._llm = StageLLM.create(pipeline, stage, settings)
             await self._llm.start()
         _spare_the_collector()

@@ -240,6 +240,51 @@ async def test_fenced_is_final(bench: Bench) -> None:
     assert [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"]
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["its registration is under way", "it has not begun"])
+async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Database, begun: bool) -> None:
+    """Asked to stop, the pool waits no longer for ``serve``, whose thread goes on."""
+    bench = Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    entered, go_on = threading.Event(), threading.Event()
+    register = bench.jobs.register_worker
+
+    def held_up(worker: NewWorker, lease_s: float, **options: Any) -> list[Hint]:
+        if not options.get("loading"):
+            entered.set()
+            go_on.wait(20)
+        return register(worker, lease_s, **options)
+
+    bench.jobs.register_worker = held_up  # type: ignore[method-assign]
+    if begun:
+        serving = asyncio.create_task(asyncio.to_thread(bench.ledger.serve, lambda: False))
+        await asyncio.to_thread(entered.wait, 20)
+        closing = asyncio.create_task(asyncio.to_thread(bench.ledger.close))
+        await until(lambda: bench.ledger._closed.is_set())
+        go_on.set()
+        await asyncio.gather(serving, closing)
+    else:
+        go_on.set()
+        await asyncio.to_thread(bench.ledger.close)
+        with pytest.raises(Fenced, match="asked to stop"):
+            await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    await until(lambda: not bench.ledger._thread.is_alive())
+    assert bench.jobs.slot_holder("slot") is None
+
+
+async def test_a_bug_between_two_turns_stops_the_worker(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+
+    class Broken(dict[int, ProgressReport]):
+        def values(self) -> Any:
+            raise RuntimeError("a bug")
+
+    bench.ledger._progress = Broken()
+    bench.ledger.report_progress(ProgressReport(claim.stage_run_id, 1, 1, None, "tokens"))
+    await until(lambda: bench.fenced)
+    assert "RuntimeError: a bug" in str(bench.fenced[0])
+    await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
+
+
 @pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
 async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(database: Database, where: str) -> None:
     """It used to end the thread alone: no heartbeat, every future waiting for ever, and a worker that looks well."""
@@ -533,7 +578,7 @@ async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database
     await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
     rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
     await until(lambda: bench.fenced)
-    with pytest.raises(SlotTaken):
+    with pytest.raises(Fenced, match=rival.worker.worker_id):
         await asyncio.to_thread(bench.ledger.serve, lambda: False)
     await asyncio.to_thread(bench.ledger.close)
 
