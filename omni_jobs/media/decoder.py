@@ -74,8 +74,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     ``refused``, and ``cpu_s``.
     """
     before = _cpu_s()
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(before + task["cpu_s"]) + 1, hard))
+    _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(before + task["cpu_s"]) + 1, most_cpu))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     kept_bytes = (len(_kept) + 1) * KEPT_BYTES
     own_bytes = _base_bytes + _SLACK_BYTES + kept_bytes + task["input"] + task["room"]
@@ -89,6 +89,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         answer = {"refused": {"code": RequestTooLarge.code, "message": "it takes more memory to decode than it may"}}
     except Exception as error:  # noqa: BLE001 — whatever a library raises of bytes that are wrong, it says of the bytes
         answer = {"refused": {"code": InvalidRequest.code, "message": f"it does not decode ({type(error).__name__})"}}
+    finally:  # a limit met between two tasks would end this process with the pool's lock in its hands
+        resource.setrlimit(resource.RLIMIT_CPU, (most_cpu, most_cpu))
     return {**answer, "cpu_s": _cpu_s() - before}
 
 

@@ -1,4 +1,4 @@
-"""The process between a server and its decoders: ``python -m omni_jobs.media.decoder_host SOCKET PARENT``.
+"""The process between a server and its decoders: ``python -m omni_jobs.media.decoder_host SOCKET``.
 
 It was started with an environment that holds no credentials, and everything below it inherits that one:
 pebble's pool, the server that decoders are forked from, and the decoders. It reads tasks from its socket and
@@ -75,7 +75,7 @@ class _Host:
         try:
             future = self._schedule(partial(run, task), task["limit_s"])
         except (OSError, RuntimeError) as error:
-            self._answer(task["id"], descriptors, {"unavailable": f"no decoder starts: {error}"})
+            self._answer(task["id"], descriptors, {"unavailable": f"no decoder starts: {error!r}"})
             return
         future.add_done_callback(partial(self._done, task["id"], descriptors))
 
@@ -103,7 +103,12 @@ class _Host:
     def _answer(self, number: int, descriptors: list[int], answer: Mapping[str, Any]) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
-        message = json.dumps({"id": number, **answer}).encode()
+        try:
+            message = json.dumps({**answer, "id": number}).encode()
+        except (TypeError, ValueError, RecursionError):  # a decoder that was taken over can say anything
+            message = b""
+        if not 0 < len(message) <= LONGEST_MESSAGE:
+            message = json.dumps({"unavailable": "a decoder said what is no answer", "id": number}).encode()
         with self._sending, suppress(OSError):  # its reader is gone, and this process soon as well
             self._link.send(message)
 

@@ -61,6 +61,7 @@ _REFUSALS: Mapping[str, type[OmniJobsError]] = {kind.code: kind for kind in (Inv
 
 # What a decoder's environment holds: where Python and its libraries are, and one thread for each of them.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
+_LONGEST_TMPDIR = 60
 _SET = {
     "LANG": "C.UTF-8",
     "MALLOC_ARENA_MAX": "2",
@@ -73,12 +74,19 @@ _SET = {
 
 
 def ending_of(status: int) -> dict[str, Any]:
-    """What to answer when a decoder ended of itself with this exit status."""
-    if status == -signal.SIGTERM:  # no medium does that: someone stops the processes of this service
-        return {"unavailable": "the decoder was stopped"}
+    """What to answer when a decoder ended of itself with this exit status.
+
+    A medium is blamed for the signals of a library that broke or of a limit of this wall. SIGTERM and SIGKILL come
+    from an operator, from the host's memory being short, or from a parent that died. A positive status is that of
+    multiprocessing, which lost its server of forks, or of pebble, which lost its channel.
+    """
+    if status >= 0:
+        return {"unavailable": f"the decoder ended with status {status}"}
+    if status in (-signal.SIGTERM, -signal.SIGKILL):
+        return {"unavailable": f"the decoder was stopped ({signal.Signals(-status).name})"}
     if status == -signal.SIGXCPU:
         return {"ended": "time"}
-    return {"ended": signal.Signals(-status).name if status < 0 else f"status {status}"}
+    return {"ended": signal.Signals(-status).name}
 
 
 class MediaBudget:
@@ -95,6 +103,15 @@ class MediaBudget:
         """Raises RequestTooLarge once it is used up."""
         if self.left_s <= 0:
             raise RequestTooLarge(f"the media take more than {self._seconds:g} s to decode")
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raises DecodersUnavailable for an answer that has another shape than a decoder's."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise DecodersUnavailable(f"a decoder's answer is none: {error!r}") from None
 
 
 class MediaWall:
@@ -146,8 +163,9 @@ class MediaWall:
         budget.check()
         with self._turns.one(self._wait_s) as exchange:
             answer, _ = self._run(exchange, kind, data, what, options, None, budget.left_s)
-        budget.take(answer["cpu_s"])
-        return _INFOS[kind](**answer["ok"])
+        with _understood():
+            budget.take(answer["cpu_s"])
+            return _INFOS[kind](**answer["ok"])
 
     # Of a stage run: the samples and pixels. It waits for a decoder as long as it takes: its worker has room for it.
 
@@ -188,7 +206,7 @@ class MediaWall:
 
             def result(nbytes: int) -> bytearray | mmap.mmap:
                 if not 0 < nbytes <= room:
-                    raise InvalidRequest("its decoder gave more than there is room for")
+                    raise InvalidRequest(f"its decoder gave {nbytes} bytes; there is room for 1 to {room}")
                 if nbytes > KEPT_BYTES:
                     return large.mapped(nbytes)
                 return exchange.result(nbytes)
@@ -226,13 +244,17 @@ class MediaWall:
         }
         descriptors = [file.descriptor for file in (medium, kept_result, large)]
         answer = self._open_host().ask(task, descriptors)
-        if "unavailable" in answer:  # of those who were in flight when the pool broke, only one broke it
+        # Of those who were in flight when the pool broke, only one broke it. Once is enough: what ends its decoders
+        # each time is told of, and how often a stage run is tried again is its job's matter.
+        if "unavailable" in answer:
             answer = self._open_host().ask(task, descriptors)
         if "ok" in answer:
             return answer, large
         if "refused" in answer:
-            refused = answer["refused"]
-            raise _REFUSALS[refused["code"]](refused["message"])
+            with _understood():
+                refused = answer["refused"]
+                kind_of_error, message = _REFUSALS[refused["code"]], str(refused["message"])
+            raise kind_of_error(message)
         if "ended" in answer:
             if answer["ended"] == "time":
                 raise RequestTooLarge(f"the {kind} is not decoded after {limit_s:.3g} s")
@@ -405,23 +427,28 @@ class _Host:
                 self._asked.pop(number, None)
 
     def _read(self) -> None:
-        message = b"-"
-        while message:
-            try:
-                message = self._link.recv(LONGEST_MESSAGE)
-            except OSError:
-                message = b""
-            if message:
+        try:
+            while message := self._received():
                 answer = json.loads(message)
                 with self._lock:
                     future = self._asked.pop(answer["id"], None)
                 if future is not None:
                     future.set_result(answer)
-        with self._lock:
-            self.answers = False
-            left, self._asked = list(self._asked.values()), {}
-        for future in left:
-            future.set_result({"unavailable": "the decoders' host has ended"})
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("the decoders' host is given up: it said what is no answer (%r)", error)
+        finally:
+            with self._lock:
+                self.answers = False
+                left, self._asked = list(self._asked.values()), {}
+            for future in left:
+                future.set_result({"unavailable": "the decoders' host has ended"})
+
+    def _received(self) -> bytes:
+        """The next message; none when the host has ended."""
+        try:
+            return self._link.recv(LONGEST_MESSAGE)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """Ask it to end, by the socket's end; kill it if it does not."""
@@ -441,5 +468,7 @@ class _Host:
 def _environment() -> dict[str, str]:
     """Nothing of this process's but where its modules and libraries are."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    if len(os.fsencode(kept.get("TMPDIR", ""))) > _LONGEST_TMPDIR:
+        del kept["TMPDIR"]  # the server of forks listens below it, and a socket's path has 107 bytes
     path = [os.path.abspath(part) for part in sys.path if part]
     return {**kept, **_SET, "PYTHONPATH": os.pathsep.join(path)}

@@ -21,7 +21,7 @@ from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError,
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
-from omni_jobs.media.wall import MediaWall
+from omni_jobs.media.wall import MediaWall, ending_of
 from omni_jobs.settings import Settings
 from tests import hostile, samples
 
@@ -217,17 +217,15 @@ def check_limits(wall: MediaWall) -> None:
         limits = {line[:26].strip(): line[26:].split()[0] for line in limits_of(pid).splitlines()[1:]}
         assert limits["Max core file size"] == limits["Max file size"] == "0"
         assert int(limits["Max open files"]) <= 64
-    limited = [pid for pid in decoders_of(wall) if "unlimited" not in next(
-        line for line in limits_of(pid).splitlines() if line.startswith("Max cpu time"))[:47]]  # fmt: skip
-    assert limited, "a decoder that did something has a limit on its processor time"
-    for pid in limited:
-        address_space = next(line for line in limits_of(pid).splitlines() if line.startswith("Max address space"))
-        assert int(address_space[26:].split()[0]) < SETTINGS.decoder_memory_bytes + (2 << 30)
+    [decoder] = decoders_of(wall)
+    of = {line[:26].strip(): line[26:].split() for line in limits_of(decoder).splitlines()[1:]}
+    assert int(of["Max address space"][0]) < SETTINGS.decoder_memory_bytes + (2 << 30)
+    assert of["Max cpu time"][0] == of["Max cpu time"][1], "an idle decoder, which holds the pool's locks, has no limit"
 
 
 SCRIPT = """
 import os, sys
-from omni_jobs.media.wall import MediaWall
+from omni_jobs.media.wall import MediaWall, ending_of
 from omni_jobs.settings import Settings
 from tests import samples
 
@@ -286,15 +284,15 @@ def cpu_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def while_decoding(wall: MediaWall, then: Callable[[int], None]) -> BaseException | None:
-    """``then``, with the decoder's pid, while it decodes something endless; what became of that."""
+def while_decoding(wall: MediaWall, then: Callable[[int], None], medium: bytes = SLOW) -> BaseException | None:
+    """``then``, with the decoder's pid, while it decodes something that takes long; what became of that."""
     [decoder] = decoders_of(wall)
     before = cpu_ticks(decoder)
     outcome: list[BaseException | None] = []
 
     def decode() -> None:
         try:
-            wall.probe("image", SLOW, wall.budget())
+            wall.probe("image", medium, wall.budget())
             outcome.append(None)
         except OmniJobsError as error:
             outcome.append(error)
@@ -308,12 +306,59 @@ def while_decoding(wall: MediaWall, then: Callable[[int], None]) -> BaseExceptio
     return outcome[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
 def test_a_decoder_that_dies_is_the_requests_error(slow_wall: MediaWall, number: signal.Signals) -> None:
     error = while_decoding(slow_wall, lambda decoder: os.kill(decoder, number))
     assert isinstance(error, InvalidRequest)
     assert number.name in error.message
     assert slow_wall.probe("image", samples.image(), slow_wall.budget()).width == 64  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_decoder_that_is_stopped_is_not_the_requests_error(slow_wall: MediaWall, number: signal.Signals) -> None:
+    """It is tried once more; then its client may, or its job's next attempt."""
+
+    def stop_twice(decoder: int) -> None:
+        os.kill(decoder, number)
+        wait_for(lambda: decoders_of(slow_wall) - {decoder} != set())
+        [other] = decoders_of(slow_wall) - {decoder}
+        before = cpu_ticks(other)
+        wait_for(lambda: cpu_ticks(other) > before + 10)
+        os.kill(other, number)
+
+    error = while_decoding(slow_wall, stop_twice)
+    assert isinstance(error, DecodersUnavailable)
+    assert number.name in str(error)
+    assert slow_wall.probe("image", samples.image(), slow_wall.budget()).width == 64  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("victim", ["host", "server of forks"])
+def test_who_dies_above_a_decoder_is_not_the_requests_error(slow_wall: MediaWall, victim: str) -> None:
+    def kill(decoder: int) -> None:
+        parent = int(Path(f"/proc/{decoder}/stat").read_text().rpartition(")")[2].split()[1])
+        assert slow_wall.pid is not None
+        os.kill(slow_wall.pid if victim == "host" else parent, signal.SIGKILL)
+
+    assert while_decoding(slow_wall, kill, hostile.jpeg_scan_bomb(1_000, 1_000)) is None
+
+
+def test_a_long_path_of_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of forks has a socket below it, whose path may not be long."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with MediaWall(SETTINGS) as wall:
+        assert wall.probe("image", samples.image(), wall.budget()).width == 64  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status", [1, 255, -signal.SIGKILL, -signal.SIGTERM])
+def test_endings_that_no_medium_causes(status: int) -> None:
+    assert set(ending_of(status)) == {"unavailable"}
+
+
+def test_endings_that_a_medium_causes() -> None:
+    assert ending_of(-signal.SIGXCPU) == {"ended": "time"}
+    assert ending_of(-signal.SIGSEGV) == {"ended": "SIGSEGV"}
 
 
 def test_a_host_that_dies_is_not_the_requests_error(slow_wall: MediaWall) -> None:
@@ -362,8 +407,8 @@ def test_the_media_of_one_submit_share_their_time() -> None:
 
 def test_a_decoder_takes_no_more_memory_than_it_may() -> None:
     with MediaWall(SETTINGS.model_copy(update={"decoders": 1, "decoder_memory_bytes": 64 << 20})) as wall:
-        with pytest.raises((RequestTooLarge, InvalidRequest), match=r"memory|does not decode"):
-            wall.probe("image", hostile.webp_large(), wall.budget())
+        with pytest.raises(RequestTooLarge, match="more memory"):
+            wall.probe("image", samples.image(5_600, 5_600, compress_level=1), wall.budget())
         [decoder] = decoders_of(wall)
         peak = next(line for line in Path(f"/proc/{decoder}/status").read_text().splitlines() if "VmHWM" in line)
         assert int(peak.split()[1]) < 250 << 10
@@ -377,7 +422,7 @@ def test_who_waits_too_long_or_too_many_are_told(slow_wall: MediaWall) -> None:
         with pytest.raises(DecodersUnavailable, match="too many") as caught:
             slow_wall.probe("image", samples.image(), slow_wall.budget())
         refused.append(caught.value)
-        os.kill(decoder, signal.SIGKILL)
+        os.kill(decoder, signal.SIGABRT)
 
     while_decoding(slow_wall, ask)
     assert (refused[0].http_status, refused[0].retryable) == (503, True)
@@ -391,7 +436,7 @@ def test_a_wait_has_its_limit() -> None:
         def ask(decoder: int) -> None:
             with pytest.raises(DecodersUnavailable, match=r"within 0\.2 s"):
                 wall.probe("image", samples.image(), wall.budget())
-            os.kill(decoder, signal.SIGKILL)
+            os.kill(decoder, signal.SIGABRT)
 
         while_decoding(wall, ask)
 
