@@ -2,9 +2,10 @@
 
 Each API process goes by a count of its own: what SQL said last, and what it has
 submitted itself since. A count costs a query, so there is one a second at most, and
-queries that take long take no more than a hundredth of the time. Requests do not wait
-for it: they go by the last count while another thread makes the next one, and wait
-only at the start, or when the last count is very old.
+queries that take long take no more than a hundredth of the time. A thread of its own
+counts, and requests do not wait for it: they go by the last count meanwhile. They wait
+only at the start, or when the last count is very old, all of them for the same count,
+and share the error where it fails.
 
 So a process never lets more wait than its limit, as far as it knows. What it does not
 know is what other processes have accepted since its last count: the backlog may exceed
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,18 +72,20 @@ class Backlog:
         self._taken: Counter[Scope] = Counter()  # since the last count began: it may hold some of them, or none
         self._taken_meanwhile: Counter[Scope] | None = None  # since the count that goes on now began
         self._leaving: dict[Scope, float] = {}  # jobs a second that left the queue, smoothed
-        self._counting = threading.Lock()  # held by whoever counts
+        self._count_under_way: Future[None] | None = None
         self._counter: threading.Thread | None = None
 
     @contextmanager
     def place(self, pipeline: str, tenant: str, jobs: int = 1) -> Iterator[Place]:
         """Room for jobs that are about to be submitted; set ``taken`` when they were.
 
-        Raises TooManyJobs, and DatabaseUnavailable when nothing is known about the backlog.
+        It goes by the last count and never waits: call ``keep_fresh`` or ``refresh`` before it.
+        Raises TooManyJobs, and DatabaseUnavailable when nothing was ever counted.
         """
-        self._keep_fresh()
         scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
         with self._lock:
+            if self._counted_at is None:
+                raise DatabaseUnavailable("the backlog has not been counted yet")
             for scope, limit in zip(scopes, (self._per_pipeline, self._per_tenant), strict=True):
                 self._refuse_if_full(scope, limit, jobs)
             self._places.update(dict.fromkeys(scopes, jobs))
@@ -100,14 +104,29 @@ class Backlog:
                     if self._taken_meanwhile is not None:
                         self._taken_meanwhile.update(dict.fromkeys(scopes, jobs))
 
-    def is_old(self) -> bool:
-        """Whether ``place`` would wait for a count: ``refresh`` does so where waiting is no harm."""
+    def keep_fresh(self) -> Future[None] | None:
+        """Begin a count where one is due. Return it where the last one is too old to go by: wait for it then.
+
+        None: go on. The count raises DatabaseUnavailable to everyone who waits for it.
+        """
         with self._lock:
-            return self._is_old()
+            now = self._clock()
+            is_old = self._counted_at is None or now - self._counted_at > _PAUSES_UNTIL_OLD * self._pause
+            if not is_old and (now < self._due or self._count_under_way is not None):
+                return None
+            count = self._count_under_way
+            begins = count is None
+            if count is None:
+                count = self._count_under_way = Future()
+                count.set_running_or_notify_cancel()  # one who leaves takes it from nobody
+        if begins:
+            self._begin(count)
+        return count if is_old else None
 
     def refresh(self) -> None:
-        """Count unless the last count will do. Raises DatabaseUnavailable."""
-        self._keep_fresh()
+        """Wait for a count where the last one is too old to go by. Raises DatabaseUnavailable."""
+        if (count := self.keep_fresh()) is not None:
+            count.result()
 
     def close(self) -> None:
         """Wait for the count that goes on, if any."""
@@ -134,34 +153,34 @@ class Backlog:
 
     # The count
 
-    def _keep_fresh(self) -> None:
-        with self._lock:
-            due, old = self._clock() >= self._due, self._is_old()
-        if old:
-            with self._counting:
-                with self._lock:
-                    old = self._is_old()  # another may have counted while this one waited
-                if old:
-                    self._count_now()
-        elif due and self._counting.acquire(blocking=False):
-            counter = threading.Thread(target=self._count_behind, name="backlog", daemon=True)
-            try:
-                counter.start()
-            except RuntimeError:  # no thread to be had: this request goes by the last count, as it would anyway
-                self._counting.release()
-                return
-            self._counter = counter
+    def _begin(self, count: Future[None]) -> None:
+        counter = threading.Thread(target=self._run, args=(count,), name="backlog", daemon=True)
+        try:
+            counter.start()
+        except RuntimeError as error:  # no thread to be had
+            self._end(count, DatabaseUnavailable(f"the backlog cannot be counted: {error}"))
+            return
+        self._counter = counter
 
-    def _is_old(self) -> bool:
-        return self._counted_at is None or self._clock() - self._counted_at > _PAUSES_UNTIL_OLD * self._pause
-
-    def _count_behind(self) -> None:
+    def _run(self, count: Future[None]) -> None:
         try:
             self._count_now()
         except DatabaseUnavailable as error:
             logger.warning("the backlog cannot be counted: %s", error)
-        finally:
-            self._counting.release()
+            self._end(count, error)
+        except BaseException as error:
+            logger.exception("the backlog cannot be counted")
+            self._end(count, error)
+        else:
+            self._end(count)
+
+    def _end(self, count: Future[None], error: BaseException | None = None) -> None:
+        with self._lock:
+            self._count_under_way = None
+        if error is None:
+            count.set_result(None)
+        else:
+            count.set_exception(error)
 
     def _count_now(self) -> None:
         began = self._clock()

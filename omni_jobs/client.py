@@ -37,7 +37,6 @@ from omni_jobs.errors import (
     NotFound,
     ObjectCorrupt,
     OmniJobsError,
-    RequestTooLarge,
     ServerUnavailable,
     TooManyJobs,
     kind_of,
@@ -113,7 +112,8 @@ class Client:
 
         Sent and read as a stream. It is not tried again by itself: with an ``idempotency_key`` the same
         lines may be sent again, and make only what is missing. ``cancel_after``: as for ``submit``, of each line.
-        Raises RequestTooLarge after the last answer where the server has not looked at all lines; it says which.
+        Raises RequestTooLarge or ServerBusy after the last answer where the server has not looked at all lines; it
+        says which.
         """
         headers = {"Content-Type": "application/jsonl"}
         if idempotency_key is not None:
@@ -133,7 +133,7 @@ class Client:
                 if '"lines"' not in answer[:9]:
                     yield BulkAnswer.model_validate_json(answer)
                 elif (error := json.loads(answer).get("error")) is not None:  # the last: their counts
-                    raise RequestTooLarge(str(error["message"]), field=error.get("field"))
+                    raise _error_told(error)
 
     def pipelines(self) -> Sequence[PipelineView]:
         """What the server can be asked for; ``model`` of a submit is the name of one."""
@@ -343,13 +343,17 @@ def user_message(
 def error_of(response: httpx.Response) -> OmniJobsError:
     """The error a response tells of, as the class of its code."""
     try:
-        told = response.json()["error"]
-        code, message = str(told["code"]), str(told["message"])
+        return _error_told(response.json()["error"], response.headers.get("Retry-After", ""))
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
         if response.status_code in (502, 503, 504):
             return ServerUnavailable(message)
         return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
+
+
+def _error_told(told: Mapping[str, Any], retry_after: str = "") -> OmniJobsError:
+    """The error of the API's one shape, as the class of its code. Raises KeyError, TypeError where it is another."""
+    code, message = str(told["code"]), str(told["message"])
     kind = kind_of(code)
     about = {name: told[name] for name in ("field", "stage", "key") if isinstance(told.get(name), str)}
     if kind is None:
@@ -357,8 +361,8 @@ def error_of(response: httpx.Response) -> OmniJobsError:
     if issubclass(kind, ConfigError):
         about.pop("key", None)
     if issubclass(kind, TooManyJobs):
-        seconds = response.headers.get("Retry-After", "")
-        return kind(message, retry_after_s=int(seconds) if seconds.isdecimal() else 1, field=about.get("field"))
+        wait_s = int(retry_after) if retry_after.isdecimal() else 1
+        return kind(message, retry_after_s=wait_s, field=about.get("field"))
     return kind(message, **about)
 
 

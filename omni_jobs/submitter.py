@@ -17,13 +17,31 @@ from dataclasses import dataclass, field
 from omni_jobs.errors import Conflict, DatabaseUnavailable
 from omni_jobs.jobs import Hint, NewJob, Submitted
 
-__all__ = ["Submitter"]
+__all__ = ["Submitter", "submit_apart"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 256
 
 Wishes = Sequence[tuple[NewJob, str | None]]
+SubmitAll = Callable[[Wishes], Sequence[Submitted | Conflict]]
+
+
+def submit_apart(submit_all: SubmitAll, wishes: Wishes) -> Sequence[Submitted | Exception]:
+    """Submit jobs with their idempotency keys together; the answers in their order, errors among them.
+
+    What the database refuses of one fails no other. DatabaseUnavailable is the answer where the database
+    does not answer: the job may exist all the same then. It raises nothing.
+    """
+    try:
+        return submit_all(wishes)
+    except DatabaseUnavailable as error:
+        return [error] * len(wishes)
+    except Exception as error:
+        if len(wishes) > 1:
+            return [answer for wish in wishes for answer in submit_apart(submit_all, [wish])]
+        logger.exception("job %s was refused by the database", wishes[0][0].job_id)
+        return [error]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +54,7 @@ class _Wish:
 class Submitter:
     """Safe for threads. ``start`` before the first submit, ``close`` at the end."""
 
-    def __init__(
-        self, submit_all: Callable[[Wishes], Sequence[Submitted | Conflict]], send: Callable[[Sequence[Hint]], object]
-    ) -> None:
+    def __init__(self, submit_all: SubmitAll, send: Callable[[Sequence[Hint]], object]) -> None:
         """``submit_all``: that of ``Jobs``. ``send`` publishes hints and must not raise: the rescuer repeats them."""
         self._submit_all = submit_all
         self._send = send
@@ -91,25 +107,10 @@ class Submitter:
                         unanswered.answer.set_exception(error)
 
     def _answer(self, wishes: Sequence[_Wish]) -> None:
-        try:
-            answers = self._submit_all([(wish.job, wish.idempotency_key) for wish in wishes])
-        except DatabaseUnavailable as error:
-            for wish in wishes:
-                wish.answer.set_exception(error)
-            return
-        except Exception as error:
-            # What the database refuses of one must not fail the others.
-            if len(wishes) == 1:
-                [wish] = wishes
-                logger.exception("job %s was refused by the database", wish.job.job_id)
-                wish.answer.set_exception(error)
-                return
-            for one in wishes:
-                self._answer([one])
-            return
+        answers = submit_apart(self._submit_all, [(wish.job, wish.idempotency_key) for wish in wishes])
         self._send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
         for wish, answer in zip(wishes, answers, strict=True):
-            if isinstance(answer, Conflict):
-                wish.answer.set_exception(answer)
-            else:
+            if isinstance(answer, Submitted):
                 wish.answer.set_result(answer)
+            else:
+                wish.answer.set_exception(answer)

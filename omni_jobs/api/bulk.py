@@ -8,33 +8,36 @@ read to its end: a client may write all of it before it reads.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from typing import IO, Annotated, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, suppress
+from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from omni_jobs.api.errors import errors
+from omni_jobs.api.bulk_answers import Answers
+from omni_jobs.api.errors import errors, shown, unforeseen
 from omni_jobs.api.held import Body
-from omni_jobs.api.intake import Wanted, take
+from omni_jobs.api.intake import Candidate, take_group
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.backlog import Place
 from omni_jobs.errors import (
-    Conflict,
+    DatabaseUnavailable,
     InvalidRequest,
     OmniJobsError,
     RequestTooLarge,
+    ServerBusy,
+    TooSlow,
     UnsupportedContentType,
 )
 from omni_jobs.jobs import NewJob, Submitted, new_job_id
 from omni_jobs.requests import Admitted, cancel_after, parse
 from omni_jobs.submission import forget_media, new_job, store_media
+from omni_jobs.submitter import submit_apart
 
 __all__ = ["router"]
 
@@ -44,8 +47,6 @@ CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 _GROUP_LINES = 256
 _GROUP_BYTES = 4 << 20
 _PIECE_BYTES = 2 << 10
-_ANSWERS_IN_MEMORY = 1 << 20
-_LONGEST_MESSAGE = 2000
 
 Line = tuple[int, bytes | OmniJobsError]
 """Its number, from 1, and what stands in it, or why it was not read."""
@@ -102,7 +103,8 @@ async def submit_bulk(
 
     A line that is refused disturbs no other; empty lines are passed over. The answers stand in the
     order of the lines, the last says how many there were. Where the answers come to 64 MiB (a setting),
-    the bulk ends: the last answer has an `error` then, which names the last line that was looked at.
+    the bulk ends: the last answer has an `error` then, which names the last line that was looked at. So it
+    does (`server_busy`) where the server has no room for the next line, or for the answers of all bulks.
 
     Sent again with its `Idempotency-Key`, for example after a connection was lost, a bulk gives the
     jobs of the first time and makes the rest.
@@ -115,20 +117,45 @@ async def submit_bulk(
         raise UnsupportedContentType(f"must be {' or '.join(CONTENT_TYPES)}", field="Content-Type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
-    bulk = _Bulk(services, idempotency_key, tenant, expires_in_s)
+    answers = services.bulk_answers.begin()
     try:
+        bulk = _Bulk(services, answers, idempotency_key, tenant, expires_in_s)
         body: Body = request.state.body
         body.is_streamed = True
-        async for group in _groups(_lines(request.stream(), services.settings.max_body_bytes, body), body):
-            if not bulk.is_full:  # the rest is read all the same: a client may write all before it reads
-                await bulk.submit(group)
-            body.hold(-_size(group))
+        stream = request.stream()
+        await _submit_all(bulk, stream, body)
+        if bulk.ended is not None:
+            await _pass_over(stream, services.settings.body_limit_s)
         await run_sync(bulk.end)
     except BaseException:
-        with suppress(OSError):  # a full disk, again
-            bulk.answers.close()
+        answers.close()
         raise
-    return StreamingResponse(_read(bulk.answers), media_type="application/jsonl")
+    return _AnswersResponse(answers)
+
+
+async def _submit_all(bulk: _Bulk, stream: AsyncIterator[bytes], body: Body) -> None:
+    lines = _lines(stream, bulk.max_line_bytes, body)
+    try:
+        async with aclosing(_groups(lines, body)) as groups:
+            async for group in groups:
+                bulk.check_room()
+                await bulk.submit(group)
+                body.let_go(_size(group))
+    except (RequestTooLarge, ServerBusy) as error:
+        if not bulk.has_answers:
+            raise
+        bulk.ended = error  # its jobs are there: a refusal of the whole would not tell of them
+
+
+async def _pass_over(stream: AsyncIterator[bytes], within_s: float) -> None:
+    """Read the rest and drop it: a client may write all of it before it reads.
+
+    One that goes on for longer is answered all the same, and may find its connection closed while it still writes.
+    """
+    with suppress(TimeoutError, TooSlow):
+        async with asyncio.timeout(within_s):
+            async for _ in stream:
+                pass
 
 
 # The request, line by line.
@@ -142,29 +169,40 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await asyncio.sleep(0)
 
 
-async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncIterator[Line]:
-    """The lines that are not empty. One that is too long is an error in its place, and not kept."""
+async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[Line | None]:
+    """The lines that are not empty. One that is too long is an error in its place, and not kept.
+
+    None where there is no room for more of a line: what is kept of those before has to go first. Raises ServerBusy
+    where there is none after that.
+    """
     number, kept, dropping = 1, bytearray(), False
     held = 0
     async for chunk in _pieces(chunks):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             kept += end
-            if dropping or len(kept) > max_bytes:
-                yield number, _too_long(max_bytes)
-            elif line := bytes(kept).strip():
+            line = _too_long(max_bytes) if dropping or len(kept) > max_bytes else bytes(kept).strip()
+            kept.clear()
+            body.let_go(held)  # its receiver holds it from here on
+            held = 0
+            if line:
                 yield number, line
             number, dropping = number + 1, False
-            kept.clear()
         kept += rest
         if len(kept) > max_bytes:
             kept.clear()
             dropping = True
-        body.hold(len(kept) - held)
+        body.let_go(held)
+        held = 0
+        if not body.has_room(len(kept)):
+            yield None
+        body.hold(len(kept))
         held = len(kept)
     if dropping:
         yield number, _too_long(max_bytes)
     elif line := bytes(kept).strip():
+        kept.clear()
+        body.let_go(held)
         yield number, line
 
 
@@ -172,13 +210,20 @@ def _too_long(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"the line has more than {max_bytes} bytes", field="body")
 
 
-async def _groups(lines: AsyncIterator[Line], body: Body) -> AsyncIterator[list[Line]]:
+async def _groups(lines: AsyncIterator[Line | None], body: Body) -> AsyncGenerator[list[Line]]:
+    """As many lines as are submitted at once: fewer where there is no room for more."""
     group: list[Line] = []
     size = 0
     async for line in lines:
+        more = 0 if line is None else _size([line])
+        if group and (line is None or not body.has_room(more)):
+            yield group
+            group, size = [], 0
+        if line is None:
+            continue
+        body.hold(more)
         group.append(line)
-        body.hold(_size([line]))
-        size += _size([line])
+        size += more
         if len(group) >= _GROUP_LINES or size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -197,40 +242,54 @@ class _Bulk:
     """The jobs of a bulk, and the answers to its lines, which take so much room and no more."""
 
     def __init__(
-        self, services: Services, idempotency_key: str | None, tenant: str, expires_in_s: float | None
+        self,
+        services: Services,
+        answers: Answers,
+        idempotency_key: str | None,
+        tenant: str,
+        expires_in_s: float | None,
     ) -> None:
         self._services = services
+        self._answers = answers
         self._idempotency_key = idempotency_key
         self._tenant = tenant
         self._expires_in_s = expires_in_s
-        self._lines = self._accepted = self._last = self._bytes = 0
-        self.answers: IO[bytes] = tempfile.SpooledTemporaryFile(_ANSWERS_IN_MEMORY)  # noqa: SIM115 — its user closes it
+        self._lines = self._accepted = self._last = 0
+        self.ended: OmniJobsError | None = None  # why no further line is to be looked at
 
     @property
-    def is_full(self) -> bool:
-        return self._bytes >= self._services.settings.max_bulk_answer_bytes
+    def max_line_bytes(self) -> int:
+        return self._services.settings.max_body_bytes
+
+    @property
+    def has_answers(self) -> bool:
+        return self._lines > 0
+
+    def check_room(self) -> None:
+        """Raises RequestTooLarge and ServerBusy where no more lines may be answered."""
+        self._answers.check_room()
 
     async def submit(self, group: Sequence[Line]) -> None:
         """Raises DatabaseUnavailable, StorageUnavailable, StorageFull: the rest is not looked at then."""
         services = self._services
-        wanted, told = await run_sync(self._parse, group, limiter=services.bulks)
+        candidates, told = await run_sync(self._parse, group, limiter=services.bulks)
         admitted: dict[int, Admitted] = {}
         places: dict[int, Place] = {}
         with ExitStack() as stack:
-            found = await take(services, list(wanted.values()), stack, services.bulks)
-            for number, each in zip(wanted, found, strict=True):
-                if isinstance(each, OmniJobsError):
-                    told[number] = {"error": _shown(each)}
+            taken = await take_group(services, list(candidates.values()), stack)
+            for number, admission in zip(candidates, taken, strict=True):
+                if isinstance(admission, OmniJobsError):
+                    told[number] = _refusal(admission)
                 else:
-                    admitted[number], places[number] = each
+                    admitted[number], places[number] = admission
             submitted = await run_sync(self._submit, admitted)
             for number, answer in submitted.items():
                 places[number].taken |= answer.get("created", False)  # of all who share it, until the next count
         await run_sync(self._tell, group, told | submitted)
 
-    def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Wanted], dict[int, dict[str, Any]]]:
+    def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Candidate], dict[int, dict[str, Any]]]:
         """By their numbers, the lines that are requests by their form, and the answers to the others."""
-        wanted: dict[int, Wanted] = {}
+        candidates: dict[int, Candidate] = {}
         told: dict[int, dict[str, Any]] = {}
         for number, line in group:
             try:
@@ -238,31 +297,33 @@ class _Bulk:
                     raise line
                 form = parse(line, self._services.settings)
             except OmniJobsError as error:
-                told[number] = {"error": _shown(error)}
+                told[number] = _refusal(error)
                 continue
             key = _key_of(self._idempotency_key, number)
-            wanted[number] = Wanted(form, len(line), self._tenant, key, self._expires_in_s)
-        return wanted, told
+            candidates[number] = Candidate(form, len(line), self._tenant, key, self._expires_in_s)
+        return candidates, told
 
     def _submit(self, admitted: Mapping[int, Admitted]) -> dict[int, dict[str, Any]]:
         """The answers to admitted lines."""
         services = self._services
         jobs: dict[int, NewJob] = {}
-        for number, found in admitted.items():
+        for number, request in admitted.items():
             job_id = new_job_id()
-            media = store_media(job_id, found, services.store)
-            jobs[number] = new_job(job_id, found, media, tenant=self._tenant, expires_in_s=self._expires_in_s)
+            media = store_media(job_id, request, services.store)
+            jobs[number] = new_job(job_id, request, media, tenant=self._tenant, expires_in_s=self._expires_in_s)
         keys = (_key_of(self._idempotency_key, number) for number in jobs)
-        submitted = services.jobs.submit_all(list(zip(jobs.values(), keys, strict=True)))
-        services.relay.send([hint for answer in submitted if isinstance(answer, Submitted) for hint in answer.hints])
+        answers = submit_apart(services.jobs.submit_all, list(zip(jobs.values(), keys, strict=True)))
+        services.relay.send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
         told: dict[int, dict[str, Any]] = {}
-        for (number, job), answer in zip(jobs.items(), submitted, strict=True):
-            if isinstance(answer, Conflict) or not answer.created:
+        for (number, job), answer in zip(jobs.items(), answers, strict=True):
+            if isinstance(answer, DatabaseUnavailable):
+                raise answer
+            if not isinstance(answer, Submitted) or not answer.created:
                 forget_media(job.media, services.store)
-            if isinstance(answer, Conflict):
-                told[number] = {"error": _shown(answer)}
-            else:
+            if isinstance(answer, Submitted):
                 told[number] = {"id": answer.job_id, "created": answer.created}
+            else:
+                told[number] = _refusal(answer if isinstance(answer, OmniJobsError) else unforeseen())
         return told
 
     def _tell(self, group: Sequence[Line], told: Mapping[int, Mapping[str, Any]]) -> None:
@@ -270,8 +331,8 @@ class _Bulk:
         self._last = group[-1][0]
         self._accepted += sum("id" in answer for answer in told.values())
         for number, _ in group:
-            self._write({"line": number, **told[number]})
-        self.answers.flush()  # a full disk is met here, before anything was answered
+            self._answers.write({"line": number, **told[number]})
+        self._answers.flush()  # a full disk is met here, before anything was answered
 
     def end(self) -> None:
         """Write the last answer."""
@@ -280,21 +341,18 @@ class _Bulk:
             "accepted": self._accepted,
             "refused": self._lines - self._accepted,
         }
-        if self.is_full:
-            error = RequestTooLarge(
-                f"the answers have come to {self._bytes} bytes, and a bulk may have "
-                f"{self._services.settings.max_bulk_answer_bytes}: no line after line {self._last} was looked at; "
-                "send those as another bulk, with a key of its own",
-                field="body",
+        if self.ended is not None:
+            message = (
+                f"{self.ended.message}: no line after line {self._last} was looked at; "
+                "send those as another bulk, with a key of its own"
             )
-            last["error"] = _shown(error)
-        self._write(last)
-        self.answers.flush()
+            last |= _refusal(type(self.ended)(message, field=self.ended.field))
+        self._answers.write(last)
+        self._answers.flush()
 
-    def _write(self, answer: Mapping[str, Any]) -> None:
-        text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-        self.answers.write(text)
-        self._bytes += len(text)
+
+def _refusal(error: OmniJobsError) -> dict[str, Any]:
+    return {"error": shown(error.to_dict())}
 
 
 def _key_of(idempotency_key: str | None, number: int) -> str | None:
@@ -305,14 +363,15 @@ def _key_of(idempotency_key: str | None, number: int) -> str | None:
 # The answers.
 
 
-def _shown(error: OmniJobsError) -> dict[str, Any]:
-    shown = error.to_dict()
-    shown["message"] = shown["message"][:_LONGEST_MESSAGE]
-    return shown
+class _AnswersResponse(StreamingResponse):
+    """Closes them, however far a client reads."""
 
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(answers.read(), media_type="application/jsonl")
+        self._answers = answers
 
-def _read(answers: IO[bytes]) -> Iterator[bytes]:
-    with answers:
-        answers.seek(0)
-        while chunk := answers.read(64 << 10):
-            yield chunk
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.close()

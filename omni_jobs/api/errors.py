@@ -19,7 +19,7 @@ from starlette.routing import Route
 from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, StorageFull, TooManyJobs
 from omni_jobs.views import ErrorView
 
-__all__ = ["ErrorBody", "answer_to", "errors", "install"]
+__all__ = ["ErrorBody", "answer_to", "errors", "install", "shown", "unforeseen"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,22 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unforeseen)
 
 
+def shown(error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error as clients see it: what of it quotes their own text is cut to a bounded length."""
+    cut = {**error, "message": str(error["message"])[:_LONGEST_MESSAGE]}
+    if "field" in cut:
+        cut["field"] = cut["field"][:_LONGEST_FIELD]
+    return cut
+
+
+def unforeseen() -> OmniJobsError:
+    """What a client is told of a bug: nothing of the inside."""
+    return OmniJobsError("something went wrong in the server")
+
+
 def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    shown = {**error, "message": str(error["message"])[:_LONGEST_MESSAGE]}
-    if "field" in shown:
-        shown["field"] = shown["field"][:_LONGEST_FIELD]
     # A lone surrogate from the client's text becomes its JSON escape.
-    content = json.dumps({"error": shown}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    content = json.dumps({"error": shown(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(content, status, headers, media_type="application/json")
 
 
@@ -120,4 +130,4 @@ def _gone(request: Request, error: Exception) -> Response:
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     """A bug. Starlette logs it with its trace; the client learns nothing of the inside."""
-    return _answer(500, OmniJobsError("something went wrong in the server").to_dict())
+    return _answer(500, unforeseen().to_dict())

@@ -102,19 +102,27 @@ class Body:
             self.hold(self.received - self._held)
         return message
 
+    def has_room(self, more: int) -> bool:
+        """Whether ``hold`` would take so many bytes more."""
+        return self._held + more <= _ALWAYS_TAKEN or self._all.bytes + more <= self._all.limit
+
     def hold(self, more: int) -> None:
-        """So many bytes more are in memory, or fewer. Raises ServerBusy where that is too much of all together."""
-        if more > 0:
-            self._check(more)
+        """So many bytes more are in memory. Raises ServerBusy where that is too much of all together."""
+        self._check(more)
         self._held += more
         self._all.bytes += more
 
     def _check(self, more: int) -> None:
         """Raises ServerBusy where so many bytes more would be too much of all together."""
-        if self._held + more > _ALWAYS_TAKEN and self._all.bytes + more > self._all.limit:
+        if not self.has_room(more):
             self._is_done = True
             self.release()
             raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")
+
+    def let_go(self, fewer: int) -> None:
+        """So many bytes fewer are in memory."""
+        self._held -= fewer
+        self._all.bytes -= fewer
 
     def release(self) -> None:
         """Nothing of it is in memory any longer."""

@@ -1,14 +1,16 @@
 """What both doors of a submit do, the single one and the bulk: requests are admitted, each with a place in the queue.
 
-No submit waits for another's: a tokenizer that is being loaded is waited for on the event loop, what
-takes long is admitted apart from what does not, and the database is asked outside both.
+No submit waits for another's: a tokenizer that is being loaded and a count of the backlog are waited for on the
+event loop, and what takes long is admitted apart from what does not. A line of a bulk that has media waits for its
+decoder outside the turns of the bulks, so that no bulk of text waits behind it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -17,18 +19,21 @@ from anyio.to_thread import run_sync
 
 from omni_jobs.api.services import Services
 from omni_jobs.backlog import Place
-from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError, TooManyJobs
+from omni_jobs.errors import DecodersUnavailable, InvalidRequest, ModelMissing, OmniJobsError, TooManyJobs
 from omni_jobs.requests import Admitted, Parsed, admit, check_deadline, parse
 
-__all__ = ["Wanted", "parsed", "take"]
+__all__ = ["Candidate", "parsed", "take", "take_group"]
 
 _SMALL_BYTES = 16 << 10
 _TINY_VALUES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A job that a client wants. ``size``: its body's bytes. ``expires_in_s``: what ``Cancel-After`` says."""
+class Candidate:
+    """A job that a client asks for, before it is admitted.
+
+    ``size``: its body's bytes. ``expires_in_s``: what ``Cancel-After`` says.
+    """
 
     parsed: Parsed
     size: int
@@ -36,6 +41,11 @@ class Wanted:
     idempotency_key: str | None
     expires_in_s: float | None
     prompt_embeds: bytes | None = None
+
+    @property
+    def pipeline(self) -> str:
+        """The name that it gives; there may be none of it."""
+        return self.parsed.request.model
 
     @property
     def has_media(self) -> bool:
@@ -55,93 +65,157 @@ async def parsed(services: Services, body: bytes | bytearray) -> Parsed:
     return parse(body, services.settings)  # a thread would cost more
 
 
-async def take(
-    services: Services, wanted: Sequence[Wanted], stack: ExitStack, slots: CapacityLimiter | None = None
-) -> list[tuple[Admitted, Place] | OmniJobsError]:
-    """Each as it is admitted, with its place in the queue, or why it is refused; in their order. Several may share
-    a place: it is ``taken`` when a job of them was made.
+# A single submit
 
-    The places are kept until ``stack`` is closed. ``slots``: a bulk's, which wait for one another; a single submit
-    has those of its kind. Raises DatabaseUnavailable, and DecodersUnavailable where too many media wait.
+
+async def take(services: Services, candidate: Candidate, stack: ExitStack) -> tuple[Admitted, Place]:
+    """Admit a single submit. Its place in the queue is kept until ``stack`` is closed.
+
+    Raises the error that it is refused with, and DatabaseUnavailable.
     """
-    for name in {each.parsed.request.model for each in wanted}:
-        await services.renderer_loads.ready(name)
-    if slots is None and all(each.is_small and not _has_model(services, each) for each in wanted):
-        found = _admit_all(services, wanted)  # of microseconds: a thread would cost more
+    await services.renderer_loads.ready(candidate.pipeline)
+    if candidate.is_small and not _has_model(services, candidate):
+        admitted = _admit(services, candidate)  # of microseconds: a thread would cost more
     else:
-        found = await run_sync(_admit_all, services, wanted, limiter=slots or _slots(services, wanted))
-    return await _placed(services, wanted, found, stack)
+        admitted = await run_sync(_admit, services, candidate, limiter=_limiter(services, candidate))
+    if (count := services.backlog.keep_fresh()) is not None:
+        await asyncio.wrap_future(count)
+    try:
+        return admitted, _place(services, candidate, admitted, stack)
+    except (InvalidRequest, TooManyJobs):
+        if await _is_known(services, candidate):
+            return admitted, Place()
+        raise
 
 
-def _has_model(services: Services, wanted: Wanted) -> bool:
-    pipeline = services.pipelines.get(wanted.parsed.request.model)
+def _has_model(services: Services, candidate: Candidate) -> bool:
+    pipeline = services.pipelines.get(candidate.pipeline)
     return pipeline is not None and pipeline.model is not None
 
 
-def _slots(services: Services, wanted: Sequence[Wanted]) -> CapacityLimiter:
-    """Those that these wait in: apart, so that what is small waits for nothing large, and no text for media."""
-    if any(each.has_media for each in wanted):
+def _limiter(services: Services, candidate: Candidate) -> CapacityLimiter:
+    """What it waits for a turn of: apart, so that what is small waits for nothing large, and no text for media."""
+    if candidate.has_media:
         if services.media_admissions.available_tokens < 1:
             raise DecodersUnavailable("too many submits wait for their media to be decoded")
         return services.media_admissions
-    if all(each.is_small for each in wanted):
-        return services.small_admissions
-    return services.admissions
+    return services.small_admissions if candidate.is_small else services.admissions
 
 
-def _admit_all(services: Services, wanted: Sequence[Wanted]) -> list[Admitted | OmniJobsError]:
-    found: list[Admitted | OmniJobsError] = []
-    for each in wanted:
-        try:
-            found.append(_admit(services, each))
-        except OmniJobsError as error:
-            found.append(error)
-    return found
+# A group of a bulk's lines
 
 
-def _admit(services: Services, wanted: Wanted) -> Admitted:
-    admitted = admit(
-        wanted.parsed,
-        services.pipelines,
-        services.settings,
-        services.renderers,
-        prompt_embeds=wanted.prompt_embeds,
-        wall=services.wall,
-    )
-    if admitted.expires_at is not None and wanted.expires_in_s is not None:
-        raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
-    return admitted
-
-
-async def _placed(
-    services: Services, wanted: Sequence[Wanted], found: Sequence[Admitted | OmniJobsError], stack: ExitStack
+async def take_group(
+    services: Services, candidates: Sequence[Candidate], stack: ExitStack
 ) -> list[tuple[Admitted, Place] | OmniJobsError]:
-    """Places for all of a pipeline and tenant together, or else for each."""
-    if services.backlog.is_old():
-        await run_sync(services.backlog.refresh)
+    """Admit each, or say why it is refused; in their order.
+
+    Several may share a place: it is ``taken`` when a job of them was made. The places are kept until ``stack`` is
+    closed. Raises DatabaseUnavailable.
+    """
+    admissions = await _admit_group(services, candidates)
+    if (count := services.backlog.keep_fresh()) is not None:
+        await asyncio.wrap_future(count)
+    shared = _shared_places(services, candidates, admissions, stack)
+    taken: list[tuple[Admitted, Place] | OmniJobsError] = []
+    for candidate, admitted in zip(candidates, admissions, strict=True):
+        if isinstance(admitted, OmniJobsError):
+            taken.append(admitted)
+            continue
+        place = shared.get((admitted.pipeline.name, candidate.tenant))
+        try:
+            if place is None:
+                place = _place(services, candidate, admitted, stack)
+            else:
+                _check_deadline(admitted)
+            taken.append((admitted, place))
+        except (InvalidRequest, TooManyJobs) as error:
+            taken.append((admitted, Place()) if await _is_known(services, candidate) else error)
+    return taken
+
+
+async def _admit_group(services: Services, candidates: Sequence[Candidate]) -> list[Admitted | OmniJobsError]:
+    """Texts in one turn of the bulks; media outside it, one after the other, because their decoders take seconds."""
+    missing: dict[str, ModelMissing] = {}
+    for name in {candidate.pipeline for candidate in candidates}:
+        try:
+            await services.renderer_loads.ready(name)
+        except ModelMissing as error:
+            missing[name] = error
+    texts = [candidate for candidate in candidates if not candidate.has_media]
+    admissions = await run_sync(_admit_all, services, texts, missing, limiter=services.bulks)
+    if len(texts) == len(candidates):
+        return admissions
+    of_texts = iter(admissions)
+    in_order: list[Admitted | OmniJobsError] = []
+    for candidate in candidates:
+        if candidate.has_media:
+            in_order += await run_sync(_admit_all, services, [candidate], missing, limiter=services.media_admissions)
+        else:
+            in_order.append(next(of_texts))
+    return in_order
+
+
+def _admit_all(
+    services: Services, candidates: Sequence[Candidate], missing: Mapping[str, ModelMissing]
+) -> list[Admitted | OmniJobsError]:
+    admissions: list[Admitted | OmniJobsError] = []
+    for candidate in candidates:
+        try:
+            admissions.append(missing.get(candidate.pipeline) or _admit(services, candidate))
+        except OmniJobsError as error:
+            admissions.append(error)
+    return admissions
+
+
+def _shared_places(
+    services: Services,
+    candidates: Sequence[Candidate],
+    admissions: Sequence[Admitted | OmniJobsError],
+    stack: ExitStack,
+) -> Mapping[tuple[str, str], Place]:
+    """By pipeline and tenant, a place for all of them together, where there is room for all."""
     scopes = Counter(
-        (each.pipeline.name, one.tenant)
-        for one, each in zip(wanted, found, strict=True)
-        if not isinstance(each, OmniJobsError)
+        (admitted.pipeline.name, candidate.tenant)
+        for candidate, admitted in zip(candidates, admissions, strict=True)
+        if not isinstance(admitted, OmniJobsError)
     )
     places: dict[tuple[str, str], Place] = {}
     for scope, number in scopes.items():
         with suppress(TooManyJobs):
             places[scope] = stack.enter_context(services.backlog.place(*scope, number))
-    placed: list[tuple[Admitted, Place] | OmniJobsError] = []
-    for one, each in zip(wanted, found, strict=True):
-        if isinstance(each, OmniJobsError):
-            placed.append(each)
-            continue
-        try:
-            if each.expires_at is not None:
-                check_deadline(each.expires_at, time.time())
-            scope = each.pipeline.name, one.tenant
-            place = places.get(scope) or stack.enter_context(services.backlog.place(*scope))
-            placed.append((each, place))
-        except (InvalidRequest, TooManyJobs) as error:
-            # Sent again, a submit gives its job of the first time, however late it is and however much waits.
-            key = one.idempotency_key
-            known = key is not None and await run_sync(services.jobs.is_known, one.tenant, key)
-            placed.append((each, Place()) if known else error)
-    return placed
+    return places
+
+
+# Of both
+
+
+def _admit(services: Services, candidate: Candidate) -> Admitted:
+    admitted = admit(
+        candidate.parsed,
+        services.pipelines,
+        services.settings,
+        services.renderers,
+        prompt_embeds=candidate.prompt_embeds,
+        wall=services.wall,
+    )
+    if admitted.expires_at is not None and candidate.expires_in_s is not None:
+        raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
+    return admitted
+
+
+def _place(services: Services, candidate: Candidate, admitted: Admitted, stack: ExitStack) -> Place:
+    """One of its own. Raises InvalidRequest for a deadline that has passed, TooManyJobs, DatabaseUnavailable."""
+    _check_deadline(admitted)
+    return stack.enter_context(services.backlog.place(admitted.pipeline.name, candidate.tenant))
+
+
+def _check_deadline(admitted: Admitted) -> None:
+    if admitted.expires_at is not None:
+        check_deadline(admitted.expires_at, time.time())
+
+
+async def _is_known(services: Services, candidate: Candidate) -> bool:
+    """Whether its key names a job: sent again, a submit gives it, however late it is and however much waits."""
+    key = candidate.idempotency_key
+    return key is not None and await run_sync(services.jobs.is_known, candidate.tenant, key)

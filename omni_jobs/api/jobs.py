@@ -13,11 +13,11 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from omni_jobs.api.body import read_submission
 from omni_jobs.api.errors import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
-from omni_jobs.api.intake import Wanted, parsed, take
+from omni_jobs.api.intake import Candidate, parsed, take
 from omni_jobs.api.query import PlainNumber
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.api.tenant import tenant_of
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.jobs import as_written, new_job_id
 from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
@@ -97,7 +97,7 @@ async def submit_job(
     tenant = tenant_of(request, services.settings)
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     submission = await read_submission(request, services.settings.max_body_bytes)
-    wanted = Wanted(
+    candidate = Candidate(
         await parsed(services, submission.body),
         len(submission.body),
         tenant,
@@ -106,10 +106,7 @@ async def submit_job(
         submission.prompt_embeds,
     )
     with ExitStack() as stack:
-        [found] = await take(services, [wanted], stack)
-        if isinstance(found, OmniJobsError):
-            raise found
-        admitted, place = found
+        admitted, place = await take(services, candidate, stack)
         job_id = new_job_id()
         media: list[dict[str, Any]] = []
         if admitted.media:
@@ -217,6 +214,7 @@ def retry_job(
     when what the stage reads is not kept any longer: the message then names a stage that can.
     """
     job = services.jobs.get(job_id)
+    services.backlog.refresh()
     with services.backlog.place(job.pipeline, job.tenant) as place:
         hints = services.jobs.retry(job_id, from_stage)
         place.taken = True

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import ModelMissing
 from omni_jobs.prompts import Renderers
 from omni_jobs.stage_config import Pipeline, Pipelines
 
@@ -25,7 +23,10 @@ class RendererLoads:
         self._loads: dict[str, asyncio.Future[None]] = {}
 
     async def ready(self, name: str) -> None:
-        """Wait until the pipeline's renderer is loaded, or cannot be: whoever asks for it then is told why."""
+        """Wait until the pipeline's renderer is loaded; at once where there is no such pipeline.
+
+        Raises ModelMissing where it cannot be loaded: those who waited for the load share its error.
+        """
         pipeline = self._pipelines.get(name)
         if pipeline is None or self._renderers.are_loaded(pipeline):
             return
@@ -33,9 +34,13 @@ class RendererLoads:
         if load is None:
             load = asyncio.ensure_future(run_sync(self._load, pipeline, limiter=self._slots, abandon_on_cancel=True))
             self._loads[name] = load
-            load.add_done_callback(lambda _: self._loads.pop(name))
+            load.add_done_callback(lambda load: self._forget(name, load))
         await asyncio.shield(load)  # one who leaves takes it from nobody
 
     def _load(self, pipeline: Pipeline) -> None:
-        with suppress(ModelMissing):
-            self._renderers.of(pipeline)
+        self._renderers.of(pipeline)
+
+    def _forget(self, name: str, load: asyncio.Future[None]) -> None:
+        del self._loads[name]
+        if not load.cancelled():
+            load.exception()  # is looked at, where everyone who waited has left

@@ -11,6 +11,7 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.ends import Ends
 from omni_jobs.api.renderer_loads import RendererLoads
 from omni_jobs.api.sampled import Sampled
@@ -55,8 +56,9 @@ class Services:
     # One at a time of each, because they hold the interpreter's lock: two would take as long together, and whatever
     # is small waits for its turn behind each.
     admissions: CapacityLimiter  # of large bodies
-    bulks: CapacityLimiter  # of groups of a bulk's lines, which may have media among them
+    bulks: CapacityLimiter  # of groups of a bulk's lines, those with media left out
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
+    bulk_answers: AllAnswers
 
     @classmethod
     def open(cls, settings: Settings) -> Services:
@@ -96,6 +98,7 @@ class Services:
             admissions=CapacityLimiter(1),
             bulks=CapacityLimiter(1),
             media_admissions=CapacityLimiter(wall.places),
+            bulk_answers=AllAnswers(settings),
         )
 
     def close(self) -> None:

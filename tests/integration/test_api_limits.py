@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_jobs.client import Client
 from omni_jobs.db import Database
+from omni_jobs.errors import ServerBusy
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.integration.api_server import ApiServer, serve
@@ -27,6 +29,7 @@ from tests.integration.api_server import ApiServer, serve
 ROOT = Path(__file__).parents[2]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+JSONL = {"Content-Type": "application/jsonl"}
 WAIT_S = 30.0
 
 
@@ -372,6 +375,53 @@ def test_a_bulk_is_held_only_as_far_as_it_waits(patient: ApiServer) -> None:
     )
     assert answer.status_code == 200
     assert json.loads(answer.text.splitlines()[-1])["accepted"] == 12_000
+
+
+def echo(text: str) -> bytes:
+    return json.dumps({"model": "echo", "messages": [{"role": "user", "content": text}]}).encode()
+
+
+def test_a_line_near_the_limit_is_held_once(settings: Settings) -> None:
+    """The limits stand to each other as the defaults do."""
+    lines = [*[echo("x" * 1_000_000)] * 3, echo("y" * 4_190_000)]
+    with serve(settings.model_copy(update={"max_held_body_bytes": 2 * settings.max_body_bytes})) as api:
+        answer = api.http.post("/v1/jobs/bulk", content=b"\n".join(lines), headers=JSONL)
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.text.splitlines()[-1]) == {"lines": 4, "accepted": 4, "refused": 0}
+
+
+def test_a_bulk_goes_on_while_others_hold_nearly_all_there_is(patient: ApiServer) -> None:
+    """What is small passes in smaller groups. A line without room ends the bulk, whose answers tell what it made."""
+    body, large = echo("x" * 2_050_000), echo("x" * 300_000)
+    with ExitStack() as stack:
+        held = [stack.enter_context(closing(connected(patient))) for _ in range(2)]
+        for connection in held:
+            connection.sendall(POST % (b"/v1/jobs", b"application/json", len(body)) + body[:-4])
+        deadline = time.monotonic() + WAIT_S
+        while (refused := patient.http.post("/v1/jobs/bulk", content=large, headers=JSONL)).status_code != 503:
+            assert time.monotonic() < deadline
+        assert refused.json()["error"]["code"] == "server_busy"
+
+        small = [echo("x" * 1000)] * 600
+        answer = patient.http.post("/v1/jobs/bulk", content=b"\n".join(small), headers=JSONL)
+        assert answer.status_code == 200, answer.text
+        assert json.loads(answer.text.splitlines()[-1])["accepted"] == 600
+
+        found = []
+        with (  # noqa: PT012 — the error comes after the answers
+            Client(f"http://{patient.host}:{patient.port}") as client,
+            pytest.raises(ServerBusy, match="no line after line 600 was looked at"),
+        ):
+            for told in client.submit_bulk([*small, large, *small]):
+                found.append(told)
+        assert [told.line for told in found] == list(range(1, 601))
+        assert all(told.id is not None for told in found)
+
+        for connection in held:
+            connection.sendall(body[-4:])
+            assert connection.recv(100).startswith(b"HTTP/1.1 202")
+    answer = patient.http.post("/v1/jobs/bulk", content=large, headers=JSONL)
+    assert json.loads(answer.text.splitlines()[-1])["accepted"] == 1
 
 
 def test_clients_that_leave_give_back_what_they_held(patient: ApiServer) -> None:

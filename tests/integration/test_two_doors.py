@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import sqlite3
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ import pytest
 from omni_jobs import prompts
 from omni_jobs.client import Client
 from omni_jobs.db import Database
-from omni_jobs.errors import RequestTooLarge
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, RequestTooLarge
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from tests import hostile, samples
@@ -83,6 +86,13 @@ def same(body: dict[str, Any]) -> bytes:
     return json.dumps({"model": "qwen2_5_omni", "messages": HELLO, **body}).encode()
 
 
+def nested(name: str, depth: int) -> Any:
+    found: Any = "\0"
+    for _ in range(depth):
+        found = {name: found}
+    return found
+
+
 BODIES: dict[str, bytes] = {
     **{name: same(body) for name, (body, _, _) in REFUSED.items()},
     "no JSON": b"{",
@@ -98,6 +108,7 @@ BODIES: dict[str, bytes] = {
     "too many media": same({"messages": says(*[samples.image_part(samples.image())] * 4)}),
     "too much text": same({"messages": [{"role": "user", "content": "x" * (9 << 20)}]}),
     "too many messages": same({"messages": HELLO * 300}),
+    "a field of many long names": json.dumps(nested("k" * 64, 20)).encode(),
     "too many tokens": same({"messages": [{"role": "user", "content": "x " * 200_000}]}),
 }
 
@@ -115,6 +126,34 @@ def test_both_refuse_a_hostile_body_with_the_same_error(api: ApiServer, name: st
     body = hostile.BODIES[name]()
     answer, _ = bulk(api, body)
     assert answer["error"] == single(api, body)["error"]
+
+
+@pytest.mark.parametrize("name", hostile.MEDIA)
+def test_both_take_or_refuse_hostile_media(api: ApiServer, name: str) -> None:
+    body = hostile.MEDIA[name]()
+    answer, _ = bulk(api, body)
+    one = single(api, body)
+    assert ("error" in answer, "id" in answer) == (one.get("error") is not None, "id" in one)
+    assert answer.get("error") == one.get("error")
+
+
+def test_what_the_database_refuses_of_one_job_fails_no_other(api: ApiServer, settings: Settings) -> None:
+    lines = [json.dumps({**ECHO, "seed": seed}).encode() for seed in (12, 13, 14)]
+    with closing(sqlite3.connect(settings.data_dir / "omni-jobs.sqlite", isolation_level=None)) as connection:
+        connection.execute(
+            "CREATE TRIGGER refuses_13 BEFORE INSERT ON jobs WHEN new.seed = 13 BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        try:
+            first, refused, third, last = bulk(api, *lines)
+            assert first["created"]
+            assert third["created"]
+            assert refused["error"]["code"] == "internal"
+            assert (last["accepted"], last["refused"]) == (2, 1)
+            # On a connection of its own: the server closes it after a bug.
+            with httpx.Client(base_url=api.http.base_url, trust_env=False, timeout=LIMIT_S) as http:
+                assert single(replace(api, http=http), lines[1])["error"] == refused["error"]
+        finally:
+            connection.execute("DROP TRIGGER refuses_13")
 
 
 def test_both_take_the_same_and_make_the_same_job(api: ApiServer) -> None:
@@ -176,6 +215,84 @@ def test_a_bulk_ends_where_its_answers_are_too_many(settings: Settings) -> None:
                 for answer in client.submit_bulk(lines):
                     found.append(answer)
             assert len(found) == 256
+
+
+def test_no_bulk_begins_while_the_answers_of_all_have_no_room(settings: Settings, pool: ThreadPoolExecutor) -> None:
+    """They count until the client has them, or has left."""
+    line = json.dumps(ECHO).encode() + b"\n"
+    goes_on = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        yield line * 300
+        assert goes_on.wait(LIMIT_S)
+
+    with serve(settings.model_copy(update={"max_bulk_answer_bytes": 1024})) as api, ExitStack() as stack:
+        stack.callback(goes_on.set)
+        reader = pool.submit(api.http.post, "/v1/jobs/bulk", content=lines(), headers=JSONL, timeout=LIMIT_S)
+        answers = api.services.bulk_answers
+        until(lambda: answers.bytes >= answers.limit)
+        before = sum(api.services.jobs.backlog().values())
+        refused = api.http.post("/v1/jobs/bulk", content=line, headers=JSONL)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_busy")
+        assert refused.headers["retry-after"]
+        assert sum(api.services.jobs.backlog().values()) == before
+        assert single(api, line)["status"] == "queued"
+        goes_on.set()
+        assert reader.result(LIMIT_S).status_code == 200
+        until(lambda: answers.bytes == 0)
+        with pytest.raises(httpx.WriteTimeout):  # this client leaves before its bulk's end
+            api.http.post("/v1/jobs/bulk", content=broken_off(line * 300), headers=JSONL)
+        until(lambda: answers.bytes == 0)
+        assert bulk(api, line)[-1]["accepted"] == 1
+
+
+def broken_off(lines: bytes) -> Iterator[bytes]:
+    yield lines
+    raise httpx.WriteTimeout("left")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_bulk_that_has_ended_and_goes_on_is_answered(settings: Settings) -> None:
+    """Its client writes for ever; the settings let a body of any length in, as long as it comes."""
+    limits = {"max_bulk_answer_bytes": 4096, "max_body_bytes": 1024, "body_limit_s": 1.0}
+    head = b"POST /v1/jobs/bulk HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/jsonl\r\n"
+    line = json.dumps(ECHO).encode() + b"\n"
+    ended = threading.Event()
+
+    def write(connection: socket.socket) -> None:
+        try:
+            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(line * 600))
+            while not ended.wait(0.01):
+                connection.sendall(chunk(b"\n" * 100))
+        except OSError:
+            pass  # the server has closed it
+
+    with (
+        serve(settings.model_copy(update=limits)) as api,
+        closing(socket.create_connection((api.host, api.port), timeout=LIMIT_S / 2)) as connection,
+    ):
+        writer = threading.Thread(target=write, args=(connection,))
+        writer.start()
+        found = b""
+        try:
+            while b"no line after line 256 was looked at" not in found:
+                piece = connection.recv(1 << 16)
+                assert piece, found[-1000:]
+                found += piece
+        finally:
+            ended.set()
+            writer.join()
+    assert found.startswith(b"HTTP/1.1 200")
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 @pytest.fixture
@@ -284,9 +401,61 @@ def test_none_waits_for_a_tokenizer_that_is_loaded(
     assert gate.number == 1
 
 
+def test_a_load_that_fails_is_made_once_for_all_who_wait(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    def slow(architecture: str, directory: Path) -> prompts.PromptRenderer:
+        gate.pass_through()
+        raise ConfigError("no")
+
+    monkeypatch.setattr(prompts, "load_renderer", slow)
+    body = json.dumps({"model": "qwen2_5_omni", "messages": HELLO})
+    with serve(settings) as api:
+        kinds = [("/v1/jobs", {"Content-Type": "application/json"}), ("/v1/jobs/bulk", JSONL)] * 6
+        waiting = [
+            pool.submit(api.http.post, path, content=body, headers=headers, timeout=LIMIT_S) for path, headers in kinds
+        ]
+        gate.wait_for_one()
+        until(lambda: len(api.connections) >= len(waiting))
+        answered(api)  # comes after them
+        gate.opened.set()
+        for each in waiting:
+            answer = each.result(LIMIT_S)
+            assert json.loads(answer.text.splitlines()[0])["error"]["code"] == "model_missing"
+    assert gate.number == 1
+
+
+def test_no_bulk_waits_for_anothers_media(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    text = {"model": "qwen2_5_omni", "messages": HELLO}
+    picture = {"model": "qwen2_5_omni", "messages": says(samples.image_part(samples.image()))}
+    with serve(settings) as api:
+        probe = api.services.wall.probe
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            gate.pass_through()
+            return probe(*arguments, **options)
+
+        monkeypatch.setattr(api.services.wall, "probe", slow)
+        lines = "\n".join(json.dumps(body) for body in (text, picture, {**text, "model": "smell"}, text))
+        waiting = pool.submit(api.http.post, "/v1/jobs/bulk", content=lines, headers=JSONL, timeout=LIMIT_S)
+        gate.wait_for_one()
+        answered(api)
+        assert not waiting.done()
+        gate.opened.set()
+        *answers, last = [json.loads(line) for line in waiting.result(LIMIT_S).text.splitlines()]
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 4]
+    assert ["id" in answer for answer in answers] == [True, True, False, True]
+    assert (last["accepted"], last["refused"]) == (3, 1)
+
+
 def test_none_waits_for_a_large_texts_tokens(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
+    """None that is small or has media. Large texts wait for one another, because two counted at once take as long
+    together; one takes as long as a text that is barely too long for its model, since no longer one is tokenized.
+    """
     with serve(settings) as api:
         body = {"model": "qwen2_5_omni", "messages": HELLO}
         assert api.http.post("/v1/jobs", json=body).status_code == 202  # the tokenizer is loaded
@@ -354,3 +523,35 @@ def test_none_waits_for_a_count_of_the_backlog(
                 assert time.monotonic() < deadline
                 assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
             answered(api)
+
+
+def test_what_waits_for_a_count_shares_it_and_keeps_no_reader_waiting(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    """More submits than there are threads for readers; the database does not answer."""
+    number = 50
+    with ThreadPoolExecutor(number) as pool, serve(settings) as api, ExitStack() as stack:
+        stack.callback(gate.opened.set)
+        backlog = api.services.backlog
+        assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
+        backlog.close()
+        counters = []
+        count: Callable[[], Any] = backlog._count
+
+        def slow() -> Any:
+            counters.append(threading.current_thread().name)
+            gate.pass_through()
+            raise DatabaseUnavailable
+
+        monkeypatch.setattr(backlog, "_count", slow)
+        monkeypatch.setattr(backlog, "_counted_at", None)
+        waiting = [pool.submit(api.http.post, "/v1/jobs", json=ECHO, timeout=LIMIT_S) for _ in range(number)]
+        gate.wait_for_one()
+        until(lambda: len(api.connections) >= number)
+        assert api.http.get("/v1/jobs", timeout=LIMIT_S / 4).status_code == 200
+        assert api.http.get("/readyz", timeout=LIMIT_S / 4).status_code == 200
+        gate.opened.set()
+        assert {each.result(LIMIT_S).status_code for each in waiting} == {503}
+        assert counters == ["backlog"]
+        monkeypatch.setattr(backlog, "_count", count)
+        assert api.http.post("/v1/jobs", json=ECHO).status_code == 202

@@ -41,6 +41,7 @@ class Queue:
 def accepted(backlog: Backlog, tenant: str = "a", pipeline: str = "echo", times: int = 1) -> int:
     """How many of so many submits in a row are let in."""
     for done in range(times):
+        backlog.refresh()
         try:
             with backlog.place(pipeline, tenant) as place:
                 place.taken = True
@@ -64,6 +65,7 @@ def test_each_tenant_has_its_bound() -> None:
 
 
 def accepted_or_raise(backlog: Backlog, tenant: str) -> None:
+    backlog.refresh()
     with backlog.place("echo", tenant):
         pass
 
@@ -81,6 +83,7 @@ def test_a_place_that_is_not_taken_is_free_again() -> None:
 
 def test_places_given_out_count() -> None:
     backlog = Queue().backlog(per_pipeline=2)
+    backlog.refresh()
     with backlog.place("echo", "a"), backlog.place("echo", "b"), pytest.raises(TooManyJobs):
         accepted_or_raise(backlog, "c")
     assert accepted(backlog, times=5) == 2
@@ -157,6 +160,44 @@ def test_a_failed_count_leaves_the_last_one_until_it_is_old() -> None:
         accepted(backlog)
     queue.away = False
     assert accepted(backlog, times=200) == 99
+
+
+def test_all_who_wait_for_a_count_share_it_and_its_error() -> None:
+    queue = Queue()
+    backlog = queue.backlog()
+    going_on, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        going_on.set()
+        assert go_on.wait(PATIENCE_S)
+
+    queue.meanwhile, queue.away = wait, True
+    counts = [backlog.keep_fresh()]
+    assert going_on.wait(PATIENCE_S)
+    counts += [backlog.keep_fresh() for _ in range(12)]
+    go_on.set()
+    for count in counts:
+        assert count is not None
+        with pytest.raises(DatabaseUnavailable):
+            count.result(PATIENCE_S)
+    assert queue.counts == 1
+    queue.away = False
+    assert accepted(backlog) == 1
+
+
+def test_a_place_never_waits_for_a_count() -> None:
+    """Whoever must not wait asks for places: those of the event loop, whose count was fresh a moment before."""
+    queue = Queue(a=1)
+    backlog = queue.backlog(per_pipeline=3)
+    with pytest.raises(DatabaseUnavailable, match="not been counted"), backlog.place("echo", "a"):
+        pass
+    backlog.refresh()
+    queue.now += 3600.0
+    with backlog.place("echo", "a"):
+        pass
+    with pytest.raises(TooManyJobs), backlog.place("echo", "a", 3):
+        pass
+    assert queue.counts == 1
 
 
 def test_retry_after_follows_the_rate_at_which_jobs_leave() -> None:
