@@ -8,6 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.api.allocator import trim
+from omni_jobs.api.turns import Turns
 from omni_jobs.errors import ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
@@ -15,6 +16,7 @@ __all__ = ["Body", "BoundedBodies"]
 
 _LARGE = 1 << 20
 _TRIM_AFTER_S = 5.0
+_COMPUTED = 16 << 10  # bytes that take some time to read, and more than one turn of a thread
 _ALWAYS_TAKEN = 64 << 10  # of each body, however much is held: small submits pass large ones
 
 
@@ -41,7 +43,7 @@ class BoundedBodies:
             await self._app(scope, body.receive, send)
         finally:
             self._trim_later(body.received)
-            body.release()
+            body.end()
 
     def _trim_later(self, received: int) -> None:
         """Once, some seconds after a large body: what was made of it is gone by then."""
@@ -55,11 +57,12 @@ class BoundedBodies:
 
 
 class _Held:
-    """Bytes of bodies that this process holds. Of one event loop."""
+    """Bytes of bodies that this process holds, and its threads' turns meanwhile. Of one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
+        self.turns = Turns()
 
 
 class Body:
@@ -75,6 +78,7 @@ class Body:
         self.received = 0
         self._waited_s = 0.0
         self._is_done = False
+        self._has_short_turns = False
         self.is_streamed = False
 
     async def receive(self) -> Message:
@@ -98,6 +102,9 @@ class Body:
         self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         self.received += size
+        if self.received > _COMPUTED and not self._has_short_turns:
+            self._has_short_turns = True
+            self._all.turns.shorten()
         if not self.is_streamed and self.received > self._held:
             self.hold(self.received - self._held)
         return message
@@ -128,6 +135,13 @@ class Body:
         """Nothing of it is in memory any longer."""
         self._all.bytes -= self._held
         self._held = 0
+
+    def end(self) -> None:
+        """Its request is answered."""
+        self.release()
+        if self._has_short_turns:
+            self._has_short_turns = False
+            self._all.turns.restore()
 
 
 def _declared(scope: Scope) -> int | None:

@@ -145,9 +145,7 @@ def api(
     """
     import gc
     import socket
-    import sys
 
-    sys.setswitchinterval(0.0002)  # a thread that computes lets the event loop and the submitter have their turn sooner
     # What is loaded stays: the collector need not look through it, now (a sixth of the start) or later.
     gc.disable()
     try:
