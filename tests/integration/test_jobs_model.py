@@ -49,7 +49,7 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
 }
 SLOTS = ("s0", "s1", "s2")
 DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
-LIMITS = RetryLimits(worker_lost=1, out_of_memory=1)
+LIMITS = RetryLimits(worker_lost=1, fenced=1, out_of_memory=1)
 LEASE_S = 1000.0
 LONG_S = 1000.0  # longer than any history takes
 KEEP_NOTHING = Retention(payloads_s=0, inputs_s=0, artifacts_s=0, events_s=LONG_S, jobs_s=0)
@@ -64,7 +64,7 @@ class Stage:
     state: str = "pending"
     attempt: int = 0
     failures: dict[str, int] = field(default_factory=dict)  # since the last retry, by class
-    errors: int = 0
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)  # attempt → its worker, code
     owner: str | None = None
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
@@ -137,11 +137,11 @@ class Model:
     def fail(self, job: Job, stage: Stage, error: OmniJobsError) -> None:
         kind = error.retry_class or "other"
         stage.failures[kind] = stage.failures.get(kind, 0) + 1
-        stage.errors += 1
+        stage.errors[stage.attempt] = (stage.owner or "", error.code)
         if job.state not in ACTIVE:
             stage.state = "cancelled"
         elif error.retry_class and stage.failures[kind] <= LIMITS.of(error.retry_class):
-            stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost)
+            stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost | Fenced)
         else:
             stage.state = "failed"
         job.settle()
@@ -157,6 +157,16 @@ class Model:
         for job, stage in self.all_stages():
             if stage.state == "running" and stage.owner in workers:
                 self.fail(job, stage, WorkerLost())
+
+    def forgive(self, worker: str) -> None:
+        """The workers that were lost count as fenced, as long as the limit of those is not reached."""
+        for _, stage in self.all_stages():
+            for attempt, error in stage.errors.items():
+                fenced = stage.failures.get("fenced", 0)
+                if error == (worker, "worker_lost") and stage.state != "failed" and fenced < LIMITS.fenced:
+                    stage.errors[attempt] = (worker, "fenced")
+                    if stage.failures.get("worker_lost"):
+                        stage.failures |= {"worker_lost": stage.failures["worker_lost"] - 1, "fenced": fenced + 1}
 
 
 class JobsMachine(RuleBasedStateMachine):
@@ -204,7 +214,10 @@ class JobsMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         what=st.sampled_from(
-            [*("start", "lose lease", "retire", "renew", "rescue", "wait", "wait"), *("cancel", "expire", "prune")]
+            [
+                *("start", "lose lease", "retire", "renew", "rescue", "wait", "wait", "wake"),
+                *("cancel", "expire", "prune"),
+            ]
         ),
     )
     def meanwhile(self, data: st.DataObject, what: str) -> None:
@@ -212,7 +225,10 @@ class JobsMachine(RuleBasedStateMachine):
             case "cancel" if self.model.jobs:
                 self.cancel(data)
             case "start":
-                self.start_worker(data.draw(st.sampled_from(SLOTS)), data.draw(st.sampled_from(DIGESTS)))
+                slot, digest = data.draw(st.sampled_from(SLOTS)), data.draw(st.sampled_from(DIGESTS))
+                self.start_worker(slot, digest, loads=data.draw(st.booleans()))
+            case "wake":
+                self.wake(data)
             case "expire" if self.model.jobs:
                 self.expire(data)
             case "prune":
@@ -228,7 +244,7 @@ class JobsMachine(RuleBasedStateMachine):
             case "wait":
                 self.wait_for_retries()
 
-    def start_worker(self, slot: str, digest: str) -> None:
+    def start_worker(self, slot: str, digest: str, *, loads: bool = False) -> None:
         self.boots += 1
         worker = f"{slot}-{self.boots}"
         predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
@@ -236,7 +252,10 @@ class JobsMachine(RuleBasedStateMachine):
         if predecessor is not None and predecessor not in self.model.expired:
             with pytest.raises(SlotTaken):
                 self.jobs.register_worker(new, LEASE_S)
-        hints = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot))
+        hints = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot), loading=loads)
+        assert (worker in {view.id for view in self.jobs.workers()}) is not loads
+        if loads:
+            assert self.jobs.register_worker(new, LEASE_S) == []
         before = self.claimable()
         if predecessor is not None:
             del self.model.workers[predecessor]
@@ -261,6 +280,22 @@ class JobsMachine(RuleBasedStateMachine):
         for job, stage in self.model.all_stages():
             if stage.state == "running" and stage.owner == worker:
                 self.model.hand_back(job, stage)
+        assert self.ids(hints) == self.claimable() - before
+
+    def wake(self, data: st.DataObject) -> None:
+        """A worker that lost its lease and lives stops, and says so."""
+        gone = sorted({worker for _, _, worker in self.claimed if not self.is_live(worker)})
+        if not gone:
+            return
+        worker, before = data.draw(st.sampled_from(gone)), self.claimable()
+        hints = self.jobs.retire_worker(worker, fenced=Fenced())
+        self.jobs.forgive(worker, [stage_run_id for stage_run_id, _, by in self.claimed if by == worker])
+        self.model.workers.pop(worker, None)
+        self.model.expired.discard(worker)
+        for job, stage in self.model.all_stages():
+            if stage.state == "running" and stage.owner == worker:
+                self.model.fail(job, stage, Fenced())
+        self.model.forgive(worker)
         assert self.ids(hints) == self.claimable() - before
 
     def renew(self, data: st.DataObject) -> None:
@@ -331,14 +366,18 @@ class JobsMachine(RuleBasedStateMachine):
             won = self.model_complete(reports)
             self.check_outcomes(reports, self.jobs.complete(completions), won, self.job_states(reports))
             return
+        before = self.claimable()
         won = self.model_complete(reports)
         states = self.job_states(reports)
+        queued = self.claimable() - before
         expected = self.model_claim(worker, hints)
         if twice:
             self.jobs.complete_and_claim(completions, worker, hints)
             states = self.job_states(reports)  # the first call's claim stands
         outcomes, claims = self.jobs.complete_and_claim(completions, worker, hints)
-        self.check_outcomes(reports, outcomes, won, states, claimed={claim.stage_run_id for claim in claims})
+        claimed = {claim.stage_run_id for claim in claims}
+        assert queued - claimed <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        self.check_outcomes(reports, outcomes, won, states, claimed=claimed)
         self.check_claims(claims, expected, worker)
 
     def draw_hints(self, data: st.DataObject) -> list[tuple[int, int]]:
@@ -524,11 +563,12 @@ class JobsMachine(RuleBasedStateMachine):
         for view in views:
             job = self.model.jobs[view.id]
             found = {
-                stage.name: (stage.status.value, stage.attempt, len(stage.errors), stage.worker)
+                stage.name: (stage.status.value, stage.attempt, {e.attempt: e.code for e in stage.errors}, stage.worker)
                 for stage in view.stages
             }
             expected = {
-                name: (stage.state, stage.attempt, stage.errors, stage.owner) for name, stage in job.stages.items()
+                name: (stage.state, stage.attempt, {a: code for a, (_, code) in stage.errors.items()}, stage.owner)
+                for name, stage in job.stages.items()
             }
             assert found == expected
             assert view.status == job.state
