@@ -243,6 +243,8 @@ class Run:
         checked = check(stack.engine, objects, records, sampler)
         violations = [*faults.violations, *clients.violations, *checked.violations]
         violations += _unexplained(checked, faults.counts)
+        if faults.counts["other_file"] and len(set(sampler.files.values())) < 2:
+            violations.append("the driver: workers served with another file, and all that were seen had the same")
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
         report |= {"ran_s": round(time.time() - began, 1), "settled_s": settled_s, "samples": sampler.looks}
         report["workers_by_file"] = dict(Counter(sampler.files.values()))
@@ -339,6 +341,7 @@ class Run:
             "lease_s": LEASE_S,
             "jobs": clients.accepted,
             "faults": dict(sorted(faults.counts.items())),
+            "came_to_nothing": faults.nothings,
             "proxied": dict(sorted(stack.proxied.items())),
             "lost": checked.lost,
             "doubled": checked.doubled,

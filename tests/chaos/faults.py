@@ -41,6 +41,11 @@ class Struck:
     target: str
     began: float
     ended: float
+    nothing: str | None = None  # why it came to nothing: it proves nothing then
+
+
+class Nothing(Exception):
+    """Why a fault came to nothing."""
 
 
 class Chaos:
@@ -204,8 +209,12 @@ def other_file(chaos: Chaos) -> None:
         deadline = time.monotonic() + 30
         while not _serves(chaos) and time.monotonic() < deadline and not chaos.stopping:
             chaos.wait(0.2)
+        serves = _serves(chaos)
         chaos.wait(4, 12)
+        serves = serves and not chaos.stopping  # for long enough to be seen
     _wait_gone(chaos, chaos.victim.signal(signal.SIGTERM))
+    if not serves:
+        raise Nothing("the worker did not come to serve with the other file")
 
 
 def _serves(chaos: Chaos) -> bool:
@@ -230,7 +239,7 @@ def scale(chaos: Chaos) -> None:
     if chaos.worker is None:
         raise RuntimeError("this fault has no worker")
     if not chaos.has_lease():
-        return  # it is starting: its slot may go to either
+        raise Nothing("the holder is starting: its slot may go to either")
     holder, began = chaos.victim.pid, time.time()
     second = chaos.stack.start_second(chaos.worker)
     status = None
@@ -242,10 +251,11 @@ def scale(chaos: Chaos) -> None:
         second.wait()
         chaos.stack.processes.forget(second.pid)
     if chaos.others_since(began) & {"postgres", "sqlite", "cable"}:
-        return  # whoever is cut off from the database for a lease loses its slot: to a second worker too
+        raise Nothing("who is cut off from the database for a lease loses its slot, to a second worker too")
     said = chaos.stack.second_log(chaos.worker).read_text(errors="replace")
     if "its lease is over" in said or (chaos.stack.kind == "sqlite" and chaos.victim.pid != holder):
-        return  # SQLite: a process that was stopped inside a write keeps all others from renewing; the holder may end
+        # On SQLite a process that was stopped inside a write keeps all others from renewing; the holder may end.
+        raise Nothing("the holder had lost its lease")
     if status != 1 or "is taken: worker" not in said:
         raise NotUndone(f"a second worker in the slot of {chaos.victim.name} ended with {status}: {said[-2000:]}")
     if chaos.victim.pid != holder or not chaos.victim.runs:
@@ -501,7 +511,17 @@ class Faults(threading.Thread):
 
     @property
     def counts(self) -> Counter[str]:
-        return Counter(each.kind for each in list(self.struck))
+        return Counter(each.kind for each in list(self.struck) if each.nothing is None)
+
+    @property
+    def nothings(self) -> dict[str, dict[str, int]]:
+        """How often faults of each kind came to nothing, by the reason."""
+        found: dict[str, dict[str, int]] = {}
+        for each in list(self.struck):
+            if each.nothing is not None:
+                reasons = found.setdefault(each.kind, {})
+                reasons[each.nothing] = reasons.get(each.nothing, 0) + 1
+        return found
 
     def stop(self) -> None:
         self._stopping.set()
@@ -586,14 +606,16 @@ class Faults(threading.Thread):
             return set(self.running) | {each.target for each in self.struck if each.ended >= since - LEASE_S}
 
     def _carry_out(self, fault: Fault, target: str, chaos: Chaos) -> None:
-        began = time.time()
+        began, nothing = time.time(), None
         try:
             fault.act(chaos)
+        except Nothing as reason:
+            nothing = str(reason)
         except NotUndone as trouble:
             self.violations.append(str(trouble))
         except Exception as error:  # noqa: BLE001 — a driver's own trouble must not pass for a quiet run
             self.violations.append(f"the driver: {fault.kind} of {target}: {type(error).__name__}: {error}")
         finally:
-            self.struck.append(Struck(fault.kind, target, began, time.time()))
+            self.struck.append(Struck(fault.kind, target, began, time.time(), nothing))
             with self._lock:
                 del self.running[target]

@@ -413,6 +413,7 @@ class JobsMachine(RuleBasedStateMachine):
     def check_claims(self, got: list[Claim], expected: set[tuple[int, int]], worker: str) -> None:
         assert {(claim.stage_run_id, claim.attempt) for claim in got} == expected
         assert len(got) == len(expected)
+        assert all(claim.failures == self.model.find(claim.stage_run_id)[1].failures for claim in got)
         self.claimed += [(claim.stage_run_id, claim.attempt, worker) for claim in got]
 
     @precondition(lambda self: self.claimed)
