@@ -21,7 +21,7 @@ from typing import Any
 
 from omni_jobs.errors import StackError
 
-__all__ = ["DataDirectory", "running_stack"]
+__all__ = ["DataDirectory", "close_to_others", "running_stack"]
 
 LOCK_WAIT_S = 15.0  # a killed predecessor's sentinel may still be ending its processes
 POLL_S = 0.1
@@ -40,6 +40,31 @@ def running_stack(path: Path) -> dict[str, Any] | None:
     except OSError:
         pass
     return None
+
+
+def close_to_others(path: Path) -> None:
+    """Make the directory, or close the one that is there: jobs lie in it for this user alone.
+
+    One that holds other things stays as it is. Raises StackError for one that is open and not ours to close, and
+    OSError.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = path.stat()
+    if not found.st_mode & 0o077:
+        return
+    is_ours = os.geteuid() in (0, found.st_uid)
+    why = "and belongs to another user"
+    if is_ours:
+        why = "and holds other things than a stack's"
+        if not any(path.iterdir()) or any((path / name).exists() for name in ("stack.lock", "omni-jobs.sqlite")):
+            path.chmod(0o700)
+            if not path.stat().st_mode & 0o077:
+                return
+            why = "and its file system keeps it so"
+    raise StackError(
+        f"the data directory {path} is open to other users (mode {found.st_mode & 0o7777:o}) {why}: "
+        f"close it with chmod 700, or choose another --data-dir"
+    )
 
 
 class DataDirectory:
@@ -62,8 +87,7 @@ class DataDirectory:
         Raises StackError when another stack has it, or when other users can look into it and it is not ours to close.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._close_to_others()
+            close_to_others(self.path)
             for directory in (self.logs, self.valkey):
                 directory.mkdir(exist_ok=True, mode=0o700)
             lock = os.open(self.path / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -77,20 +101,6 @@ class DataDirectory:
         self._lock = lock
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
-
-    def _close_to_others(self) -> None:
-        """A directory that was there: jobs lie in it for this user alone. One that holds other things stays as is."""
-        found = self.path.stat()
-        if not found.st_mode & 0o077:
-            return
-        is_ours = os.geteuid() in (0, found.st_uid)
-        if not is_ours or not ((self.path / "stack.lock").exists() or not any(self.path.iterdir())):
-            why = "and holds other things than a stack's" if is_ours else "and belongs to another user"
-            raise StackError(
-                f"the data directory {self.path} is open to other users (mode {found.st_mode & 0o7777:o}) {why}: "
-                f"close it with chmod 700, or choose another --data-dir"
-            )
-        self.path.chmod(0o700)
 
     def _take(self, lock: int) -> None:
         deadline = time.monotonic() + LOCK_WAIT_S

@@ -226,7 +226,7 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema to this build's revision; safe to call from several processes at once."""
         if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._migrating() as engine:
             self._persist(engine, self._upgrade)
 

@@ -72,6 +72,28 @@ def up(
             stack.stop()
 
 
+def _served_for_one_user() -> Settings:
+    """The settings of a process that is not the stack's; what it writes, and where, is for its user alone.
+
+    Raises StackError when the data directory is open to others and not ours to close.
+    """
+    import os
+
+    from omni_jobs.child import UMASK
+    from omni_jobs.data_directory import close_to_others
+    from omni_jobs.errors import StackError
+    from omni_jobs.settings import settings
+
+    os.umask(UMASK)
+    found = settings()
+    if found.database_url is None or found.storage_url is None:
+        try:
+            close_to_others(found.data_dir.expanduser().resolve())
+        except OSError as error:
+            raise StackError(f"the data directory cannot be used: {error}") from error
+    return found
+
+
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
     """The pipelines to start, and their checkpoints as far as given."""
     from omni_jobs.stage_config import load_pipelines
@@ -152,10 +174,11 @@ def api(
         from omni_jobs.api.allocator import give_freed_memory_back
         from omni_jobs.api.server import Server, raise_file_limit
         from omni_jobs.api.services import Services
-        from omni_jobs.settings import settings
 
         given = {"api_host": host, "api_port": port}
-        found = settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+        found = _served_for_one_user().model_copy(
+            update={name: value for name, value in given.items() if value is not None}
+        )
         give_freed_memory_back()
         raise_file_limit(found)
         # Opened here, what is wrong is a line and an exit code; in the application's start it would be a traceback.
@@ -215,6 +238,7 @@ def worker(
         typer.echo(as_shell_line(command, POOL_ENVIRONMENT))
         return
     check_worker_installed(found, stage)
+    _served_for_one_user()
     configs = {"OMNI_JOBS_STAGE_CONFIGS": str(settings().resolved_stage_configs)}
     replace_process(command, {**configs, **POOL_ENVIRONMENT})
 
@@ -229,9 +253,8 @@ def rescuer() -> None:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
     """
     from omni_jobs.rescuer import run
-    from omni_jobs.settings import settings
 
-    run(settings())
+    run(_served_for_one_user())
 
 
 def migrate() -> None:
@@ -242,9 +265,9 @@ def migrate() -> None:
       OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first API server, and after an update
     """
     from omni_jobs.db import Database
-    from omni_jobs.settings import settings
 
-    database = Database(settings().resolved_database_url)
+    found = _served_for_one_user()
+    database = Database(found.resolved_database_url)
     try:
         database.migrate()
     finally:
@@ -266,13 +289,13 @@ def prune(as_json: JsonOption = False) -> None:
     from omni_jobs.db import Database
     from omni_jobs.jobs import Jobs
     from omni_jobs.pruner import Pruner
-    from omni_jobs.settings import settings
     from omni_jobs.storage import open_store
 
-    database = Database(settings().resolved_database_url)
+    found = _served_for_one_user()
+    database = Database(found.resolved_database_url)
     try:
         database.check()
-        gone = asdict(Pruner(Jobs(database), open_store(settings()), settings()).once())
+        gone = asdict(Pruner(Jobs(database), open_store(found), found).once())
     finally:
         database.close()
     typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

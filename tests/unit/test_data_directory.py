@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,36 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(StackError, match="belongs to another user"):
         DataDirectory(tmp_path).open()
+
+
+def test_a_directory_that_stays_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems take a mode and keep another."""
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+    with pytest.raises(StackError, match="file system keeps it so"):
+        DataDirectory(tmp_path).open()
+
+
+def test_a_process_beside_the_stack_closes_it_as_well(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    directory.chmod(0o755)
+    environment = {**os.environ, "OMNI_JOBS_DATA_DIR": str(directory)}
+    for name in ("OMNI_JOBS_DATABASE_URL", "OMNI_JOBS_STORAGE_URL"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "omni_jobs.cli", "migrate"]
+    subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o022)
+    assert mode_of(directory) == 0o700
+    assert mode_of(directory / "omni-jobs.sqlite") == 0o600
+    directory.chmod(0o755)  # with nothing of a stack's but the database
+    subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o022)
+    assert mode_of(directory) == 0o700
+    other = tmp_path / "home"
+    other.mkdir()
+    other.chmod(0o755)
+    (other / "letter").touch()
+    environment["OMNI_JOBS_DATA_DIR"] = str(other)
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "open to other users" in done.stderr
+    assert [entry.name for entry in other.iterdir()] == ["letter"]
