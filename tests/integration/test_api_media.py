@@ -152,7 +152,7 @@ def test_text_does_not_wait_for_media(busy: ApiServer) -> None:
     assert (answer.status_code, error["code"], error["retryable"]) == (503, "decoders_unavailable", True)
     assert int(answer.headers["Retry-After"]) >= 1
 
-    os.kill(decoder, signal.SIGKILL)
+    os.kill(decoder, signal.SIGABRT)
     thread.join(60)
     error = answers[0].json()["error"]
     assert (answers[0].status_code, error["field"]) == (422, IMAGE), error
