@@ -14,7 +14,8 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from omni_jobs.api.errors import errors
-from omni_jobs.api.services import ServicesDep
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.turns import short_turns
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
@@ -64,6 +65,11 @@ class Status(BaseModel):
 @router.get("/v1/status", response_model=Status, responses=errors(503))
 def status(services: ServicesDep) -> Response:
     """Queues, workers and the newest jobs."""
+    with short_turns():
+        return Response(_status(services).model_dump_json(), media_type="application/json")
+
+
+def _status(services: Services) -> Status:
     counts = services.counts.get()
     workers = list(services.jobs.workers())
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
@@ -92,8 +98,7 @@ def status(services: ServicesDep) -> Response:
         )
         for job in services.recent.get().jobs
     ]
-    found = Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
-    return Response(found.model_dump_json(), media_type="application/json")
+    return Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
 
 
 def _brief(stage: StageRunView) -> StageRunView:

@@ -8,7 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.api.allocator import trim
-from omni_jobs.api.turns import Turns
+from omni_jobs.api.turns import TURNS
 from omni_jobs.errors import ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
@@ -57,12 +57,11 @@ class BoundedBodies:
 
 
 class _Held:
-    """Bytes of bodies that this process holds, and its threads' turns meanwhile. Of one event loop."""
+    """Bytes of bodies that this process holds. Of one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self.turns = Turns()
 
 
 class Body:
@@ -104,7 +103,7 @@ class Body:
         self.received += size
         if self.received > _COMPUTED and not self._has_short_turns:
             self._has_short_turns = True
-            self._all.turns.shorten()
+            TURNS.shorten()
         if not self.is_streamed and self.received > self._held:
             self.hold(self.received - self._held)
         return message
@@ -141,7 +140,7 @@ class Body:
         self.release()
         if self._has_short_turns:
             self._has_short_turns = False
-            self._all.turns.restore()
+            TURNS.restore()
 
 
 def _declared(scope: Scope) -> int | None:

@@ -17,6 +17,7 @@ from omni_jobs.api.intake import Candidate, parsed, take
 from omni_jobs.api.query import PlainNumber
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.api.tenant import tenant_of
+from omni_jobs.api.turns import short_turns
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.jobs import as_written, new_job_id
 from omni_jobs.requests import cancel_after
@@ -178,10 +179,11 @@ def list_jobs(
     A page holds `limit` jobs, or fewer: it ends early where the texts of its jobs (results, progress,
     errors) come to 2 MiB, with one job at least. Go by `next_cursor`, not by the number of jobs.
     """
-    page = services.jobs.list(
-        limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
-    )
-    return as_json(page)
+    with short_turns():
+        page = services.jobs.list(
+            limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
+        )
+        return as_json(page)
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})
