@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["confine", "run"]
 
 _DESCRIPTORS = 64
-_NICE = 5
+_NICE = 10
 _SLACK_BYTES = 64 << 20  # of address space: the interpreter's own
 
 _PR_SET_PDEATHSIG = 1
