@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -33,6 +33,7 @@ __all__ = ["Settings", "read_settings", "settings"]
 
 _SECRETS: Final = ("broker_url", "database_url")
 _MAX_SECRET_BYTES: Final = 65_536
+_BULK_GROUP_BYTES: Final = 4 << 20  # lines that omni_jobs.api.bulk holds beside the one that is coming in
 
 
 class Settings(BaseSettings):
@@ -150,6 +151,17 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         return tuple(name for part in value.split(",") if (name := part.strip()))
+
+    @field_validator("max_held_body_bytes")
+    @classmethod
+    def _holds_a_body(cls, limit: int, info: ValidationInfo) -> int:
+        """A longest line of a bulk has to fit, with the lines before it: else it were told to come back for ever."""
+        needed = info.data.get("max_body_bytes", 0) + _BULK_GROUP_BYTES
+        if limit < needed:
+            raise ValueError(
+                f"must be at least {needed}: OMNI_JOBS_MAX_BODY_BYTES, and {_BULK_GROUP_BYTES} for a bulk's other lines"
+            )
+        return limit
 
     @field_validator("broker_url")
     @classmethod

@@ -25,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_MESSAGE = 2000
 _LONGEST_FIELD = 400
+_OF_A_BUG = {  # its answer passes no middleware, and uvicorn closes the connection after it
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Connection": "close",
+}
 
 
 class ErrorBody(BaseModel):
@@ -130,4 +135,4 @@ def _gone(request: Request, error: Exception) -> Response:
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     """A bug. Starlette logs it with its trace; the client learns nothing of the inside."""
-    return _answer(500, unforeseen().to_dict())
+    return _answer(500, unforeseen().to_dict(), _OF_A_BUG)

@@ -12,8 +12,12 @@ pyproject.toml pins the version.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import resource
+import sys
+import termios
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -198,25 +202,41 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_fed:
             self._refuse(TooSlow(f"the request's head did not come within {self.limits.head_s:g} s"))
         else:
-            self._close()
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self.transport.get_write_buffer_size():  # it does not read what it was sent: closing would wait for it
-            self.transport.abort()
-        else:
+        if not self.transport.get_write_buffer_size():
             self.transport.close()
+            return
+        if self._write_timer is None:  # it reads its last answer still, or it does not
+            self._watch_reading()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.limits.body_silence_s, self.transport.abort)
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_write_timer()
+
+    def _watch_reading(self) -> None:
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.limits.body_silence_s, self._reading_is_late, self._untaken())
+
+    def _reading_is_late(self, untaken: int) -> None:
+        self._write_timer = None
+        if self._untaken() < untaken:  # slow, not silent
+            self._watch_reading()
+        else:
+            self.transport.abort()
+
+    def _untaken(self) -> int:
+        """Bytes of answers that the client's host has not taken: ours, and the kernel's."""
+        queued = bytearray(4)
+        with suppress(OSError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def _start_timer(self, seconds: float, then: Any) -> None:
         self._stop_timer()

@@ -544,6 +544,8 @@ async def test_a_bug_shows_nothing_of_the_inside() -> None:
     assert answer.status_code == 500
     assert error_of(answer)["code"] == "internal"
     assert "1234" not in answer.text
+    assert (answer.headers["x-content-type-options"], answer.headers["cache-control"]) == ("nosniff", "no-store")
+    assert answer.headers["connection"] == "close"
 
 
 def test_a_client_that_goes_away_harms_nobody(api: ApiServer) -> None:

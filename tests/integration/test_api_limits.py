@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -43,7 +45,7 @@ def settings(tmp_path: Path, valkey_server: str) -> Settings:
         max_headers=50,
         max_connections=20,
         max_body_bytes=4 << 20,
-        max_held_body_bytes=4 << 20,
+        max_held_body_bytes=8 << 20,
         head_limit_s=1.0,
         body_limit_s=3.0,
         silence_limit_s=1.0,
@@ -280,6 +282,35 @@ def test_a_client_that_does_not_read_its_answers(api: ApiServer) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize("limits", ["api", "patient"])
+def test_a_client_that_reads_slowly_gets_its_answer_whole(
+    request: pytest.FixtureRequest, settings: Settings, limits: str
+) -> None:
+    """It takes less in the limit of silence than is sent ahead, and longer than a connection may stand idle."""
+    server: ApiServer = request.getfixturevalue(limits)
+    job = server.http.post("/v1/jobs", json=ECHO).json()["id"]
+    result = json.dumps({"text": "x" * (16 << 20)})
+    with closing(sqlite3.connect(settings.resolved_database_url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE stage_runs SET state = 'succeeded', result = ? WHERE job_id = ?", (result, job))
+        database.execute("UPDATE jobs SET state = 'completed' WHERE id = ?", (job,))
+    with closing(socket.socket()) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(WAIT_S)
+        connection.connect((server.host, server.port))
+        connection.sendall(f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        received = bytearray(connection.recv(4096))
+        begin = time.monotonic()
+        while time.monotonic() - begin < 7.0:
+            received += connection.recv(4096)
+            time.sleep(0.1)
+        assert len(received) < 1 << 20
+        length = int(re.search(rb"content-length: (\d+)", received)[1])  # type: ignore[index]
+        at = received.index(b"\r\n\r\n") + 4
+        while len(received) < at + length and (piece := connection.recv(1 << 20)):
+            received += piece
+    assert len(json.loads(received[at:])["result"]["text"]) == 16 << 20
+
+
 def test_a_long_poll_is_not_cut(api: ApiServer) -> None:
     job = api.http.post("/v1/jobs", json=ECHO).json()
     began = time.monotonic()
@@ -325,7 +356,7 @@ def test_when_every_connection_works_one_more_is_told_to_come_back(patient: ApiS
 
 def test_bodies_that_are_held_back(patient: ApiServer) -> None:
     """The bytes of bodies are bounded over all requests, and given back with their answers."""
-    body = b'{"model": "echo", "messages": [{"role": "user", "content": "' + b"x" * 1_500_000
+    body = b'{"model": "echo", "messages": [{"role": "user", "content": "' + b"x" * 3_500_000
     with ExitStack() as stack:
         held = [stack.enter_context(closing(connected(patient))) for _ in range(2)]
         for connection in held:
@@ -392,7 +423,7 @@ def test_a_line_near_the_limit_is_held_once(settings: Settings) -> None:
 
 def test_a_bulk_goes_on_while_others_hold_nearly_all_there_is(patient: ApiServer) -> None:
     """What is small passes in smaller groups. A line without room ends the bulk, whose answers tell what it made."""
-    body, large = echo("x" * 2_050_000), echo("x" * 300_000)
+    body, large = echo("x" * 4_150_000), echo("x" * 300_000)
     with ExitStack() as stack:
         held = [stack.enter_context(closing(connected(patient))) for _ in range(2)]
         for connection in held:

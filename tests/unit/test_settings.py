@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from omni_jobs import settings
+from omni_jobs.api import bulk
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, read_settings
 
@@ -60,3 +62,33 @@ def test_no_process_starts_with_a_bad_broker_url(command: list[str]) -> None:
     assert "OMNI_JOBS_BROKER_URL" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "sekret" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "held", "is_taken"),
+    [
+        (None, None, True),
+        (1 << 30, None, False),
+        (None, 64 << 20, False),
+        (None, 68 << 20, True),
+        (1 << 20, 4 << 20, False),
+        (1 << 20, 5 << 20, True),
+    ],
+)
+def test_the_bytes_held_are_enough_for_a_longest_line_of_a_bulk(
+    monkeypatch: pytest.MonkeyPatch, body: int | None, held: int | None, is_taken: bool
+) -> None:
+    """Else it would be told to come back for ever."""
+    for name, value in (("BODY", body), ("HELD_BODY", held)):
+        if value is not None:
+            monkeypatch.setenv(f"OMNI_JOBS_MAX_{name}_BYTES", str(value))
+    if is_taken:
+        read_settings()
+        return
+    with pytest.raises(ConfigError, match="OMNI_JOBS_MAX_BODY_BYTES") as caught:
+        read_settings()
+    assert caught.value.field == "OMNI_JOBS_MAX_HELD_BODY_BYTES"
+
+
+def test_what_a_bulk_holds_is_known_to_the_settings() -> None:
+    assert settings._BULK_GROUP_BYTES == bulk._GROUP_BYTES
