@@ -180,6 +180,9 @@ async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> As
     async for chunk in _pieces(chunks):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
+            if not (end or kept or dropping):  # an empty line costs next to nothing
+                number += 1
+                continue
             kept += end
             line = _too_long(max_bytes) if dropping or len(kept) > max_bytes else bytes(kept).strip()
             kept.clear()

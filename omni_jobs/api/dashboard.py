@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.resources import files
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
@@ -63,10 +64,14 @@ class Status(BaseModel):
 
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))
-def status(services: ServicesDep) -> Response:
+async def status(services: ServicesDep) -> Response:
     """Queues, workers and the newest jobs."""
-    with short_turns():
-        return Response(_status(services).model_dump_json(), media_type="application/json")
+
+    def answer() -> Response:
+        with short_turns():
+            return Response(_status(services).model_dump_json(), media_type="application/json")
+
+    return await run_sync(answer, limiter=services.lists)
 
 
 def _status(services: Services) -> Status:

@@ -17,6 +17,8 @@ __all__ = ["Body", "BoundedBodies"]
 _LARGE = 1 << 20
 _TRIM_AFTER_S = 5.0
 _COMPUTED = 16 << 10  # bytes that take some time to read, and more than one turn of a thread
+_PAUSE_S = 0.002  # between two pieces, of up to 256 KiB, of what is larger; times the number of bodies that come in,
+_MOST_PAUSES = 8  # but no more than this: many clients that send nothing hold nobody up
 _ALWAYS_TAKEN = 64 << 10  # of each body, however much is held: small submits pass large ones
 
 
@@ -62,6 +64,7 @@ class _Held:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
+        self.coming_in = 0  # bodies of more than a few bytes
 
 
 class Body:
@@ -78,6 +81,7 @@ class Body:
         self._waited_s = 0.0
         self._is_done = False
         self._has_short_turns = False
+        self._is_coming_in = False
         self.is_streamed = False
 
     async def receive(self) -> Message:
@@ -101,12 +105,22 @@ class Body:
         self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         self.received += size
-        if self.received > _COMPUTED and not self._has_short_turns:
-            self._has_short_turns = True
-            TURNS.shorten()
         if not self.is_streamed and self.received > self._held:
             self.hold(self.received - self._held)
+        if self.received > _COMPUTED:
+            await self._give_way()
         return message
+
+    async def _give_way(self) -> None:
+        """Large bodies take turns at the event loop, and leave most of it to whoever asks for little."""
+        if not self._has_short_turns:
+            self._has_short_turns = True
+            TURNS.shorten()
+        if self._is_coming_in == self._is_done:
+            self._is_coming_in = not self._is_done
+            self._all.coming_in += 1 if self._is_coming_in else -1
+        if self._is_coming_in:
+            await asyncio.sleep(_PAUSE_S * min(self._all.coming_in, _MOST_PAUSES))
 
     def has_room(self, more: int) -> bool:
         """Whether ``hold`` would take so many bytes more."""
@@ -138,6 +152,9 @@ class Body:
     def end(self) -> None:
         """Its request is answered."""
         self.release()
+        if self._is_coming_in:  # its client left, or was refused
+            self._is_coming_in = False
+            self._all.coming_in -= 1
         if self._has_short_turns:
             self._has_short_turns = False
             TURNS.restore()

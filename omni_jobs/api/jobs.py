@@ -158,7 +158,7 @@ async def get_job(
 
 
 @router.get("", response_model=Page, responses=errors(422, 503))
-def list_jobs(
+async def list_jobs(
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{_JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
@@ -179,11 +179,15 @@ def list_jobs(
     A page holds `limit` jobs, or fewer: it ends early where the texts of its jobs (results, progress,
     errors) come to 2 MiB, with one job at least. Go by `next_cursor`, not by the number of jobs.
     """
-    with short_turns():
-        page = services.jobs.list(
-            limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
-        )
-        return as_json(page)
+
+    def answer() -> Response:
+        with short_turns():
+            page = services.jobs.list(
+                limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
+            )
+            return as_json(page)
+
+    return await run_sync(answer, limiter=services.lists)
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

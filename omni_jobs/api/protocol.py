@@ -78,6 +78,22 @@ class _Refused(Exception):
     """Ends the parser's work; what to answer stands in the protocol."""
 
 
+class _LastingTransport:
+    """The transport as uvicorn's answers see it: where they close it, the client first reads what it was told."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        self._protocol.close_behind_answer()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Make a class per server with ``bounded_protocol``."""
 
@@ -88,6 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_fed = 0  # bytes of the head that is coming in
         self._in_head = True  # between requests, or within a head
+        self._keeps_alive = True
         self._fed_beside_body = 0  # bytes since the head's end or the body's last byte: trailers, lengths of chunks
         self._refusal: OmniJobsError | None = None
         self._discarded: int | None = None  # bytes, once refused
@@ -171,14 +188,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._line.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = _LastingTransport(self)  # type: ignore[assignment]
+        self._keeps_alive = self.cycle.keep_alive
+        self.cycle.keep_alive = False  # an answer that does not wait for the body says that nothing comes after it
 
     def on_body(self, body: bytes) -> None:
         self._fed_beside_body = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
         self._in_head = True
+
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
+
+    def close_behind_answer(self) -> None:
+        if self._in_head:
+            self.transport.close()
+        else:
+            self._linger()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -186,9 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not self.cycle.response_complete:
             return  # one that was sent ahead is answered next
-        if not self._in_head:  # the rest of the body is not wanted, and no more requests after it
-            self._linger()
-        else:
+        if self._discarded is None:
             self._line[self] = None
             if self._head_fed:
                 self._start_timer(self.limits.head_s, self._head_is_late)

@@ -59,6 +59,7 @@ class Services:
     bulks: CapacityLimiter  # of groups of a bulk's lines, those with media left out
     media_admissions: CapacityLimiter  # those that wait for a decoder: no text waits behind them
     bulk_answers: AllAnswers
+    lists: CapacityLimiter  # of jobs, and the status: large answers, which keep no thread from small ones
 
     @classmethod
     def open(cls, settings: Settings) -> Services:
@@ -99,6 +100,7 @@ class Services:
             bulks=CapacityLimiter(1),
             media_admissions=CapacityLimiter(wall.places),
             bulk_answers=AllAnswers(settings),
+            lists=CapacityLimiter(max(2, os.cpu_count() or 2)),
         )
 
     def close(self) -> None:

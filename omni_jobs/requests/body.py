@@ -244,8 +244,17 @@ def canonical(value: Any) -> Iterator[bytes]:
     else:
         yield b'"'
         for at in range(0, len(value), SLICE):
-            yield _COMPACT(value[at : at + SLICE])[1:-1].encode()
+            yield _written(value[at : at + SLICE])
         yield b'"'
+
+
+def _written(text: str) -> bytes:
+    """As JSON writes it within its quotes: long plain text, which media are, as it stands."""
+    if text.isascii():
+        plain = text.encode()
+        if not plain.translate(None, _PLAIN):
+            return plain
+    return _COMPACT(text)[1:-1].encode()
 
 
 def _length(value: Any) -> int:

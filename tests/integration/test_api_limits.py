@@ -510,3 +510,32 @@ class _Process:
 def _rss(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) << 10
+
+
+@pytest.mark.parametrize("how", ["keep-alive", "close"])
+def test_an_answer_that_does_not_wait_for_the_body_ends_the_connection_and_is_read_whole(
+    patient: ApiServer, how: str
+) -> None:
+    """Neither is it lost to a reset while the client still sends, nor is another request sent behind it."""
+    head = (
+        f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: {how}\r\nContent-Type: text/plain\r\n"
+        "Content-Length: 3000000\r\n\r\n"
+    )
+    with closing(connected(patient)) as connection:
+        connection.sendall(head.encode())
+        answer = connection.recv(1 << 16)
+        connection.sendall(b"x" * 500_000)  # a server that had closed would answer it with a reset
+        while piece := connection.recv(1 << 16):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"connection: close" in answer.lower()
+    assert b"unsupported_content_type" in answer
+
+
+def test_an_answer_behind_the_whole_body_keeps_the_connection(patient: ApiServer) -> None:
+    with closing(connected(patient)) as connection:
+        for _ in range(2):
+            connection.sendall(POST % (b"/v1/jobs", b"text/plain", 10) + b"x" * 10)
+            answer = connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 415")
+            assert b"connection: close" not in answer.lower()

@@ -166,7 +166,8 @@ def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
         transaction.execute(delete(WorkerRow))
     assert worker.process.wait(15) != 0
     run = sqlite_stack.jobs.get(job_id).stages[0]
-    assert (run.status, run.errors) == (StageRunState.QUEUED, []), "it handed back what nobody had taken from it"
+    assert run.status == StageRunState.QUEUED, "it handed back what nobody had taken from it"
+    assert [error.code for error in run.errors] == ["fenced"]
 
 
 def test_a_worker_whose_ledger_breaks_stops_itself_and_frees_what_it_held(valkey_url: str, tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_worker_whose_ledger_breaks_stops_itself_and_frees_what_it_held(valkey
             "this worker stops, to be started anew: the worker's ledger broke: RuntimeError" in worker.log.read_text()
         )
         run = stack.jobs.get(job_id).stages[0]
-        assert (run.status, run.errors) == (StageRunState.QUEUED, [])
+        assert (run.status, [error.code for error in run.errors]) == (StageRunState.QUEUED, ["fenced"])
         assert stack.jobs.slot_holder(worker.slot) is None
     finally:
         stack.close()
