@@ -285,7 +285,7 @@ class _Bulk:
                     told[number] = _refusal(admission)
                 else:
                     admitted[number], places[number] = admission
-            submitted = await run_sync(self._submit, admitted)
+            submitted = await run_sync(self._submit, admitted) if admitted else {}  # else no transaction
             for number, answer in submitted.items():
                 places[number].taken |= answer.get("created", False)  # of all who share it, until the next count
         await run_sync(self._tell, group, told | submitted)
