@@ -113,28 +113,6 @@ async def test_a_release_lets_all_go_and_nobody_waits_again(jobs: Jobs, ends: En
     await asyncio.wait_for(ends.of("job-4", LONG_S), 30)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_bug_in_one_look_does_not_end_all_others() -> None:
-    calls = 0
-    broke = threading.Event()
-
-    def unfinished(job_ids: Sequence[str]) -> Collection[str]:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            broke.set()
-            raise ZeroDivisionError
-        return ()
-
-    ends = Ends(unfinished)
-    first = asyncio.create_task(ends.of("job-1", LONG_S))
-    await asyncio.to_thread(broke.wait, 30)
-    assert ends._thread is not None
-    await asyncio.to_thread(ends._thread.join, 30)
-    await asyncio.wait_for(asyncio.gather(first, ends.of("job-2", LONG_S)), 30)
-    ends.close()
-
-
 async def test_a_bug_in_a_look_ends_neither_the_thread_nor_a_wait(jobs: Jobs, ends: Ends) -> None:
     jobs.broken = True
     await asyncio.wait_for(ends.of("job-1", LONG_S), 30)
