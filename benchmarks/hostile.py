@@ -1,11 +1,10 @@
 """Hostile clients, and how a well-behaved one fares beside them.
 
-    python -m benchmarks.hostile --json FILE [--seconds 60] [--clients 8] [--nice 0] [--quick]
+    python -m benchmarks.hostile --json FILE [--seconds 60] [--clients 8] [--quick]
 
 One API process, SQLite, no worker. Hostile clients send the worst requests that are known (tests/hostile.py), each
 all of them in turn, for the given time; a well-behaved one asks /healthz and submits small jobs all the while, as it
-did before on the idle server. Then the server is left alone for a minute. The clients run on the same cores; with
-``--nice 19`` they take what the server leaves, as clients on other machines would.
+did before on the idle server. Then the server is left alone for a minute. The clients run on the same cores.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the attack (default 60)")
     parser.add_argument("--clients", type=int, default=8, help="hostile ones (default 8)")
-    parser.add_argument("--nice", type=int, default=0, help="of the hostile clients (default 0; 19: as if elsewhere)")
     parser.add_argument("--idle", type=float, default=15.0, help="seconds measured before (default 15)")
     parser.add_argument("--rest", type=float, default=60.0, help="seconds left alone afterwards (default 60)")
     parser.add_argument("--large-jobs", type=int, default=60, help="with 8 MiB of text each (default 60)")
@@ -239,7 +237,7 @@ def _attacked(
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     stop = context.Event()
-    target = partial(_attackers, host, port, dict(requests), arguments.clients, arguments.only or [], arguments.nice)
+    target = partial(_attackers, host, port, dict(requests), arguments.clients, arguments.only or [])
     process = context.Process(target=target, args=(stop, sender))
     process.start()
     sender.close()
@@ -257,16 +255,8 @@ def _attacked(
 
 
 def _attackers(
-    host: str,
-    port: int,
-    requests: Mapping[str, Path],
-    clients: int,
-    only: Sequence[str],
-    nice: int,
-    stop: object,
-    sender: object,
+    host: str, port: int, requests: Mapping[str, Path], clients: int, only: Sequence[str], stop: object, sender: object
 ) -> None:
-    os.nice(nice)
     attacks = {name: attack for name, attack in _attacks(requests).items() if not only or any(o in name for o in only)}
     names = sorted(attacks)
     told: list[Told] = []
