@@ -207,10 +207,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def close_behind_answer(self) -> None:
-        if self._in_head:
-            self.transport.close()
-        else:
+        if not self._in_head:
             self._linger()
+            return
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._watch_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -248,7 +250,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_write_timer()
+        if not self.transport.is_closing():  # else the rest of the last answer is watched
+            self._stop_write_timer()
 
     def _watch_reading(self) -> None:
         self._stop_write_timer()

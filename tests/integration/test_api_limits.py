@@ -282,22 +282,42 @@ def test_a_client_that_does_not_read_its_answers(api: ApiServer) -> None:
             time.sleep(0.05)
 
 
+def test_a_client_that_does_not_read_its_last_answer(api: ApiServer, settings: Settings) -> None:
+    """The server has closed the connection behind that answer, and has it until it is sent."""
+    path = _with_large_answer(api, settings)
+    with closing(socket.socket()) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((api.host, api.port))
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert select.select([connection], [], [], WAIT_S)[0]
+        deadline = time.monotonic() + WAIT_S
+        while api.connections:
+            assert time.monotonic() < deadline, "the server keeps the connection"
+            time.sleep(0.05)
+
+
+def _with_large_answer(server: ApiServer, settings: Settings) -> str:
+    """The path of a job whose result has 16 MiB."""
+    job = server.http.post("/v1/jobs", json=ECHO, headers={"Connection": "close"}).json()["id"]
+    result = json.dumps({"text": "x" * (16 << 20)})
+    with closing(sqlite3.connect(settings.resolved_database_url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE stage_runs SET state = 'succeeded', result = ? WHERE job_id = ?", (result, job))
+        database.execute("UPDATE jobs SET state = 'completed' WHERE id = ?", (job,))
+    return f"/v1/jobs/{job}"
+
+
 @pytest.mark.parametrize("limits", ["api", "patient"])
 def test_a_client_that_reads_slowly_gets_its_answer_whole(
     request: pytest.FixtureRequest, settings: Settings, limits: str
 ) -> None:
     """It takes less in the limit of silence than is sent ahead, and longer than a connection may stand idle."""
     server: ApiServer = request.getfixturevalue(limits)
-    job = server.http.post("/v1/jobs", json=ECHO).json()["id"]
-    result = json.dumps({"text": "x" * (16 << 20)})
-    with closing(sqlite3.connect(settings.resolved_database_url.removeprefix("sqlite:///"))) as database, database:
-        database.execute("UPDATE stage_runs SET state = 'succeeded', result = ? WHERE job_id = ?", (result, job))
-        database.execute("UPDATE jobs SET state = 'completed' WHERE id = ?", (job,))
+    path = _with_large_answer(server, settings)
     with closing(socket.socket()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(WAIT_S)
         connection.connect((server.host, server.port))
-        connection.sendall(f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         received = bytearray(connection.recv(4096))
         begin = time.monotonic()
         while time.monotonic() - begin < 7.0:
