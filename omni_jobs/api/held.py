@@ -64,7 +64,7 @@ class _Held:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self.coming_in = 0  # bodies of more than a few bytes
+        self.coming_in = 0  # bodies above _COMPUTED bytes of which more is to come
 
 
 class Body:
@@ -116,11 +116,18 @@ class Body:
         if not self._has_short_turns:
             self._has_short_turns = True
             TURNS.shorten()
-        if self._is_coming_in == self._is_done:
-            self._is_coming_in = not self._is_done
-            self._all.coming_in += 1 if self._is_coming_in else -1
+        if self._is_done:
+            self._stop_coming_in()
+            return
+        if not self._is_coming_in:
+            self._is_coming_in = True
+            self._all.coming_in += 1
+        await asyncio.sleep(_PAUSE_S * min(self._all.coming_in, _MOST_PAUSES))
+
+    def _stop_coming_in(self) -> None:
         if self._is_coming_in:
-            await asyncio.sleep(_PAUSE_S * min(self._all.coming_in, _MOST_PAUSES))
+            self._is_coming_in = False
+            self._all.coming_in -= 1
 
     def has_room(self, more: int) -> bool:
         """Whether ``hold`` would take so many bytes more."""
@@ -152,9 +159,7 @@ class Body:
     def end(self) -> None:
         """Its request is answered."""
         self.release()
-        if self._is_coming_in:  # its client left, or was refused
-            self._is_coming_in = False
-            self._all.coming_in -= 1
+        self._stop_coming_in()  # where its client left, or was refused
         if self._has_short_turns:
             self._has_short_turns = False
             TURNS.restore()
