@@ -229,20 +229,19 @@ class Pipeline(_Frozen):
     def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:
         """The stages a job with these output modalities needs, every one after its inputs."""
         ordered: dict[str, StageConfig] = {}
-
-        def visit(name: str) -> None:
-            if name not in ordered:
-                for earlier in self.stages[name].inputs:
-                    visit(earlier)
-                ordered[name] = self.stages[name]
-
         for modality in modalities:
             output = self.outputs.get(modality)  # type: ignore[call-overload]
             if output is None:
                 known = ", ".join(self.outputs)
                 raise NotFound(f"pipeline {self.name} does not make {modality!r}; it makes {known}", field="modalities")
-            visit(output.stage)
+            self._put_after_inputs(output.stage, ordered)
         return tuple(ordered.values())
+
+    def _put_after_inputs(self, name: str, ordered: dict[str, StageConfig]) -> None:
+        if name not in ordered:
+            for earlier in self.stages[name].inputs:
+                self._put_after_inputs(earlier, ordered)
+            ordered[name] = self.stages[name]
 
 
 class Pipelines(Mapping[str, Pipeline]):

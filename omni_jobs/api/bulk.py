@@ -288,16 +288,17 @@ class _Bulk:
             submitted = await run_sync(self._submit, admitted) if admitted else {}  # else no transaction
             for number, answer in submitted.items():
                 places[number].taken |= answer.get("created", False)  # of all who share it, until the next count
-        await run_sync(self._tell, group, told | submitted)
+        await run_sync(self._tell, group, told | submitted, limiter=services.bulks)
 
     def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Candidate], dict[int, dict[str, Any]]]:
         """By their numbers, the lines that are requests by their form, and the answers to the others."""
         candidates: dict[int, Candidate] = {}
         told: dict[int, dict[str, Any]] = {}
         for number, line in group:
+            if isinstance(line, OmniJobsError):
+                told[number] = _refusal(line)
+                continue
             try:
-                if isinstance(line, OmniJobsError):
-                    raise line
                 form = parse(line, self._services.settings)
             except OmniJobsError as error:
                 told[number] = _refusal(error)

@@ -130,7 +130,8 @@ async def take_group(
                 _check_deadline(admitted)
             taken.append((admitted, place))
         except (InvalidRequest, TooManyJobs) as error:
-            taken.append((admitted, Place()) if await _is_known(services, candidate) else error)
+            known = await _is_known(services, candidate)
+            taken.append((admitted, Place()) if known else error.with_traceback(None))
     return taken
 
 
@@ -141,7 +142,7 @@ async def _admit_group(services: Services, candidates: Sequence[Candidate]) -> l
         try:
             await services.renderer_loads.ready(name)
         except ModelMissing as error:
-            missing[name] = error
+            missing[name] = error.with_traceback(None)
     texts = [candidate for candidate in candidates if not candidate.has_media]
     admissions = await run_sync(_admit_all, services, texts, missing, limiter=services.bulks)
     if len(texts) == len(candidates):
@@ -164,7 +165,7 @@ def _admit_all(
         try:
             admissions.append(missing.get(candidate.pipeline) or _admit(services, candidate))
         except OmniJobsError as error:
-            admissions.append(error)
+            admissions.append(error.with_traceback(None))  # which leads to this list: a cycle, for the collector
     return admissions
 
 

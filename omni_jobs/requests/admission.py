@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
 from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.prompts import PromptRenderer, Renderers
-from omni_jobs.requests.body import SLICE, canonical, parse_body
+from omni_jobs.requests.body import SLICE, Long, canonical, parse_body
 from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ class Media:
 class Parsed:
     """A body that is a request by its form; whether its pipeline takes it is not looked at yet."""
 
-    tree: Mapping[str, Any]  # the JSON
+    tree: Mapping[str, Any]  # the JSON, with names in the places of ``long``
     request: JobRequest
+    long: Long
 
     @property
     def is_text(self) -> bool:
@@ -93,8 +94,8 @@ def parse(body: bytes | bytearray, settings: Settings) -> Parsed:
 
     Raises InvalidRequest and RequestTooLarge naming the field.
     """
-    tree = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-    return Parsed(tree, JobRequest.parse(tree))
+    tree, long = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
+    return Parsed(tree, JobRequest.parse(tree), long)
 
 
 def admit(
@@ -118,15 +119,15 @@ def admit(
     """
     if not isinstance(body, Parsed):
         body = parse(body if isinstance(body, bytes) else _encoded(body), settings)
-    tree, request = body.tree, body.request
+    request = body.request
     pipeline = pipelines.named(request.model)
     modalities = _modalities(request, pipeline)
     stages = pipeline.stages_for(modalities)
     audio = _audio(request, pipeline, modalities)
     parameters = _parameters(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
-    content = _Content(pipeline, settings)
-    embeds = _prompt_embeds(request, prompt_embeds, pipeline)
+    content = _Content(pipeline, settings, body.long)
+    embeds = _prompt_embeds(body, prompt_embeds, pipeline)
     admitted: dict[str, Any] = {
         "model": pipeline.name,
         "messages": content.messages(request.messages or ()),
@@ -162,7 +163,7 @@ def admit(
         seed=random.getrandbits(63) if request.seed is None else request.seed,  # no secret
         prompt_tokens=prompt_tokens,
         metadata=request.metadata or {},
-        request_digest=_digest(tree, prompt_embeds),
+        request_digest=_digest(body, prompt_embeds),
         expires_at=request.expires_at,
     )
 
@@ -174,9 +175,9 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         raise InvalidRequest(f"the request is not JSON: {error}", field="body") from None
 
 
-def _digest(tree: Mapping[str, Any], beside: bytes | None) -> str:
+def _digest(body: Parsed, beside: bytes | None) -> str:
     digest = hashlib.sha256()
-    for piece in canonical(tree):
+    for piece in canonical(body.tree, body.long):
         digest.update(piece)
     if beside is not None:
         digest.update(b"\0")  # no JSON holds it
@@ -184,8 +185,9 @@ def _digest(tree: Mapping[str, Any], beside: bytes | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _prompt_embeds(request: JobRequest, beside: bytes | None, pipeline: Pipeline) -> bytes | memoryview | None:
+def _prompt_embeds(body: Parsed, beside: bytes | None, pipeline: Pipeline) -> bytes | memoryview | None:
     """The file of the prompt's embeddings; None for a request with messages."""
+    request = body.request
     given = request.prompt_embeds is not None or beside is not None
     if not given:
         if request.messages is None:
@@ -200,7 +202,8 @@ def _prompt_embeds(request: JobRequest, beside: bytes | None, pipeline: Pipeline
         return beside
     if beside is not None:
         raise InvalidRequest("given twice: in the request, and as a part of the body", field="prompt_embeds")
-    return _decoded(request.prompt_embeds.data, "prompt_embeds.data")
+    data = request.prompt_embeds.data
+    return _decoded(body.long.get(data, data), "prompt_embeds.data")
 
 
 def _modalities(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
@@ -284,9 +287,10 @@ def _with_clients_field(error: InvalidRequest, fields: Mapping[tuple[str, str], 
 class _Content:
     """The messages' contents: text kept, media taken out as they came."""
 
-    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Settings, long: Long) -> None:
         self._pipeline = pipeline
         self._settings = settings
+        self._long = long
         self._text_bytes = 0
         self.media: list[_Encoded] = []
 
@@ -315,13 +319,13 @@ class _Content:
             case TextPart():
                 return {"type": "text", "text": self._text(part.text, f"{field}.text")}
             case AudioPart():
-                kind, encoded, begin, field = "audio", part.input_audio.data, 0, f"{field}.input_audio.data"
+                kind, given, field = "audio", part.input_audio.data, f"{field}.input_audio.data"
             case ImagePart():
-                kind, encoded, field = "image", part.image_url.url, f"{field}.image_url.url"
-                begin = _begin_in_data_url(encoded, field)
+                kind, given, field = "image", part.image_url.url, f"{field}.image_url.url"
             case VideoPart():
-                kind, encoded, field = "video", part.video_url.url, f"{field}.video_url.url"
-                begin = _begin_in_data_url(encoded, field)
+                kind, given, field = "video", part.video_url.url, f"{field}.video_url.url"
+        encoded = self._long.get(given, given)
+        begin = 0 if kind == "audio" else _begin_in_data_url(encoded, field)
         if kind not in self._pipeline.accepts:
             known = ", ".join(self._pipeline.accepts)
             raise InvalidRequest(f"pipeline {self._pipeline.name} takes no {kind}; it takes: {known}", field=field)
@@ -387,8 +391,10 @@ def _parts(message: Message) -> Sequence[TextPart | AudioPart | ImagePart | Vide
     return message.content
 
 
-def _begin_in_data_url(url: str, field: str) -> int:
+def _begin_in_data_url(url: str | memoryview, field: str) -> int:
     """Where the base64 of ``data:…;base64,…`` begins."""
+    if isinstance(url, memoryview):
+        url = str(url[:SLICE], "ascii")
     scheme = url[:12].partition(":")[0].lower()
     if scheme in ("http", "https"):
         raise InvalidRequest("remote URLs are not fetched: send the bytes in a data: URL", field=field)
@@ -398,7 +404,7 @@ def _begin_in_data_url(url: str, field: str) -> int:
     return comma + 1
 
 
-def _decoded(encoded: str, field: str, begin: int = 0) -> memoryview:
+def _decoded(encoded: str | memoryview, field: str, begin: int = 0) -> memoryview:
     """The bytes of the base64 from ``begin`` on."""
     data = bytearray()  # grown: joined at the end, a large medium would keep all threads waiting for its copy
     try:

@@ -2,7 +2,9 @@
 
 Whatever a body holds, it costs little to refuse: each step is bounded by the body's bytes, and no
 call of more than a few milliseconds keeps the other threads from the interpreter. That is why a large
-body is outlined first: its long strings (media in base64) are cut out, and JSON reads the rest.
+body is outlined first: its long strings are cut out, and JSON reads the rest. Those that are media in
+base64 are never made into strings: nothing is joined or copied whole, because the kernel takes a
+tenth of a second to find room for 64 MiB.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
-__all__ = ["SLICE", "canonical", "parse_body"]
+__all__ = ["SLICE", "Long", "canonical", "parse_body"]
 
 SLICE = 256 << 10
 """Bytes that one call works on: half a millisecond in which no other thread runs."""
@@ -35,18 +37,23 @@ _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _COLON = re.compile(rb"[ \t\r\n]*:")
 
 Path = tuple["Path", str | int] | None
+Long = Mapping[str, memoryview]
+"""Encoded media by the names that stand in their place in the tree, which no client can write: ASCII, as it stands
+between the quotes, and without escapes."""
 
 
-def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int | None = None) -> dict[str, Any]:
-    """The JSON object. Raises InvalidRequest or RequestTooLarge.
+def parse_body(
+    body: bytes | bytearray, max_bytes: int, max_text_bytes: int | None = None
+) -> tuple[dict[str, Any], Long]:
+    """The JSON object, and the long strings that are not in it because they are media. The body must stay as it is.
 
-    Refused beyond what JSON itself forbids: a key given twice, NaN and infinities, more than
-    32 levels, 50,000 values or 256 keys of an object, and strings with lone surrogates (no UTF-8)
-    or NUL (PostgreSQL keeps none). ``max_text_bytes`` bounds what is not long strings of plain ASCII.
+    Raises InvalidRequest or RequestTooLarge. Refused beyond what JSON itself forbids: a key given twice, NaN and
+    infinities, more than 32 levels, 50,000 values or 256 keys of an object, and strings with lone surrogates (no
+    UTF-8) or NUL (PostgreSQL keeps none). ``max_text_bytes`` bounds all that is no medium.
     """
     if len(body) > max_bytes:
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")
-    long: dict[str, str] = {}
+    long: dict[str, memoryview] = {}
     if len(body) > _SMALL:
         body, long = _outline(body, max_bytes if max_text_bytes is None else _TEXT_AS_JSON * max_text_bytes)
     try:
@@ -58,24 +65,24 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int | No
         raise InvalidRequest(f"the body is nested deeper than {_MAX_DEPTH} levels", field="body") from None
     except ValueError as error:
         # Where in the outline tells a client nothing.
-        what = error.msg if long and isinstance(error, json.JSONDecodeError) else error
+        what = error.msg if long and isinstance(error, json.JSONDecodeError) else str(error)
         raise InvalidRequest(f"the body is not valid JSON: {what}", field="body") from None
     if not isinstance(tree, dict):
         raise InvalidRequest("the body must be a JSON object", field="body")
-    _check_strings(tree, long)
-    return tree
+    _check_strings(tree, long, max_text_bytes)
+    return tree, long
 
 
 # A large body's outline.
 
 
-def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray, dict[str, str]]:
+def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
     """The body with a name in the place of each long string of plain ASCII, and those strings by their names.
 
     Counts the values on the way. A body that is no JSON has an outline that is none either.
     """
     prefix = secrets.token_hex(16)  # no client can write it
-    long: dict[str, str] = {}
+    long: dict[str, memoryview] = {}
     kept: list[bytes | bytearray] = []
     kept_to = values = strings = outside = 0
     at, rest = 0, len(body)
@@ -138,9 +145,10 @@ def _found(body: bytes | bytearray, what: bytes, at: int) -> int:
     return at
 
 
-def _plain(body: bytes | bytearray, at: int, end: int) -> str | None:
+def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
     """The string that JSON writes so, if it is ASCII that needs no escape; PHP escapes the slashes of base64."""
-    pieces = []
+    unescaped: bytearray | None = None
+    at = begin
     while at < end:
         stop = min(at + SLICE, end)
         if stop < end and body[stop - 1] == ord("\\"):
@@ -150,9 +158,14 @@ def _plain(body: bytes | bytearray, at: int, end: int) -> str | None:
             piece = piece.replace(b"\\/", b"/")
             if piece.translate(None, _PLAIN):
                 return None
-        pieces.append(piece.decode("ascii"))
+            if unescaped is None:
+                unescaped = bytearray()
+                for earlier in range(begin, at, SLICE):
+                    unescaped += body[earlier : min(earlier + SLICE, at)]
+        if unescaped is not None:
+            unescaped += piece
         at = stop
-    return "".join(pieces)
+    return memoryview(body)[begin:end] if unescaped is None else memoryview(unescaped)
 
 
 # The tree.
@@ -175,8 +188,9 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_strings(tree: dict[str, Any], long: dict[str, str]) -> None:
-    """Raises InvalidRequest; puts the ``long`` strings where their names stand."""
+def _check_strings(tree: dict[str, Any], long: dict[str, memoryview], max_text: int | None) -> None:
+    """Raises InvalidRequest and RequestTooLarge; puts the ``long`` strings that are no media where they belong."""
+    text_bytes = 0
     waiting: list[tuple[Any, Path, int]] = [(tree, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -187,12 +201,28 @@ def _check_strings(tree: dict[str, Any], long: dict[str, str]) -> None:
                 _check_string(name, path, name)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(item, str):
-                if item in long:
-                    value[name] = long[item]  # plain: nothing of it is to be checked
-                else:
+                if item not in long:
                     _check_string(item, path, name)
+                elif not _is_medium(path, name):
+                    text = long.pop(item)  # plain: nothing of it is to be checked
+                    text_bytes += len(text)
+                    if max_text is not None and text_bytes > max_text:
+                        raise RequestTooLarge(f"at most {max_text} bytes of text are taken", field=_dotted((path, name)))
+                    value[name] = str(text, "ascii")
             elif isinstance(item, dict | list):
                 waiting.append((item, (path, name), depth + 1))
+
+
+def _is_medium(path: Path, name: str | int) -> bool:
+    """Whether media in base64 may stand there."""
+    match _keys((path, name)):
+        case ["messages", int(), "content", int(), "input_audio", "data"]:
+            return True
+        case ["messages", int(), "content", int(), "image_url" | "video_url", "url"]:
+            return True
+        case ["prompt_embeds", "data"]:
+            return True
+    return False
 
 
 def _check_string(value: str, path: Path, name: str | int) -> None:
@@ -209,11 +239,16 @@ def _check_string(value: str, path: Path, name: str | int) -> None:
 
 
 def _dotted(path: Path) -> str:
-    parts: list[str] = []
+    return ".".join(_shown(str(name)) for name in _keys(path))
+
+
+def _keys(path: Path) -> list[str | int]:
+    """From the outermost to the innermost."""
+    names: list[str | int] = []
     while path is not None:
         path, name = path
-        parts.append(_shown(str(name)))
-    return ".".join(reversed(parts))
+        names.append(name)
+    return names[::-1]
 
 
 def _shown(name: str) -> str:
@@ -227,29 +262,33 @@ def _shown(name: str) -> str:
 _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def canonical(value: Any) -> Iterator[bytes]:
-    """``value`` as JSON in ASCII with sorted keys and no spaces, in pieces."""
-    if _length(value) <= SLICE:
+def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
+    """``value`` as JSON in ASCII with sorted keys and no spaces, in pieces; ``long``: what ``parse_body`` left out."""
+    if _length(value, long) <= SLICE:
         yield _COMPACT(value).encode()
     elif isinstance(value, dict):
         for number, name in enumerate(sorted(value)):
             yield b"%b%b:" % (b"," if number else b"{", _COMPACT(name).encode())
-            yield from canonical(value[name])
+            yield from canonical(value[name], long)
         yield b"}"
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield b"," if number else b"["
-            yield from canonical(item)
+            yield from canonical(item, long)
         yield b"]"
     else:
         yield b'"'
-        for at in range(0, len(value), SLICE):
-            yield _written(value[at : at + SLICE])
+        if value in long:
+            for at in range(0, len(long[value]), SLICE):
+                yield long[value][at : at + SLICE]
+        else:
+            for at in range(0, len(value), SLICE):
+                yield _written(value[at : at + SLICE])
         yield b'"'
 
 
 def _written(text: str) -> bytes:
-    """As JSON writes it within its quotes: long plain text, which media are, as it stands."""
+    """As JSON writes it within its quotes: long plain text as it stands."""
     if text.isascii():
         plain = text.encode()
         if not plain.translate(None, _PLAIN):
@@ -257,10 +296,10 @@ def _written(text: str) -> bytes:
     return _COMPACT(text)[1:-1].encode()
 
 
-def _length(value: Any) -> int:
-    """About as many characters as it has; the keys of an object are few."""
+def _length(value: Any, long: Long) -> int:
+    """About as many characters as it has; the keys of an object are few. More than SLICE where it holds a long one."""
     if isinstance(value, str):
-        return len(value)
+        return SLICE + 1 if value in long else len(value)
     if isinstance(value, dict):
-        return sum(map(_length, value.values()))
-    return sum(map(_length, value)) if isinstance(value, list) else 1
+        value = value.values()
+    return sum(_length(item, long) for item in value) if isinstance(value, Iterable) else 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,70 @@ def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_read_is_what_json_reads(seed: int) -> None:
     random_ = random.Random(seed)
-    value = {"a": tree(random_), "b": tree(random_), "long": "A" * 100_000}
+    value = {"a": tree(random_), "b": tree(random_), "long": "A" * 100_000} | media(random_)
     for options in ({}, {"ensure_ascii": False}, {"indent": 3}):
         body = json.dumps(value, **options).encode()
-        assert parse_body(body, 1 << 30) == value
-        assert parse_body(body.replace(b"/", b"\\/"), 1 << 30) == value  # as PHP writes it
-    assert b"".join(canonical(value)) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        for written in (body, bytearray(body.replace(b"/", b"\\/"))):  # as PHP writes it
+            found, long = parse_body(written, 1 << 30)
+            assert b"".join(canonical(found, long)) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+            assert len(long) == 2
+            assert whole(found, long) == value
+
+
+def media(random_: random.Random) -> dict[str, object]:
+    """Media in three places, two of them long."""
+    encoded = [random_.choice(["A", "a/b+c="]) * random_.randrange(66_000, 200_000) for _ in range(2)]
+    parts = [{"input_audio": {"data": encoded[0]}}, {"image_url": {"url": "data:image/png;base64,AAAA"}}]
+    return {"messages": [{"content": "Look:"}, {"content": parts}], "prompt_embeds": {"data": encoded[1]}}
+
+
+def whole(value: object, long: Mapping[str, memoryview]) -> object:
+    """The tree with its long strings."""
+    if isinstance(value, dict):
+        return {name: whole(item, long) for name, item in value.items()}
+    if isinstance(value, list):
+        return [whole(item, long) for item in value]
+    return str(long[value], "ascii") if isinstance(value, str) and value in long else value
+
+
+def test_a_long_string_is_a_medium_where_media_stand_and_nowhere_else() -> None:
+    long = "A" * 100_000
+    places = [
+        {"metadata": {"data": long}},
+        {"messages": [{"content": long}, {"content": [{"text": long}, {"image_url": long}, {"data": long}]}]},
+        {"messages.0.content.0.input_audio": {"data": long}, "messages": {"0": {"content": [{"url": long}]}}},
+        {"prompt_embeds": [{"data": long}], "data": long},
+    ]
+    for value in places:
+        assert parse_body(json.dumps(value).encode(), 1 << 30) == (value, {})
+
+
+def test_long_strings_that_are_no_media_are_text() -> None:
+    value = {"messages": [{"content": "Look:"}, {"content": [{"text": "A" * 300_000}, {"text": "B" * 300_000}]}]}
+    parse_body(json.dumps(value).encode(), 1 << 30, 600_000)
+    with pytest.raises(RequestTooLarge, match="at most 599999 bytes of text") as refused:
+        parse_body(json.dumps(value).encode(), 1 << 30, 599_999)
+    assert re.fullmatch(r"messages\.1\.content\.[01]\.text", refused.value.field or "")
+
+
+@pytest.mark.parametrize("name", hostile.BODIES)
+def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error to which its own traceback leads keeps the body until the collector comes, and then all threads wait."""
+    monkeypatch.setattr(hostile, "BODY_BYTES", 1 << 20)
+    body = hostile.BODIES[name]()
+
+    def looked_at() -> None:
+        with suppress(InvalidInput):
+            admit(body, pipelines, Settings())
+
+    looked_at()
+    gc.collect()
+    gc.disable()
+    try:
+        looked_at()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("slices")
@@ -141,7 +200,7 @@ def test_what_is_cut_or_damaged_is_what_json_refuses(seed: int) -> None:
                 parse_body(bytes(body), 1 << 30)
             continue
         try:
-            found = parse_body(bytes(body), 1 << 30)
+            found, _ = parse_body(bytes(body), 1 << 30)
         except InvalidRequest as error:
             assert re.search(r"U\+|twice|a key has", str(error))  # noqa: PT017 — of what JSON takes, these are refused
         else:
