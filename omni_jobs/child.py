@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from omni_jobs.scheduling import give_way
+
 __all__ = ["UMASK", "Child", "ChildState", "ChildView"]
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # what dies once is started anew at once
@@ -56,7 +58,9 @@ class Child:
         directory: Path,
         log: Path,
         pass_fds: Sequence[int] = (),
+        gives_way: bool = False,
     ) -> None:
+        """``gives_way``: to models that compute (``omni_jobs.scheduling``)."""
         self.name = name
         self.command = list(command)
         self.log = log
@@ -67,6 +71,7 @@ class Child:
         self._environment = dict(environment)
         self._directory = directory
         self._pass_fds = tuple(pass_fds)
+        self._gives_way = gives_way
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at: float | None = None
         self._ready_at: float | None = None
@@ -101,6 +106,8 @@ class Child:
                 pass_fds=self._pass_fds,
                 umask=UMASK,
             )
+        if self._gives_way:
+            give_way(self._process.pid)
         self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
         self.state = ChildState.STARTING
         process = self._process

@@ -41,7 +41,7 @@ from omni_jobs.db import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
 from omni_jobs.prompts import load_renderer
-from omni_jobs.scheduling import give_way, threads_per_engine
+from omni_jobs.scheduling import threads_per_engine
 from omni_jobs.sentinel import end_sessions
 from omni_jobs.settings import Settings
 from omni_jobs.stage_config import Pipeline, Pipelines, load_pipelines
@@ -287,12 +287,12 @@ class EmbeddedStack:
             directory=self._directory.path,
             log=self._directory.log_of(name.replace(" ", "-")),
             pass_fds=pass_fds,
+            gives_way=name != API,  # people wait for its answers, behind its decoders and whatever else computes
         )
 
     # -- the thread that owns the children -------------------------------------------------
 
     def _run(self) -> None:
-        give_way()  # so do all children: this thread starts them
         try:
             self._start_all()
             self._ready.set()

@@ -30,6 +30,7 @@ __all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
 
 MediaKind = Kind | Literal["prompt_embeds"]
 
+_DECODED_AT_ONCE = 64 << 10  # characters of base64: an eighth of a millisecond in which no other thread runs
 _SAFETENSORS = "application/vnd.safetensors"
 
 
@@ -408,10 +409,10 @@ def _decoded(encoded: str | memoryview, field: str, begin: int = 0) -> memoryvie
     """The bytes of the base64 from ``begin`` on."""
     data = bytearray()  # grown: joined at the end, a large medium would keep all threads waiting for its copy
     try:
-        for at in range(begin, len(encoded), SLICE):  # of four characters each, which are three bytes
+        for at in range(begin, len(encoded), _DECODED_AT_ONCE):  # of four characters each, which are three bytes
             if len(data) < (at - begin) // 4 * 3:
                 raise binascii.Error("Excess data after padding")
-            data += base64.b64decode(encoded[at : at + SLICE], validate=True)
+            data += base64.b64decode(encoded[at : at + _DECODED_AT_ONCE], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"not base64: {error}", field=field) from None
     if not data:
