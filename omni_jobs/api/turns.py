@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 __all__ = ["TURNS", "Turns", "short_turns"]
 
-_SHORT_S = 0.0002
+_SHORT_S = 0.0001
 
 
 class Turns:
