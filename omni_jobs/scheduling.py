@@ -16,7 +16,9 @@ def threads_per_engine(engines: int) -> int:
 def give_way(process: int = 0) -> bool:
     """From now on this thread, and what it starts, takes no core from a computation by waking up.
 
-    ``process``: its first thread, in place of the caller's. What serves a model wakes up for a moment hundreds of times a second. Linux would let it interrupt
+    ``process``: its first thread, in place of the caller's.
+
+    What serves a model wakes up for a moment hundreds of times a second. Linux would let it interrupt
     the model's thread each time, though another core is free or about to be; a task of ``SCHED_BATCH``
     gets the same share of the cores, and waits those milliseconds for it. False, and nothing is changed,
     where the operator chose another policy, and where the system has none or does not allow it.

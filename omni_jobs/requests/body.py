@@ -207,7 +207,9 @@ def _check_strings(tree: dict[str, Any], long: dict[str, memoryview], max_text: 
                     text = long.pop(item)  # plain: nothing of it is to be checked
                     text_bytes += len(text)
                     if max_text is not None and text_bytes > max_text:
-                        raise RequestTooLarge(f"at most {max_text} bytes of text are taken", field=_dotted((path, name)))
+                        raise RequestTooLarge(
+                            f"at most {max_text} bytes of text are taken", field=_dotted((path, name))
+                        )
                     value[name] = str(text, "ascii")
             elif isinstance(item, dict | list):
                 waiting.append((item, (path, name), depth + 1))
