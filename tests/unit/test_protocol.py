@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import resource
 import tomllib
 from importlib.metadata import version
@@ -52,6 +53,34 @@ def test_the_attributes_that_are_read() -> None:
     # An exception of a callback ends as one that leads to send_400_response.
     assert issubclass(httptools.HttpParserCallbackError, httptools.HttpParserError)
     assert "send_400_response" in HttpToolsProtocol.data_received.__code__.co_names
+
+
+def test_what_an_answer_does_with_its_connection() -> None:
+    """Ours stands in for ``transport``, and decides by ``keep_alive`` what an answer says of its connection."""
+    assert {"transport", "keep_alive"} <= set(RequestResponseCycle.__init__.__code__.co_names)
+    used = re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle))
+    assert set(used) == {"write", "is_closing", "close"}
+    lines = [line.strip() for line in inspect.getsource(RequestResponseCycle.send).splitlines()]
+    assert lines.index("self.response_complete = True") < lines.index("self.transport.close()")
+    assert lines.index("self.transport.close()") < lines.index("self.on_response()"), "closed before it is done"
+
+
+def test_a_trailer_comes_as_a_header_after_the_head() -> None:
+    told = []
+
+    class Told:
+        def on_headers_complete(self) -> None:
+            told.append(b"head")
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            told.append(name)
+
+        def on_message_complete(self) -> None:
+            told.append(b"end")
+
+    parser = httptools.HttpRequestParser(Told())
+    parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: y\r\n\r\n")
+    assert told == [b"Transfer-Encoding", b"head", b"X", b"end"]
 
 
 def test_few_files_mean_few_connections() -> None:
