@@ -445,12 +445,18 @@ def test_a_bulk_goes_on_while_others_hold_nearly_all_there_is(patient: ApiServer
     """What is small passes in smaller groups. A line without room ends the bulk, whose answers tell what it made."""
     body, large = echo("x" * 4_150_000), echo("x" * 300_000)
     with ExitStack() as stack:
-        held = [stack.enter_context(closing(connected(patient))) for _ in range(2)]
-        for connection in held:
+
+        def hold() -> socket.socket:
+            connection = stack.enter_context(closing(connected(patient)))
             connection.sendall(POST % (b"/v1/jobs", b"application/json", len(body)) + body[:-4])
+            return connection
+
+        held = [hold(), hold()]
         deadline = time.monotonic() + WAIT_S
         while (refused := patient.http.post("/v1/jobs/bulk", content=large, headers=JSONL)).status_code != 503:
             assert time.monotonic() < deadline
+            answered, _, _ = select.select(held, [], [], 0)  # it came in while the bulk was held: once more
+            held = [hold() if connection in answered else connection for connection in held]
         assert refused.json()["error"]["code"] == "server_busy"
 
         small = [echo("x" * 1000)] * 600
