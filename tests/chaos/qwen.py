@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import random
 import signal
 import tempfile
@@ -84,7 +85,10 @@ def run_qwen(options: argparse.Namespace) -> int:
     )
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    console.print(f"the data directory is kept: {directory}", soft_wrap=True)
+    if report["violations"] or options.keep:
+        console.print(f"the data directory is kept: {directory}", soft_wrap=True)
+    else:
+        shutil.rmtree(directory)
     return 1 if report["violations"] else 0
 
 
