@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import random
+import shutil
 import signal
 import tempfile
 import threading
