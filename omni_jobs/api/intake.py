@@ -131,18 +131,18 @@ async def take_group(
             taken.append((admitted, place))
         except (InvalidRequest, TooManyJobs) as error:
             known = await _is_known(services, candidate)
-            taken.append((admitted, Place()) if known else error.with_traceback(None))
+            taken.append((admitted, Place()) if known else _without_frames(error))
     return taken
 
 
 async def _admit_group(services: Services, candidates: Sequence[Candidate]) -> list[Admitted | OmniJobsError]:
     """Texts in one turn of the bulks; media outside it, one after the other, because their decoders take seconds."""
-    missing: dict[str, ModelMissing] = {}
+    missing: dict[str, OmniJobsError] = {}
     for name in {candidate.pipeline for candidate in candidates}:
         try:
             await services.renderer_loads.ready(name)
         except ModelMissing as error:
-            missing[name] = error.with_traceback(None)
+            missing[name] = _without_frames(error)
     texts = [candidate for candidate in candidates if not candidate.has_media]
     admissions = await run_sync(_admit_all, services, texts, missing, limiter=services.bulks)
     if len(texts) == len(candidates):
@@ -158,15 +158,25 @@ async def _admit_group(services: Services, candidates: Sequence[Candidate]) -> l
 
 
 def _admit_all(
-    services: Services, candidates: Sequence[Candidate], missing: Mapping[str, ModelMissing]
+    services: Services, candidates: Sequence[Candidate], missing: Mapping[str, OmniJobsError]
 ) -> list[Admitted | OmniJobsError]:
     admissions: list[Admitted | OmniJobsError] = []
     for candidate in candidates:
         try:
             admissions.append(missing.get(candidate.pipeline) or _admit(services, candidate))
         except OmniJobsError as error:
-            admissions.append(error.with_traceback(None))  # which leads to this list: a cycle, for the collector
+            admissions.append(_without_frames(error))
     return admissions
+
+
+def _without_frames(error: OmniJobsError) -> OmniJobsError:
+    """The error, fit to be kept in a list.
+
+    The frames of its traceback, and of the error that it was raised for, lead to that list: a reference cycle,
+    which would keep the whole bulk in memory until the collector comes.
+    """
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def _shared_places(

@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
+from omni_jobs.api.intake import Candidate, _admit_all
+from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
+from omni_jobs.prompts import Renderers
 from omni_jobs.requests import admit, parse
 from omni_jobs.requests import body as bodies
 from omni_jobs.requests.body import canonical, parse_body
@@ -173,6 +176,29 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
     def looked_at() -> None:
         with suppress(InvalidInput):
             admit(body, pipelines, Settings())
+
+    looked_at()
+    gc.collect()
+    gc.disable()
+    try:
+        looked_at()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
+    """Those of a bulk's lines stand in a list, to which the traceback of each would lead."""
+    services: Any = SimpleNamespace(
+        settings=Settings(), pipelines=pipelines, renderers=Renderers(Settings()), wall=None
+    )
+    refused = parse(
+        json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode(), Settings()
+    )
+    candidates = [Candidate(refused, 100, "default", None, None)] * 3
+
+    def looked_at() -> None:
+        assert [type(error) for error in _admit_all(services, candidates, {})] == [NotFound] * 3
 
     looked_at()
     gc.collect()
