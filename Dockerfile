@@ -72,7 +72,7 @@ USER 10001:10001
 # with an older one the runtime refuses to start the container. All that is compiled goes below one directory.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
-    CELERY_CUSTOM_WORKER_POOL=workers.pool:StagePool \
+    CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool \
     TRITON_CACHE_DIR=/home/omni/.cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/home/omni/.cache/torchinductor \
     CUDA_CACHE_PATH=/home/omni/.cache/nv

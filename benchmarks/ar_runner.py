@@ -36,17 +36,17 @@ from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.bundled import bundled
-from omni_jobs.parameters import ArParameters
+from omni_jobs.pipelines.parameters import ArParameters
+from omni_jobs.pipelines.stage_config import load_pipeline
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import load_pipeline
-from workers.engine_args import OmniEngineArgs
-from workers.runners.ar import ARRunner
-from workers.runners.captures import CAPTURE
-from workers.runners.gpu_ar_model_runner import GPUARModelRunner
-from workers.stage import Stage
-from workers.stage_io import OmniTextPrompt
-from workers.tiny_checkpoint import build_tiny_checkpoint
-from workers.vllm_hooks.runner import AddedRequest
+from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.captures import CAPTURE
+from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.stage import Stage
+from workers.stages.types import OmniTextPrompt
+from workers.vllm_hooks.model_runner import AddedRequest
 
 Times = dict[str, list[float]]
 

@@ -33,14 +33,14 @@ from sqlalchemy import text
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker import Broker, HintPublisher, read_hints
-from omni_jobs.db import Database
+from omni_jobs.broker.broker import Broker, HintPublisher, read_hints
+from omni_jobs.database.database import Database
+from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, Submitted, new_job_id
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
-from omni_jobs.stage_config import load_pipelines
-from omni_jobs.submission import new_job
+from omni_jobs.stack.embedded import EmbeddedStack
 
 _AT_ONCE = 64  # jobs in one transaction of the fill, and stage runs in one claim
 _PARTS = 8  # of a run; of a quick one it is one

@@ -26,14 +26,14 @@ from sqlalchemy import Connection, text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker import Broker, HintPublisher
-from omni_jobs.db import Database
+from omni_jobs.broker.broker import Broker, HintPublisher
+from omni_jobs.database.database import Database
+from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import admit
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
-from omni_jobs.stage_config import load_pipelines
-from omni_jobs.submission import new_job
+from omni_jobs.stack.embedded import EmbeddedStack
 from tests.services.valkey import start_valkey
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import database
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 
 _CLIENTS = 32
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -21,9 +21,9 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from omni_jobs.parameters import DiffusionParameters
-from workers.models.denoising import CodecRequest, Denoising
-from workers.models.token2wav import Token2Wav
+from omni_jobs.pipelines.parameters import DiffusionParameters
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.token2wav import Token2Wav
 
 VOICE = "someone"
 RAGGED = (120, 60, 90, 75)  # codes; 50 are a second

@@ -27,13 +27,13 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import post_all
 from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.prompts import load_renderer
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
-from omni_jobs.stage_config import load_pipelines
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
-from workers.engine_args import OmniEngineArgs
-from workers.stage import Stage
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.stage import Stage
 
 NEW_TOKENS = 64
 WORDS = "The lighthouse keeper writes down what the sea brings every night, and reads it aloud in the morning. "
@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 def _model(directory: Path, *, quick: bool) -> Path:
     if not quick:
         return smollm2_checkpoint(Console())
-    from tests.causal_lm import build_causal_lm
+    from tests.oracles.causal_lm import build_causal_lm
 
     (directory / "checkpoint").mkdir()
     return build_causal_lm(directory / "checkpoint")

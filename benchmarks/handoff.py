@@ -33,15 +33,15 @@ from sqlalchemy import text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
-from omni_jobs.broker import Broker, HintPublisher
-from omni_jobs.db import Database
+from omni_jobs.broker.broker import Broker, HintPublisher
+from omni_jobs.database.database import Database
+from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
-from omni_jobs.stage_config import load_pipelines
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.storage import open_store, payload_key
-from omni_jobs.submission import new_job
 from tests.services.seaweedfs import running_seaweedfs
 
 PAYLOAD_BYTES = 1_000_000

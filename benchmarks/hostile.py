@@ -31,9 +31,9 @@ from rich.console import Console
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from tests import hostile
-from workers.tiny_checkpoint import build_tiny_checkpoint
+from workers.checkpoints.tiny import build_tiny_checkpoint
 
 SMALL = json.dumps({"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}).encode()
 JSON = "application/json"

@@ -21,7 +21,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 

@@ -27,10 +27,10 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import post_all
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
+from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.offline import OmniLLM
-from workers.tiny_checkpoint import build_tiny_checkpoint
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
-from omni_jobs.storage.base import ObjectRef
 from omni_jobs.storage.local import LocalObjectStore
+from omni_jobs.storage.object_store import ObjectRef
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Side = Callable[[], object]

@@ -41,10 +41,10 @@ from omni_jobs.client import Client
 from omni_jobs.payloads import Payload
 from omni_jobs.requests import Admitted
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
+from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.offline import OmniLLM
-from workers.stage import StageLLM
-from workers.tiny_checkpoint import build_tiny_checkpoint
+from workers.stages.stage import StageLLM
 
 ONE_BY_ONE = 2  # requests of Transformers in each run, with each number of threads
 WARM_UP = 8  # jobs of a side before its time is taken: it stood idle while the others worked
@@ -171,7 +171,7 @@ def _against_transformers(ours: Sequence[float], theirs: Sequence[float], jobs: 
 
 def _transformers(model: Path) -> Callable[[Sequence[Mapping[str, Any]]], float]:
     """Gives the seconds of requests one after another, with the better number of threads."""
-    from tests.reference import Reference
+    from tests.oracles.reference import Reference
 
     reference = Reference(model)
     thinker, talker = SPEECH.stages["thinker"], SPEECH.stages["talker"]

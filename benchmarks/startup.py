@@ -21,7 +21,7 @@ from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 
 COMMANDS = {
     "omni-jobs --help": (["-m", "omni_jobs.cli", "--help"], 0.5),
@@ -57,7 +57,7 @@ def _of_commands(runs: int) -> Iterator[Figure]:
 def _of_workers(model: Path | None) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
         if model is None:
-            from workers.tiny_checkpoint import build_tiny_checkpoint
+            from workers.checkpoints.tiny import build_tiny_checkpoint
 
             model = build_tiny_checkpoint(Path(directory) / "checkpoint")
         settings = Settings(data_dir=Path(directory) / "data", models={PIPELINE: model})
@@ -74,9 +74,9 @@ os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 if __name__ == "__main__":
     from pathlib import Path
     from omni_jobs.settings import Settings
-    from omni_jobs.stage_config import load_pipelines
-    from workers.engine_args import OmniEngineArgs
-    from workers.stage import Stage
+    from omni_jobs.pipelines.stage_config import load_pipelines
+    from workers.stages.engine_args import OmniEngineArgs
+    from workers.stages.stage import Stage
     pipeline = load_pipelines(Settings().resolved_stage_configs)["qwen2_5_omni"]
     stage = Stage(pipeline, pipeline.stage("thinker"), Path(sys.argv[1]))
     from vllm import LLM

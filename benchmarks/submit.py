@@ -22,7 +22,7 @@ from benchmarks.http_load import Answers, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 
 CLIENTS = 32
 

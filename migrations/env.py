@@ -1,10 +1,10 @@
-"""Runs the migrations on the connection that :meth:`omni_jobs.db.Database.migrate` hands over."""
+"""Runs the migrations on the connection that :meth:`omni_jobs.database.database.Database.migrate` hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from omni_jobs.models import Base
+from omni_jobs.database.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

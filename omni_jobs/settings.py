@@ -33,7 +33,7 @@ __all__ = ["Settings", "read_settings", "settings"]
 
 _SECRETS: Final = ("broker_url", "database_url")
 _MAX_SECRET_BYTES: Final = 65_536
-_BULK_GROUP_BYTES: Final = 4 << 20  # lines that omni_jobs.api.bulk holds beside the one that is coming in
+_BULK_GROUP_BYTES: Final = 4 << 20  # lines that omni_jobs.api.routes.bulk holds beside the one that is coming in
 
 
 class Settings(BaseSettings):

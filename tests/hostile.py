@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from tests import samples
+from tests.oracles import samples
 
 __all__ = [
     "BODIES",

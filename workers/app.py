@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import workers.remote_control  # noqa: F401  (registers its commands with Celery)
-from omni_jobs.broker import TASK
-from omni_jobs.celery_app import celery_app
+import workers.consumer.remote_control  # noqa: F401  (registers its commands with Celery)
+from omni_jobs.broker.broker import TASK
+from omni_jobs.broker.celery_app import celery_app
 from omni_jobs.errors import ConfigError
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.settings import settings
-from omni_jobs.stage_config import load_pipelines
-from workers.pool import HintIntake
+from workers.consumer.pool import HintIntake
 
 __all__ = ["app"]
 
@@ -26,4 +26,4 @@ app.steps["consumer"].add(HintIntake)
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(hints: list[Any]) -> None:
     """The name hints travel under. They go to the pool's executor as they are popped, never to a call of this."""
-    raise TypeError("stage runs are carried out by workers.pool:StagePool; start the worker with -P custom")
+    raise TypeError("stage runs are carried out by workers.consumer.pool:StagePool; start the worker with -P custom")

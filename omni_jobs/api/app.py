@@ -12,10 +12,18 @@ from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from omni_jobs.api import artifacts, bulk, dashboard, errors, health, jobs, pipelines
+from omni_jobs.api import error_answers as errors
 from omni_jobs.api.browsers import KnownPages
-from omni_jobs.api.held import BoundedBodies
-from omni_jobs.api.query import check_query
+from omni_jobs.api.held_bodies import BoundedBodies
+from omni_jobs.api.query_parameters import check_query
+from omni_jobs.api.routes import (
+    artifacts,
+    bulk,
+    dashboard,
+    health,
+    jobs,
+    pipelines,
+)
 from omni_jobs.api.services import Services
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings

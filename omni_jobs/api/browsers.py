@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.api.errors import answer_to
+from omni_jobs.api.error_answers import answer_to
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.settings import Settings
 

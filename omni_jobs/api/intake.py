@@ -18,8 +18,8 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from omni_jobs.api.services import Services
-from omni_jobs.backlog import Place
 from omni_jobs.errors import DecodersUnavailable, InvalidRequest, ModelMissing, OmniJobsError, TooManyJobs
+from omni_jobs.intake.backlog import Place
 from omni_jobs.requests import Admitted, Parsed, admit, check_deadline, parse
 
 __all__ = ["Candidate", "parsed", "take", "take_group"]

@@ -5,7 +5,7 @@ trailers) in bytes, a connection in the time that it may stand without a request
 all connections in their number. Whatever is refused here, before a
 request is one, is answered in the API's one shape of errors.
 
-All use of uvicorn's internals is in this file; tests/unit/test_protocol.py names what it relies on, and
+All use of uvicorn's internals is in this file; tests/unit/api/test_protocol.py names what it relies on, and
 pyproject.toml pins the version.
 """
 

@@ -12,19 +12,19 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from omni_jobs.api.bulk_answers import AllAnswers
-from omni_jobs.api.ends import Ends
-from omni_jobs.api.renderer_loads import RendererLoads
+from omni_jobs.api.job_waits import Ends
 from omni_jobs.api.sampled import Sampled
-from omni_jobs.backlog import Backlog
-from omni_jobs.broker import Broker, HintPublisher, Relay
-from omni_jobs.db import Database
+from omni_jobs.broker.broker import Broker, HintPublisher, Relay
+from omni_jobs.database.database import Database
+from omni_jobs.intake.backlog import Backlog
+from omni_jobs.intake.group_commit import Submitter
+from omni_jobs.intake.renderer_loads import RendererLoads
 from omni_jobs.jobs import Counts, Jobs, Page
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import Pipelines, load_pipelines
 from omni_jobs.storage import ObjectStore, open_store
-from omni_jobs.submitter import Submitter
 
 __all__ = ["Services", "ServicesDep"]
 

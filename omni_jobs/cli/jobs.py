@@ -139,7 +139,7 @@ def submit(
             request["seed"] = seed
         if metadata:
             request["metadata"] = dict(_pair(value, "--metadata") for value in metadata)
-    from omni_jobs.console import show_progress
+    from omni_jobs.cli.console import show_progress
 
     with client_of(url) as client:
         if body is None:
@@ -173,7 +173,7 @@ def status(
       omni-jobs status --watch
       omni-jobs status job-0193… --json
     """
-    from omni_jobs.console import job_summary, jobs_table, show_progress
+    from omni_jobs.cli.console import job_summary, jobs_table, show_progress
 
     with client_of(url) as client:
         if job_id is not None:
@@ -218,7 +218,7 @@ def list_(
       omni-jobs list --status failed
       omni-jobs list --error-code quarantined --json
     """
-    from omni_jobs.console import jobs_table
+    from omni_jobs.cli.console import jobs_table
 
     with client_of(url) as client:
         page = client.list(
@@ -238,7 +238,7 @@ def events(
     Example:
       omni-jobs events job-0193…
     """
-    from omni_jobs.console import events_table
+    from omni_jobs.cli.console import events_table
 
     with client_of(url) as client:
         found = client.events(job_id)
@@ -281,7 +281,7 @@ def retry(
       omni-jobs retry job-0193…
       omni-jobs retry job-0193… --from-stage talker --wait
     """
-    from omni_jobs.console import show_progress
+    from omni_jobs.cli.console import show_progress
 
     with client_of(url) as client:
         job = client.retry(job_id, from_stage=from_stage)
@@ -326,7 +326,7 @@ def result(
     Example:
       omni-jobs result job-0193… --out sea     # sea/result.json, sea/text.txt, sea/audio.wav
     """
-    from omni_jobs.console import show_progress
+    from omni_jobs.cli.console import show_progress
 
     with client_of(url) as client:
         job = show_progress(client, job_id, timeout) if wait else client.get(job_id)
@@ -354,7 +354,7 @@ def _show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
 
 
 def _warn(job: JobView) -> None:
-    from omni_jobs.console import printable
+    from omni_jobs.cli.console import printable
 
     for warning in job.warnings:
         typer.echo(f"warning: {printable(warning.message)}", err=True)
@@ -363,8 +363,8 @@ def _warn(job: JobView) -> None:
 def client_of(url: str | None) -> Client:
     """The server named, or the stack that runs here."""
     from omni_jobs.client import Client
-    from omni_jobs.data_directory import running_stack
     from omni_jobs.settings import read_settings
+    from omni_jobs.stack.data_directory import running_stack
 
     if url is None:
         url = (running_stack(read_settings().data_dir) or {}).get("url")

@@ -47,11 +47,11 @@ def up(
     """
     import os
 
-    from omni_jobs.child import UMASK
-    from omni_jobs.console import show_start
+    from omni_jobs.cli.console import show_start
+    from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.settings import read_settings
-    from omni_jobs.signals import raised_signals
-    from omni_jobs.stack import EmbeddedStack
+    from omni_jobs.stack.child import UMASK
+    from omni_jobs.stack.embedded import EmbeddedStack
 
     os.umask(UMASK)
     settings = read_settings()
@@ -79,10 +79,10 @@ def _served_for_one_user() -> Settings:
     """
     import os
 
-    from omni_jobs.child import UMASK
-    from omni_jobs.data_directory import close_to_others
     from omni_jobs.errors import StackError
     from omni_jobs.settings import settings
+    from omni_jobs.stack.child import UMASK
+    from omni_jobs.stack.data_directory import close_to_others
 
     os.umask(UMASK)
     found = settings()
@@ -96,7 +96,7 @@ def _served_for_one_user() -> Settings:
 
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
     """The pipelines to start, and their checkpoints as far as given."""
-    from omni_jobs.stage_config import load_pipelines
+    from omni_jobs.pipelines.stage_config import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
     if not pipelines and settings.pipelines is not None:
@@ -222,9 +222,9 @@ def worker(
       omni-jobs worker --pipeline qwen2_5_omni --stage thinker
       CUDA_VISIBLE_DEVICES=1 omni-jobs worker -p qwen2_5_omni -s talker --slot talker-2@%h
     """
+    from omni_jobs.pipelines.stage_config import load_pipelines
     from omni_jobs.settings import settings
-    from omni_jobs.stage_config import load_pipelines
-    from omni_jobs.worker_command import (
+    from omni_jobs.stack.worker_command import (
         POOL_ENVIRONMENT,
         as_shell_line,
         check_worker_installed,
@@ -252,7 +252,7 @@ def rescuer() -> None:
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
     """
-    from omni_jobs.rescuer import run
+    from omni_jobs.maintenance.rescuer import run
 
     run(_served_for_one_user())
 
@@ -264,7 +264,7 @@ def migrate() -> None:
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first API server, and after an update
     """
-    from omni_jobs.db import Database
+    from omni_jobs.database.database import Database
 
     found = _served_for_one_user()
     database = Database(found.resolved_database_url)
@@ -286,9 +286,9 @@ def prune(as_json: JsonOption = False) -> None:
     import json
     from dataclasses import asdict
 
-    from omni_jobs.db import Database
+    from omni_jobs.database.database import Database
     from omni_jobs.jobs import Jobs
-    from omni_jobs.pruner import Pruner
+    from omni_jobs.maintenance.pruner import Pruner
     from omni_jobs.storage import open_store
 
     found = _served_for_one_user()

@@ -21,11 +21,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from omni_jobs.cli.interrupts import raised_signals
 from omni_jobs.demo.omni import OmniDemo
 from omni_jobs.demo.text import TextDemo
 from omni_jobs.demo.walk import Demo, walk
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.signals import raised_signals
 
 __all__ = ["main"]
 

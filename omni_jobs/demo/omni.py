@@ -11,8 +11,8 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
+from omni_jobs.cli.console import in_seconds, printable, show_progress
 from omni_jobs.client import Client, user_message
-from omni_jobs.console import in_seconds, printable, show_progress
 from omni_jobs.demo.checkpoints import tiny_checkpoint
 from omni_jobs.errors import StageError
 

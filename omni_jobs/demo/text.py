@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from omni_jobs.cli.console import in_seconds, show_text
 from omni_jobs.client import Client
-from omni_jobs.console import in_seconds, show_text
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.errors import StageError
 

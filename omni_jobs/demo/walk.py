@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
+from omni_jobs.cli.console import in_bytes, in_seconds, show_start, timeline
 from omni_jobs.client import Client
-from omni_jobs.console import in_bytes, in_seconds, show_start, timeline
 from omni_jobs.demo.checkpoints import cache_directory
 from omni_jobs.errors import StageError
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 
 if TYPE_CHECKING:

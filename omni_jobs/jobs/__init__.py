@@ -15,9 +15,36 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from omni_jobs.db import Database
+from omni_jobs.database.database import Database
+from omni_jobs.database.statement import Call
 from omni_jobs.errors import Conflict, Fenced
-from omni_jobs.jobs import announcing, claims, endings, expiry, leases, progress, retention, retrying, views
+from omni_jobs.jobs import (
+    announce as announcing,
+)
+from omni_jobs.jobs import (
+    claim as claims,
+)
+from omni_jobs.jobs import (
+    complete as endings,
+)
+from omni_jobs.jobs import (
+    expire as expiry,
+)
+from omni_jobs.jobs import (
+    lease as leases,
+)
+from omni_jobs.jobs import (
+    progress,
+)
+from omni_jobs.jobs import (
+    prune as retention,
+)
+from omni_jobs.jobs import (
+    queries as views,
+)
+from omni_jobs.jobs import (
+    retry_job as retrying,
+)
 from omni_jobs.jobs.submit import as_written, draft, new_job_id, submit
 from omni_jobs.jobs.values import (
     Claim,
@@ -38,7 +65,6 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     Submitted,
 )
-from omni_jobs.statement import Call
 from omni_jobs.states import JobState
 from omni_jobs.views import (
     ArtifactView,

@@ -1,4 +1,4 @@
-"""What follows from the states of a job's stage runs. Pure: :mod:`omni_jobs.jobs.locked` applies it."""
+"""What follows from the states of a job's stage runs. Pure: :mod:`omni_jobs.jobs.transition` applies it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from omni_jobs.database.tables import StageRunRow, state_seen
 from omni_jobs.jobs.values import ProgressReport
-from omni_jobs.models import StageRunRow, state_seen
 from omni_jobs.states import StageRunState
 
 __all__ = ["report"]

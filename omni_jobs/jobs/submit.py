@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
 
-from omni_jobs.batch import Batch, listed, one_of
-from omni_jobs.db import now
+from omni_jobs.database.batch import Batch, listed, one_of
+from omni_jobs.database.database import now
+from omni_jobs.database.statement import Statement, in_one_message
+from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, Submitted
-from omni_jobs.models import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.retry import DEFAULT_RETRIES
-from omni_jobs.statement import Statement, in_one_message
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omni_jobs.database.tables import encode_json
 from omni_jobs.errors import OmniJobsError, StageError
-from omni_jobs.models import encode_json
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef

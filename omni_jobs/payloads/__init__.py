@@ -12,11 +12,11 @@ A client's prompt embeddings are a plain safetensors file instead, of one tensor
 from __future__ import annotations
 
 from omni_jobs.payloads.additional_information import AdditionalInformationPayload, TensorEntry
-from omni_jobs.payloads.limits import PayloadLimits
 from omni_jobs.payloads.manifest import PAYLOAD_VERSION, Manifest
 from omni_jobs.payloads.payload import Payload
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
+from omni_jobs.payloads.wire_limits import PayloadLimits
 
 __all__ = [
     "FLOAT_DTYPES",

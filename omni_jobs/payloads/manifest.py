@@ -6,9 +6,9 @@ import re
 from typing import Final, NamedTuple
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
-from omni_jobs.payloads.limits import MAX_EXTENT
 from omni_jobs.payloads.refusals import shown
 from omni_jobs.payloads.strict_json import load
+from omni_jobs.payloads.wire_limits import MAX_EXTENT
 
 __all__ = ["PAYLOAD_VERSION", "Manifest", "dump_manifest", "load_manifest"]
 

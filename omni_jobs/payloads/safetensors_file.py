@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
-from omni_jobs.payloads.limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
 from omni_jobs.payloads.names import TENSORS
 from omni_jobs.payloads.refusals import shown, too_many
 from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
+from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from omni_jobs.errors import PayloadError
-from omni_jobs.payloads.limits import MAX_EXTENT, WRITER_LIMITS
 from omni_jobs.payloads.refusals import shown
+from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

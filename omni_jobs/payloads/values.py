@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_jobs.errors import PayloadError, PayloadTooLarge
-from omni_jobs.payloads.limits import WRITER_LIMITS, PayloadLimits
 from omni_jobs.payloads.names import check_name
 from omni_jobs.payloads.refusals import shown, too_many
 from omni_jobs.payloads.strict_json import check_text, dump, load
+from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 
 __all__ = ["dump_values", "load_values"]
 

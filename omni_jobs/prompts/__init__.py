@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_jobs.errors import ConfigError, ModelMissing
+from omni_jobs.pipelines.stage_config import PROMPTS, Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
-from omni_jobs.stage_config import PROMPTS, Pipeline, StageConfig
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo

@@ -13,10 +13,10 @@ from typing import Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
+from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from omni_jobs.stage_config import StageConfig
 
 __all__ = ["QwenOmniPromptRenderer", "smart_resize"]
 

@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from omni_jobs.requests.admission import Admitted, Media, Parsed, admit, parse
 from omni_jobs.requests.deadline import cancel_after, check_deadline
-from omni_jobs.requests.schema import JobRequest
+from omni_jobs.requests.job_request import JobRequest
 
 __all__ = ["Admitted", "JobRequest", "Media", "Parsed", "admit", "cancel_after", "check_deadline", "parse"]

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
 from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.prompts import PromptRenderer, Renderers
-from omni_jobs.requests.body import SLICE, Long, canonical, parse_body
-from omni_jobs.requests.schema import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
+from omni_jobs.requests.job_request import AudioPart, ImagePart, JobRequest, Message, TextPart, VideoPart, refuse
+from omni_jobs.requests.strict_body import SLICE, Long, canonical, parse_body
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
+    from omni_jobs.pipelines.stage_config import Pipeline, Pipelines, StageConfig
     from omni_jobs.settings import Settings
-    from omni_jobs.stage_config import Pipeline, Pipelines, StageConfig
 
 __all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
 

@@ -9,8 +9,8 @@ from omni_jobs.errors import InvalidRequest, PayloadError
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 
 if TYPE_CHECKING:
+    from omni_jobs.pipelines.stage_config import StageConfig
     from omni_jobs.prompts import PromptRenderer
-    from omni_jobs.stage_config import StageConfig
 
 __all__ = ["check_embeds"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.storage.base import ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.keys import artifact_key, input_key, job_prefix, payload_key
 from omni_jobs.storage.local import LocalObjectStore
+from omni_jobs.storage.object_store import ObjectRef, ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings

@@ -29,8 +29,8 @@ import xxhash
 
 from omni_jobs.errors import ConfigError, ObjectCorrupt
 from omni_jobs.files import byte_views, map_file, write_all
-from omni_jobs.storage.base import Digest, ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.keys import is_handed_on
+from omni_jobs.storage.object_store import Digest, ObjectRef, ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

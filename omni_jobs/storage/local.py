@@ -36,8 +36,8 @@ from omni_jobs.files import (
     translated_os_errors,
     write_all,
 )
-from omni_jobs.storage.base import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.keys import check_key, check_prefix
+from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

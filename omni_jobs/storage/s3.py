@@ -44,9 +44,9 @@ from omni_jobs.errors import (
     StorageUnavailable,
 )
 from omni_jobs.files import byte_views
-from omni_jobs.storage.base import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 from omni_jobs.storage.call_limit import CallLimit, LimitReached, limit_calls
 from omni_jobs.storage.keys import check_key, check_prefix
+from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody

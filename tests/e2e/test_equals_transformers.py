@@ -14,11 +14,11 @@ import torch
 
 from omni_jobs.client import Client
 from omni_jobs.jobs import JobView
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from tests.e2e.cases import Case, cases, sixteen
 from tests.e2e.conftest import omni_stack
-from tests.reference import Reference, ReferenceResult
+from tests.oracles.reference import Reference, ReferenceResult
 from tests.services.checkpoint import TinyCheckpoints
 from workers.offline import OmniLLM
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.client import Client
-from omni_jobs.stack import EmbeddedStack
+from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 from tests.e2e.cases import Case, cases
 from tests.e2e.conftest import omni_stack
 from tests.e2e.test_equals_transformers import assert_equal
-from tests.reference import Reference
+from tests.oracles.reference import Reference
 from tests.services.checkpoint import TinyCheckpoints
 
 pytestmark = pytest.mark.timeout(900)

@@ -1,7 +1,7 @@
 """The corpus: for every kind of answer that fuzzing met, the shortest input that got it; and what once broke a decoder.
 
 ``answers.json`` says which decoder answers a file with which error of which field; the
-error null: accepted. ``tests/unit/test_payloads_fuzz.py`` asks again.
+error null: accepted. ``tests/unit/payloads/test_payloads_fuzz.py`` asks again.
 """
 
 from __future__ import annotations

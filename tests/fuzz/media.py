@@ -35,7 +35,8 @@ from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.settings import Settings
-from tests import hostile, samples
+from tests import hostile
+from tests.oracles import samples
 
 __all__ = ["Fuzzed", "damaged", "fuzz", "seeds"]
 

@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import redis
 
-from omni_jobs.broker import HintPublisher
-from omni_jobs.celery_app import celery_app
-from omni_jobs.db import Database
+from omni_jobs.broker.broker import HintPublisher
+from omni_jobs.broker.celery_app import celery_app
+from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs, JobView, NewJob, NewStage, WorkerView, new_job_id
-from omni_jobs.rescuer import Rescuer
+from omni_jobs.maintenance.rescuer import Rescuer
+from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.settings import Settings
-from omni_jobs.stage_config import load_pipelines
 from omni_jobs.states import StageRunState
 
 PIPELINE = """
@@ -111,7 +111,7 @@ class EchoStack:
         environment = {
             **os.environ,
             **self.variables,
-            "CELERY_CUSTOM_WORKER_POOL": "workers.pool:StagePool",
+            "CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool",
             "OMP_NUM_THREADS": "1",
             **({"TEST_FAULT": fault} if fault else {}),
         }

@@ -21,11 +21,11 @@ from celery import bootsteps
 from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
-from workers.pool import HintIntake
-from workers.runners.base import ProgressSink
+from workers.consumer.pool import HintIntake
 from workers.runners.echo import EchoRunner
-from workers.stage import StageLLM
-from workers.stage_io import OmniModelRunnerOutput, Progress, StageInput
+from workers.runners.runner import ProgressSink
+from workers.stages.stage import StageLLM
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 __all__ = ["app"]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, text
 
-from omni_jobs.db import Database
+from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import Claim, Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, new_job_id
 from omni_jobs.retry import RetryLimits

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.causal_lm import build_causal_lm
-from workers.tiny_checkpoint import build_tiny_checkpoint
+from tests.oracles.causal_lm import build_causal_lm
+from workers.checkpoints.tiny import build_tiny_checkpoint
 
 TinyCheckpoints = Callable[[int], Path]
 

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from omni_jobs.db import Database
+from omni_jobs.database.database import Database
 from tests.services import missing
 
 TEMPLATE = "omni_jobs_template"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from omni_jobs import settings
-from omni_jobs.api import bulk
+from omni_jobs.api.routes import bulk
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, read_settings
 
@@ -53,7 +53,7 @@ def test_no_process_starts_with_a_bad_broker_url(command: list[str]) -> None:
     environment = {
         **os.environ,
         "OMNI_JOBS_BROKER_URL": WRONG_BROKERS[0],
-        "CELERY_CUSTOM_WORKER_POOL": "workers.pool:StagePool",
+        "CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool",
     }
     ended = subprocess.run(
         [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=120

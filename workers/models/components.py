@@ -18,7 +18,7 @@ from omni_jobs.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from workers.engine_args import OmniModelConfig
+    from workers.stages.engine_args import OmniModelConfig
 
 __all__ = [
     "CAUSAL_LM",
@@ -72,7 +72,7 @@ class Architecture:
 
 
 QWEN_TALKER = ModelClass(
-    "OmniJobsQwen2_5OmniTalker", "workers.models.qwen2_5_omni_talker:Qwen2_5OmniTalkerForConditionalGeneration"
+    "OmniJobsQwen2_5OmniTalker", "workers.models.qwen2_5_omni.talker:Qwen2_5OmniTalkerForConditionalGeneration"
 )
 
 

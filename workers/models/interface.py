@@ -3,7 +3,7 @@
 A stage input's ``additional_information`` (OmniTokensPrompt) reaches the model in the
 engine's process before the request enters the batch; ``load_information`` checks and
 prepares it once, the other methods use what it made. The runner knows nothing of its
-contents: workers.models.qwen2_5_omni_talker is one example, tests/example_model another,
+contents: workers.models.qwen2_5_omni.talker is one example, tests/example_model another,
 explained in docs/models.md.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from workers.stage_io import TensorTree
+from workers.stages.types import TensorTree
 
 __all__ = ["INFORMATION", "InformedRows", "SupportsAdditionalInformation", "SupportsNamedOutputs"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from omni_jobs.parameters import OdeSolver
+from omni_jobs.pipelines.parameters import OdeSolver
 
 __all__ = ["SOLVERS", "SolverStep", "Velocity"]
 

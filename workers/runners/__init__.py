@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.stage_config import StageConfig
-from workers.engine_args import OmniEngineArgs
-from workers.runners.base import Runner
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.runners.runner import Runner
+from workers.stages.engine_args import OmniEngineArgs
 
 __all__ = ["create_runner"]
 
@@ -19,9 +19,9 @@ def create_runner(stage: StageConfig, args: OmniEngineArgs | None) -> Runner:
     if args is None:
         raise ConfigError(f"kind {stage.kind} needs a model", field="kind", stage=stage.name)
     if stage.kind == "ar":
-        from workers.runners.ar import ARRunner
+        from workers.runners.ar.ar_runner import ARRunner
 
         return ARRunner(args)
-    from workers.runners.engine_process import EngineProcess
+    from workers.runners.diffusion.engine_process import EngineProcess
 
     return EngineProcess(args)

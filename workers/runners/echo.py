@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_jobs.errors import ModelError
-from workers.runners.base import ProgressSink
-from workers.stage_io import EchoPrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.runners.runner import ProgressSink
+from workers.stages.types import EchoPrompt, OmniModelRunnerOutput, Progress, StageInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

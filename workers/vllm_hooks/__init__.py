@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 
 from omni_jobs.errors import ConfigError
 from workers.models.components import model_classes
-from workers.parent import end_with_parent
+from workers.parent_death import end_with_parent
 
 __all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
 

@@ -9,7 +9,7 @@ from vllm.platforms import current_platform
 if TYPE_CHECKING:
     import torch
 
-    from workers.vllm_hooks.runner import HookedModelRunner
+    from workers.vllm_hooks.model_runner import HookedModelRunner
 
 __all__ = ["HookedWorker"]
 

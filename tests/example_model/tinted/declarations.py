@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_jobs.declarations import ComponentDeclaration, ProcessorDeclaration
+from omni_jobs.pipelines.declarations import ComponentDeclaration, ProcessorDeclaration
 
 __all__ = ["TINT", "TINTED", "TINT_SUMMARY"]
 

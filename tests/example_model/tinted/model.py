@@ -16,7 +16,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 
 from omni_jobs.errors import ModelError
 from workers.models.interface import InformedRows
-from workers.stage_io import TensorTree
+from workers.stages.types import TensorTree
 
 __all__ = ["TintedLlamaForCausalLM"]
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.parameters import ArParameters, EchoParameters
+from omni_jobs.pipelines.parameters import ArParameters, EchoParameters
+from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
-from omni_jobs.stage_config import StageConfig
-from workers.engine_args import OmniModelConfig
-from workers.stage_io import EchoPrompt, OmniTokensPrompt, StageSource
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import EchoPrompt, OmniTokensPrompt, StageSource
 
 __all__ = ["SummaryProcessor", "TintProcessor"]
 

@@ -1,0 +1,128 @@
+"""The route of artifacts: what a job made, whole or in part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from fastapi.responses import StreamingResponse
+
+from omni_jobs.api.error_answers import errors
+from omni_jobs.api.routes.jobs import JobId
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
+from omni_jobs.jobs import StoredArtifact
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
+
+_ARTIFACT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
+_SHOWN = frozenset(("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "image/png", "image/jpeg", "image/webp"))
+"""What a browser may show: nothing of it runs. Anything else leaves as bytes to be saved, whatever it says it is."""
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+
+
+@router.get(
+    "/{name}",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "The whole artifact", "content": {"application/octet-stream": {}}},
+        206: {"description": "The part that Range names"},
+        304: {"description": "The client has it: If-None-Match"},
+        **errors(404, 409, 410, 416, 503),
+    },
+)
+def get_artifact(
+    job_id: JobId,
+    name: str,
+    services: ServicesDep,
+    range_: Annotated[str | None, Header(alias="Range")] = None,
+    if_range: Annotated[str | None, Header()] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """An output of a job. A single range is served; the ETag is the digest of the whole.
+
+    410 once its time to live is over.
+    """
+    artifact = _find(services, job_id, name)
+    ref = artifact.ref
+    headers = {
+        "ETag": f'"{ref.digest}"',
+        "Content-Disposition": f'{_disposition(artifact)}; filename="{artifact.name}"',
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, immutable, max-age=86400",
+        "X-Content-Type-Options": "nosniff",
+    }
+    media_type = artifact.media_type if artifact.media_type in _SHOWN else "application/octet-stream"
+    if if_none_match is not None and _names(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    span = _span(range_, ref.size) if if_range is None or if_range == headers["ETag"] else None
+    start, stop = span or (0, ref.size)
+    if span is not None:
+        if start >= stop:
+            raise RangeNotSatisfiable(f"the artifact has {ref.size} bytes", size=ref.size, field="Range")
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
+    headers["Content-Length"] = str(stop - start)
+    pieces = _cut(services.store.open_stream(ref), start, stop, ref.size)
+    status = 200 if span is None else 206
+    if stop - start <= _STREAMED_ABOVE_BYTES:
+        return Response(b"".join(pieces), status, headers, media_type=media_type)
+    return StreamingResponse(pieces, status, headers, media_type=media_type)
+
+
+def _find(services: Services, job_id: str, name: str) -> StoredArtifact:
+    """Raises NotFound, Gone after its time, or Conflict while the job may still make it."""
+    if not _ARTIFACT.fullmatch(name):
+        raise NotFound(f"job {job_id} has no artifact {name!r:.80}", field="name")
+    try:
+        return services.jobs.artifact(job_id, name)
+    except NotFound:
+        status = services.jobs.get(job_id).status
+        if status.is_final:
+            raise
+        raise Conflict(f"job {job_id} is {status.value}: {name} is not there yet", field="name") from None
+
+
+def _disposition(artifact: StoredArtifact) -> str:
+    return "inline" if artifact.media_type in _SHOWN else "attachment"
+
+
+def _names(header: str, etag: str) -> bool:
+    return header.strip() == "*" or etag in (part.strip().removeprefix("W/") for part in header.split(","))
+
+
+def _span(header: str | None, size: int) -> tuple[int, int] | None:
+    """From … up to; None, for the whole, where the header is no single byte range."""
+    match = _RANGE.fullmatch(header) if header is not None else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+def _cut(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Iterator[bytes]:
+    """A part of the object, whose end goes out only when the whole is what it must be.
+
+    The digest is of the whole, so that all of it is read for any part of it.
+    """
+    if (start, stop) == (0, size):
+        yield from pieces  # holds its own end back
+        return
+    at = 0
+    held: bytes | None = None
+    for piece in pieces:
+        cut = piece[max(0, start - at) : max(0, stop - at)]
+        at += len(piece)
+        if cut:
+            if held is not None:
+                yield held
+            held = cut
+    if held is not None:
+        yield held

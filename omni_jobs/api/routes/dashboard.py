@@ -1,0 +1,143 @@
+"""The status page, and the JSON it shows."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import defaultdict
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.resources import files
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from omni_jobs.api.error_answers import errors
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.switch_interval import short_turns
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["status"])
+
+
+class StageLoad(BaseModel):
+    """A stage's queue and the workers behind it."""
+
+    pipeline: str
+    stage: str
+    pending: int  # stage runs that wait for an earlier stage
+    queued: int
+    running: int
+    workers: int
+    slots: int  # stage runs those workers can hold together
+
+
+class RecentJob(BaseModel):
+    """A job in the list; the whole of it is at /v1/jobs/{id}."""
+
+    id: str
+    pipeline: str
+    status: JobState
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    stages: list[StageRunView]
+    waiting: WaitingView | None
+    warnings: list[WarningView]
+    artifacts: list[str]  # their URLs
+    error: ErrorView | None
+
+
+class Status(BaseModel):
+    """How the platform is doing now."""
+
+    at: datetime
+    jobs: dict[JobState, int]  # those that have not ended
+    stages: list[StageLoad]
+    workers: list[WorkerView]
+    recent: list[RecentJob]
+
+
+@router.get("/v1/status", response_model=Status, responses=errors(503))
+async def status(services: ServicesDep) -> Response:
+    """Queues, workers and the newest jobs."""
+
+    def answer() -> Response:
+        with short_turns():
+            return Response(_status(services).model_dump_json(), media_type="application/json")
+
+    return await run_sync(answer, limiter=services.lists)
+
+
+def _status(services: Services) -> Status:
+    counts = services.counts.get()
+    workers = list(services.jobs.workers())
+    runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
+    for count in counts.stage_runs:
+        runs[count.pipeline, count.stage][count.state] = count.count
+    known = [(pipeline.name, stage) for pipeline in services.pipelines.values() for stage in pipeline.stages]
+    stages = [
+        StageLoad(
+            pipeline=pipeline,
+            stage=stage,
+            pending=runs[pipeline, stage].get(StageRunState.PENDING, 0),
+            queued=runs[pipeline, stage].get(StageRunState.QUEUED, 0),
+            running=runs[pipeline, stage].get(StageRunState.RUNNING, 0),
+            workers=sum((worker.pipeline, worker.stage) == (pipeline, stage) for worker in workers),
+            slots=sum(worker.slots for worker in workers if (worker.pipeline, worker.stage) == (pipeline, stage)),
+        )
+        for pipeline, stage in dict.fromkeys([*known, *runs])  # the queues of a pipeline that is gone show, too
+    ]
+    recent = [
+        RecentJob(
+            **job.model_dump(include={"id", "pipeline", "status", "created_at", "started_at", "finished_at", "error"}),
+            stages=[_brief(stage) for stage in job.stages],
+            waiting=job.waiting,
+            warnings=job.warnings,
+            artifacts=[artifact.url for artifact in job.artifacts],
+        )
+        for job in services.recent.get().jobs
+    ]
+    return Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
+
+
+def _brief(stage: StageRunView) -> StageRunView:
+    """Without the text so far, which may be long."""
+    if stage.progress is None or stage.progress.text is None:
+        return stage
+    return stage.model_copy(update={"progress": stage.progress.model_copy(update={"text": None})})
+
+
+@router.get("/", include_in_schema=False)
+def page() -> Response:
+    """The status page."""
+    html, policy = _page()
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    return Response(html, headers=headers, media_type="text/html")
+
+
+@lru_cache(maxsize=1)
+def _page() -> tuple[bytes, str]:
+    """The page, and a policy that allows its own script and style and nothing else."""
+    html = files("omni_jobs.api.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
+    script, style = (_hash_of(tag, html) for tag in ("script", "style"))
+    policy = (
+        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return html.encode(), policy
+
+
+def _hash_of(tag: str, html: str) -> str:
+    [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

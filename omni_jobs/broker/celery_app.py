@@ -1,0 +1,63 @@
+"""The Celery app of a worker: its settings, and one queue for every stage of every pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from kombu.entity import Queue
+
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.redis_lists import CONNECTION_OPTIONS
+
+if TYPE_CHECKING:
+    from omni_jobs.pipelines.stage_config import Pipelines
+    from omni_jobs.settings import Settings
+
+__all__ = ["OmniCelery", "celery_app"]
+
+
+class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
+    """A Celery app that knows its process's settings and pipelines, and the broker without Celery."""
+
+    def __init__(self, settings: Settings, pipelines: Pipelines, **options: Any) -> None:
+        super().__init__("omni_jobs", **options)
+        self.settings = settings
+        self.pipelines = pipelines
+        self.broker = Broker(settings, pipelines)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Celery app with its settings stays in its process")
+
+
+def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
+    """The app, with one queue for every stage of every pipeline; connects to nothing yet."""
+    app = OmniCelery(settings, pipelines, set_as_current=False)
+    transport_options: dict[str, Any] = {
+        **CONNECTION_OPTIONS,
+        "ack_emulation": False,  # nothing is acknowledged
+        "priority_steps": [0],  # one list per queue
+    }
+    if settings.broker_key_prefix:
+        transport_options["global_keyprefix"] = settings.broker_key_prefix
+    app.conf.update(
+        broker_url=settings.broker_url.get_secret_value(),
+        broker_transport_options=transport_options,
+        broker_connection_timeout=CONNECTION_OPTIONS["socket_connect_timeout"],
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        result_backend=None,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        task_queues=[Queue(name, routing_key=name, no_ack=True) for name in app.broker.queues],  # type: ignore[no-untyped-call]
+        task_create_missing_queues=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_send_task_events=False,
+        worker_enable_prefetch_count_reduction=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,  # of which Celery sees none
+        worker_soft_shutdown_timeout=settings.drain_s,
+        worker_redirect_stdouts=False,  # engines want the real file descriptors
+    )
+    return app

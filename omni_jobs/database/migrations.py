@@ -1,0 +1,34 @@
+"""The schema's revisions: what ``Database.migrate`` does, with Alembic. Imported by whoever migrates alone."""
+
+from __future__ import annotations
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from omni_jobs.bundled import bundled
+
+__all__ = ["downgrade", "newest_revision", "upgrade"]
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to this build's revision, or to another later one, in the connection's transaction."""
+    command.upgrade(_config(connection), revision)
+
+
+def downgrade(connection: Connection, revision: str) -> None:
+    """Bring the schema back to an older revision, or to ``base``: no tables."""
+    command.downgrade(_config(connection), revision)
+
+
+def newest_revision() -> str | None:
+    """That of the last file in ``migrations``; ``omni_jobs.database.database.REVISION`` must say the same."""
+    return ScriptDirectory.from_config(_config(None)).get_current_head()
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(bundled("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,242 @@
+"""Retention: what has been kept long enough goes, a job's end being when its time begins.
+
+A job that has ended is looked at when its ``prune_at`` has come. What then is due is
+forgotten in SQL, and its objects become rows of ``garbage`` in the same transaction, so
+that a crash between the two leaves nothing behind. Jobs that run have no ``prune_at``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    Row,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+
+from omni_jobs.database.batch import Batch, listed, one_of
+from omni_jobs.database.database import now
+from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.jobs.values import Garbage, Pruned, Retention
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
+
+__all__ = ["collected", "delete_job", "garbage", "orphans", "prune"]
+
+_AnyRow = Row[*tuple[Any, ...]]
+
+_ids = bindparam("ids", type_=Text)
+_LOOKED_AT = Batch.update(
+    JobRow.id,
+    {"job": Text, "next": Seconds, "payloads": Boolean, "inputs": Boolean, "artifacts": Boolean},
+    lambda given: (
+        update(JobRow)
+        .where(JobRow.id == given["job"])
+        .values(
+            prune_at=given["next"],
+            payloads_gone=given["payloads"],
+            inputs_gone=given["inputs"],
+            artifacts_gone=given["artifacts"],
+        )
+    ),
+)
+_DROP_PAYLOADS = (
+    update(StageRunRow)
+    .where(
+        one_of(StageRunRow.job_id, _ids),
+        or_(StageRunRow.payload_ref.is_not(None), StageRunRow.payload_inline.is_not(None)),
+    )
+    .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
+)
+_WITH_STORED_PAYLOADS = (
+    select(StageRunRow.job_id)
+    .where(one_of(StageRunRow.job_id, _ids))
+    .group_by(StageRunRow.job_id)
+    .having(
+        or_(
+            func.count(StageRunRow.payload_ref) > 0,
+            func.max(StageRunRow.attempt) > 1,
+            func.count().filter(StageRunRow.state != StageRunState.SUCCEEDED.value) > 0,
+        )
+    )
+)
+_KEY = re.compile(
+    r"jobs/[0-9a-f]{2}/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?"
+)
+
+
+def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
+    """Forget what is due of up to ``at_most`` jobs, and as many events."""
+    at: float = tx.execute(select(now())).scalar_one()
+    jobs = tx.execute(
+        select(
+            JobRow.id,
+            JobRow.state,
+            JobRow.media,
+            JobRow.finished_at,
+            JobRow.payloads_gone,
+            JobRow.inputs_gone,
+            JobRow.artifacts_gone,
+        )
+        .where(JobRow.prune_at <= at, JobRow.finished_at.is_not(None))
+        .order_by(JobRow.prune_at)
+        .limit(at_most)
+        .with_for_update(skip_locked=True)
+    ).all()
+    events = _prune_events(tx, at - retention.events_s, at_most)
+    if not jobs:
+        return Pruned(events=events)
+    whole = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
+    rest = [job for job in jobs if job.finished_at + retention.jobs_s > at]
+    payloads = [job for job in rest if not job.payloads_gone and _payloads_due(job, retention) <= at]
+    inputs = [job for job in rest if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
+    artifacts = [job for job in rest if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
+    _throw_away(tx, [(job_id, job_prefix(job_id)) for job_id in whole])
+    _delete(tx, whole)
+    _throw_away(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
+    if payloads:
+        tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
+    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
+    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
+    if artifacts:
+        tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
+    gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
+    _LOOKED_AT.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
+    return Pruned(
+        looked_at=len(jobs),
+        payloads=len(payloads),
+        inputs=len(inputs),
+        artifacts=len(artifacts),
+        jobs=len(whole),
+        events=events,
+    )
+
+
+def _payloads_due(job: _AnyRow, retention: Retention) -> float:
+    kept = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
+    return float(job.finished_at) + kept
+
+
+def _after(
+    job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
+) -> tuple[str, float, bool, bool, bool]:
+    """The job's row after this look, and when to look again: the columns of ``_LOOKED_AT``."""
+    gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
+    due = (
+        _payloads_due(job, retention),
+        job.finished_at + retention.inputs_s,
+        job.finished_at + retention.artifacts_s,
+    )
+    times = [at for at, is_gone in zip(due, gone, strict=True) if not is_gone]
+    return job.id, min([*times, job.finished_at + retention.jobs_s]), *gone
+
+
+def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
+    """Those that may have payloads in the object store: not only small ones, or lost attempts."""
+    if not jobs:
+        return []
+    return sorted(tx.execute(_WITH_STORED_PAYLOADS, {"ids": listed(job.id for job in jobs)}).scalars())
+
+
+def _prune_events(tx: Connection, before: float, at_most: int) -> int:
+    oldest = select(EventRow.id, EventRow.at).order_by(EventRow.id).limit(at_most).subquery()
+    return tx.execute(
+        delete(EventRow).where(EventRow.id.in_(select(oldest.c.id).where(oldest.c.at <= before)))
+    ).rowcount
+
+
+def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
+    if job_ids:
+        tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
+        tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
+
+
+def _throw_away(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
+    if objects:
+        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": what} for job_id, what in objects])
+
+
+def delete_job(tx: Connection, job_id: str) -> None:
+    """Delete a job that has ended. Raises NotFound and Conflict."""
+    state = None
+    if job_id.isprintable():
+        state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
+    if state is None and _is_garbage(tx, job_id):
+        return  # deleted a moment ago, perhaps by an earlier try of this transaction
+    if state is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    if not JobState(state).is_final:
+        raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
+    _throw_away(tx, [(job_id, job_prefix(job_id))])
+    _delete(tx, [job_id])
+
+
+def _is_garbage(tx: Connection, job_id: str) -> bool:
+    return job_id.isprintable() and bool(
+        tx.execute(
+            select(exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id)))
+        ).scalar_one()
+    )
+
+
+def garbage(tx: Connection, at_most: int) -> list[Garbage]:
+    """Objects to delete, the oldest first."""
+    rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
+    return [Garbage(row.id, row.what) for row in rows]
+
+
+def collected(tx: Connection, ids: Collection[int]) -> None:
+    """These objects are deleted."""
+    if ids:
+        tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
+
+
+def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
+    """Those of the keys that no row refers to, nor will.
+
+    What an attempt that still runs has stored is about to be referred to, and so are the
+    media of a job whose submission is under way: leave young objects out of ``keys``.
+    """
+    parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
+    if not parsed:
+        return set()
+    job_ids = sorted({match["job"] for match in parsed.values()})
+    media = {
+        row.id: set() if row.inputs_gone else {item["key"] for item in row.media}
+        for row in tx.execute(select(JobRow.id, JobRow.media, JobRow.inputs_gone).where(JobRow.id.in_(job_ids)))
+    }
+    kept: set[str] = set().union(*media.values())
+    running: set[tuple[str, str, int]] = set()
+    for run in tx.execute(
+        select(
+            StageRunRow.job_id, StageRunRow.stage, StageRunRow.attempt, StageRunRow.state, StageRunRow.payload_ref
+        ).where(StageRunRow.job_id.in_(job_ids))
+    ):
+        if run.payload_ref is not None:
+            kept.add(run.payload_ref["key"])
+        if run.state == StageRunState.RUNNING.value:
+            running.add((run.job_id, run.stage, run.attempt))
+    kept.update(
+        ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.job_id.in_(job_ids))).scalars()
+    )
+    return {
+        key
+        for key, match in parsed.items()
+        if key not in kept
+        and not (match["attempt"] and (match["job"], match["stage"], int(match["attempt"])) in running)
+    }

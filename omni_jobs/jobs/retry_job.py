@@ -1,0 +1,171 @@
+"""Retry: a job that has ended is sent on again, from the stage that failed or from an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
+
+from omni_jobs.database.tables import WISH, ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.jobs.graph import Run
+from omni_jobs.jobs.transition import LockedJobs
+from omni_jobs.jobs.values import Hint
+from omni_jobs.states import JobState, StageRunState
+
+__all__ = ["retry"]
+
+_RETRIED = "job.retried"
+
+_START_OVER = (
+    update(StageRunRow)
+    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
+    .values(
+        failures=None,
+        owner=None,
+        reason=None,
+        progress=None,
+        result=None,
+        payload_ref=None,
+        payload_inline=None,
+        payload_bytes=None,
+        payload_gone=False,
+        finish_reason=None,
+        warnings=None,
+        started_at=None,
+        finished_at=None,
+    )
+)
+_QUEUE = (
+    update(StageRunRow)
+    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
+    .values(
+        state=StageRunState.QUEUED.value,
+        queued_at=bindparam("at"),
+        due=bindparam("at"),
+        announce_at=bindparam("announce"),
+        queue_deadline=bindparam("at", type_=Seconds) + StageRunRow.queue_limit_s,
+    )
+)
+_PEND = (
+    update(StageRunRow)
+    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
+    .values(state=StageRunState.PENDING.value, queued_at=None, due=None, announce_at=None, queue_deadline=None)
+)
+
+
+def retry(tx: Connection, job_id: str, from_stage: str | None, wish: str, *, announce_after_s: float) -> list[Hint]:
+    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`. ``wish`` is new for every call of that."""
+    locked = LockedJobs(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
+    if job_id not in locked.states:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    state = locked.states[job_id]
+    if _granted_before(tx, job_id, wish):
+        return locked.hints(locked.runs_of(job_id))
+    if not state.is_final:
+        raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
+    if tx.execute(select(exists().where(GarbageRow.job_id == job_id))).scalar_one():
+        # Its objects are being deleted; a new attempt's must not be among them.
+        raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")
+    runs = {run.stage: run for run in locked.runs_of(job_id)}
+    again = _to_run_again(job_id, runs, from_stage)
+    _check_inputs(tx, job_id, runs, again)
+    _start_over(tx, job_id, [runs[stage] for stage in again], wish, locked.now)
+    ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
+    waiting = [runs[stage].id for stage in again if runs[stage] not in ready]
+    tx.execute(_START_OVER, {"ids": [runs[stage].id for stage in again]})
+    tx.execute(_QUEUE, {"ids": [run.id for run in ready], "at": locked.now, "announce": locked.now + announce_after_s})
+    if waiting:
+        tx.execute(_PEND, {"ids": waiting})
+    return [run.hint for run in ready]
+
+
+def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:
+    """The stages to run: what did not succeed, ``from_stage``, and whatever follows from those."""
+    if from_stage is not None and from_stage not in runs:
+        raise InvalidRequest(f"job {job_id} has no stage {from_stage!r:.80}", field="from_stage")
+    again = {stage for stage, run in runs.items() if run.state != StageRunState.SUCCEEDED or stage == from_stage}
+    if not again:
+        raise Conflict(f"job {job_id} has completed: name the stage to run it again from", field="from_stage")
+    grown = True
+    while grown:
+        grown = False
+        for stage, run in runs.items():
+            if stage not in again and again.intersection(run.inputs):
+                again.add(stage)
+                grown = True
+    return again
+
+
+def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: Collection[str]) -> None:
+    """Raises Conflict, naming where to go on from, when something that would be read is gone."""
+    needed = set(again)
+    gone: set[str] = set()
+    looking = list(again)
+    while looking:
+        for earlier in runs[looking.pop()].inputs:
+            if earlier not in needed and runs[earlier].payload_gone:
+                gone.add(earlier)
+                needed.add(earlier)
+                looking.append(earlier)
+    job = tx.execute(select(JobRow.media, JobRow.inputs_gone).where(JobRow.id == job_id)).one()
+    if job.inputs_gone and job.media and any(not runs[stage].inputs for stage in needed):
+        raise Conflict(f"the media of job {job_id} are not kept any longer: submit it anew", field="job_id")
+    if gone:
+        first = [stage for stage in runs if stage in gone and not gone.intersection(runs[stage].inputs)]
+        raise Conflict(
+            f"the payload of stage {', '.join(sorted(gone))} is not kept any longer: "
+            f"retry from stage {' or '.join(first)}",
+            field="from_stage",
+        )
+
+
+def _start_over(tx: Connection, job_id: str, runs: list[Run], wish: str, at: float) -> None:
+    """What these stage runs had made is forgotten, and the job waits as a new one does."""
+    made = [run.payload_key for run in runs if run.payload_key is not None]
+    ids = [run.id for run in runs]
+    made += [
+        ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()
+    ]
+    if made:
+        tx.execute(delete(ArtifactRow).where(ArtifactRow.stage_run_id.in_(ids)))
+        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": key} for key in made])
+    tx.execute(
+        update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(
+            state=JobState.QUEUED.value,
+            ending=None,
+            error=None,
+            error_code=None,
+            deadline=None,
+            retries=JobRow.retries + 1,
+            started_at=None,
+            finished_at=None,
+            prune_at=None,
+            payloads_gone=False,
+            artifacts_gone=False,
+        )
+    )
+    tx.execute(
+        insert(EventRow),
+        [
+            {
+                "job_id": job_id,
+                "type": _RETRIED,
+                "data": {"stages": [run.stage for run in runs], WISH: wish},
+                "at": at,
+            }
+        ],
+    )
+
+
+def _granted_before(tx: Connection, job_id: str, wish: str) -> bool:
+    """Whether an earlier try of this transaction was committed and its answer lost."""
+    last = tx.execute(
+        select(EventRow.data)
+        .where(EventRow.job_id == job_id, EventRow.type == _RETRIED)
+        .order_by(EventRow.id.desc())
+        .limit(1)
+    ).scalar_one_or_none()
+    return last is not None and last[WISH] == wish

@@ -1,0 +1,171 @@
+"""What docs/api.md and docs/operations.md show must be so: requests, answers, routes, YAML, defaults.
+
+The commands of docs/operations.md are checked with those of README.md, in test_readme.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_jobs import errors
+from omni_jobs.api.app import create_app
+from omni_jobs.intake import backlog
+from omni_jobs.pipelines.stage_config import StageConfig, load_pipelines
+from omni_jobs.requests import JobRequest, cancel_after
+from omni_jobs.settings import Settings
+from omni_jobs.views import EventView
+
+ROOT = Path(__file__).parents[2]
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+SECONDS = {"s": 1, "min": 60, "h": 3600, "day": 86_400, "days": 86_400}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def kinds() -> dict[str, type[errors.OmniJobsError]]:
+    found = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+    return {kind.code: kind for kind in found}
+
+
+def test_the_requests_are_valid() -> None:
+    bodies = [json.loads(body) for body in re.findall(r"-d '(\{.*?\})'", API, re.DOTALL)]
+    assert len(bodies) == 2
+    for body in bodies:
+        JobRequest.model_validate(body)
+    parts = re.findall(r"-F 'request=(\{.*?\});type=application/json' -F '(\w+)=@", API)
+    assert [name for _, name in parts] == ["prompt_embeds"]
+    JobRequest.model_validate(json.loads(parts[0][0]))
+    headers = re.findall(r"-H 'Cancel-After: (.*?)'", API)
+    assert headers
+    for header in headers:
+        cancel_after(header)
+
+
+def test_the_routes_are_those_there_are() -> None:
+    shown = {
+        (method, path.partition("?")[0])
+        for cell in re.findall(r"^\| ((?:`[A-Z]+ /.*?`(?:, )?)+) \|", API, re.MULTILINE)
+        for method, path in re.findall(r"`([A-Z]+) (/.*?)`", cell)
+    }
+    document = create_app(Settings()).openapi()
+    there = {
+        (method.upper(), path.replace("{job_id}", "{id}"))
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    assert shown == there | {("GET", "/")}
+
+
+def test_the_queries_are_those_there_are() -> None:
+    document = create_app(Settings()).openapi()
+    for method, path, query in re.findall(r"`([A-Z]+) (/[^?`]*)\?(.*?)`", API):
+        route = document["paths"][path.replace("{id}", "{job_id}")][method.lower()]
+        known = {parameter["name"] for parameter in route["parameters"] if parameter["in"] == "query"}
+        assert set(re.findall(r"(\w+)=", query)) == known, path
+
+
+def test_the_answers_are_what_the_api_says() -> None:
+    events = 0
+    for block in blocks(API, "json"):
+        answer: Any = json.loads(block)
+        if isinstance(answer, list):
+            for event in answer:
+                EventView.model_validate(event)
+                events += 1
+        elif set(answer) == {"error"}:
+            error = answer["error"]
+            assert kinds()[error["code"]].retryable == error["retryable"]
+    assert events == 2
+
+
+def test_the_codes_have_their_status() -> None:
+    known = kinds()
+    for status, codes in re.findall(r"^\| (4\d\d|5\d\d) \| (.*?) \|", API, re.MULTILINE):
+        for code in re.findall(r"`(\w+)`", codes):
+            if code in known:
+                assert known[code].http_status == int(status), code
+
+
+def test_every_status_of_a_route_is_in_the_table() -> None:
+    table = set(re.findall(r"^\| (4\d\d|5\d\d) \|", API, re.MULTILINE))
+    document = create_app(Settings()).openapi()
+    answers = {
+        status
+        for methods in document["paths"].values()
+        for route in methods.values()
+        for status in route["responses"]
+        if status >= "400"
+    }
+    assert answers <= table | {"416"}
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"OMNI_JOBS_([A-Z0-9_]+)", API))))
+def test_settings_exist(name: str) -> None:
+    assert name.lower() in Settings.model_fields
+
+
+def defaults() -> list[tuple[str, float]]:
+    """The settings of a table's rows that show a default with a unit, as seconds."""
+    found = []
+    for name, value, unit in re.findall(r"`OMNI_JOBS_(\w+_S)` \| (\d+) (\w+) \|", OPERATIONS):
+        found.append((name.lower(), float(value) * SECONDS[unit]))
+    for name, value, unit in re.findall(r"`OMNI_JOBS_(\w+_S)` \((\d+) (\w+)\)", OPERATIONS):
+        found.append((name.lower(), float(value) * SECONDS[unit]))
+    return found
+
+
+def test_the_defaults_are_found() -> None:
+    assert {name for name, _ in defaults()} >= {
+        name for name in Settings.model_fields if name.startswith("keep_") or name in ("orphan_after_s", "drain_s")
+    }
+
+
+@pytest.mark.parametrize(("name", "seconds"), defaults())
+def test_the_defaults_are_the_defaults(name: str, seconds: float) -> None:
+    assert Settings.model_fields[name].default == seconds
+
+
+def test_counting_the_backlog_takes_no_more_than_is_said() -> None:
+    assert "never more than a hundredth of the time" in OPERATIONS
+    assert backlog._PAUSE_PER_COUNT >= 100
+
+
+def test_the_stages_retries_are_the_defaults() -> None:
+    [block] = [block for block in blocks(OPERATIONS, "yaml") if "retries:" in block]
+    shown = yaml.safe_load(block)["stages"]["thinker"]
+    stage = load_pipelines(ROOT / "stage_configs")["qwen2_5_omni"].stages["thinker"]
+    changed = StageConfig.model_validate(stage.model_dump() | shown)
+    assert changed.retries == StageConfig.model_fields["retries"].default
+    assert changed.time_limit_s == StageConfig.model_fields["time_limit_s"].default
+    assert changed.queue_limit_s == 3600
+
+
+@pytest.mark.parametrize(
+    "text", [API, OPERATIONS, PERFORMANCE, SCALING], ids=["api", "operations", "performance", "scaling"]
+)
+def test_links_lead_somewhere(text: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if "://" in file:
+            continue
+        content = (ROOT / "docs" / file).read_text(encoding="utf-8") if file else text
+        titles = re.findall(r"^#+ (.*)", content, re.MULTILINE)
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
+    shown = set(re.findall(r"python -m benchmarks\.(\w+)", PERFORMANCE + SCALING))
+    tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")
+    assert shown
+    assert shown <= set(re.findall(r'figures_of\(tmp_path, "(\w+)"', tests))

@@ -1,0 +1,293 @@
+"""Many jobs in one request: an answer a line, whatever the lines are and however they come in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_jobs.api import held_bodies as held
+from omni_jobs.api.routes import bulk
+from omni_jobs.cli import Exit, app
+from omni_jobs.client import Client
+from omni_jobs.database.database import Database
+from omni_jobs.settings import Settings
+from tests.integration.api_server import ApiServer, serve
+
+JSONL = {"Content-Type": "application/jsonl"}
+LIMIT = 4096
+
+
+@pytest.fixture
+def api(valkey_server: str, tmp_path: Path, database: Database, database_url: str) -> Iterator[ApiServer]:
+    settings = Settings(
+        data_dir=tmp_path,
+        database_url=database_url,
+        broker_url=valkey_server,  # type: ignore[arg-type]
+        stage_configs=Path(__file__).parents[3] / "stage_configs",
+        max_body_bytes=LIMIT,
+        max_queued_jobs=1000,
+    )
+    with serve(settings) as server:
+        yield server
+
+
+def line(text: str, **more: Any) -> bytes:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}], **more}
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def answers(api: ApiServer, content: Any, **headers: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    response = api.http.post("/v1/jobs/bulk", content=content, headers=JSONL | headers)
+    assert response.status_code == 200, response.text
+    *told, counts = [json.loads(answer) for answer in response.text.splitlines()]
+    return told, counts
+
+
+def jobs_there(api: ApiServer) -> int:
+    return sum(api.services.jobs.backlog().values())
+
+
+def test_a_job_a_line_in_their_order(api: ApiServer) -> None:
+    told, counts = answers(api, b"\n".join(line(f"行 {n}", seed=n) for n in range(600)))
+    assert counts == {"lines": 600, "accepted": 600, "refused": 0}
+    assert [answer["line"] for answer in told] == list(range(1, 601))
+    assert len({answer["id"] for answer in told}) == jobs_there(api) == 600
+    assert api.http.get(f"/v1/jobs/{told[41]['id']}").json()["seed"] == 41
+
+
+def test_a_line_that_is_refused_disturbs_no_other(api: ApiServer) -> None:
+    content = b"\r\n".join(
+        [
+            line("a"),
+            b"",
+            b"{",
+            line("b", temperature=9),
+            b"   ",
+            line("x" * LIMIT),
+            b"\xff",
+            line("model", model="?"),
+            line("z"),
+        ]
+    )
+    told, counts = answers(api, content)
+    assert counts == {"lines": 7, "accepted": 2, "refused": 5}
+    assert [answer["line"] for answer in told] == [1, 3, 4, 6, 7, 8, 9]
+    errors = {
+        answer["line"]: (answer["error"]["code"], answer["error"]["field"]) for answer in told if "error" in answer
+    }
+    assert errors == {
+        3: ("invalid_request", "body"),
+        4: ("invalid_request", "temperature"),
+        6: ("request_too_large", "body"),
+        7: ("invalid_request", "body"),
+        8: ("not_found", "model"),
+    }
+    assert jobs_there(api) == 2
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_chunks_fall_anywhere(api: ApiServer, size: int) -> None:
+    content = line("é 中 🙂") + b"\n" + line("x" * 9000) + b"\n\n" + line("end")
+    chunks = (content[start : start + size] for start in range(0, len(content), size))
+    told, counts = answers(api, chunks)
+    assert counts == {"lines": 3, "accepted": 2, "refused": 1}
+    assert [answer["line"] for answer in told] == [1, 2, 4]
+    assert told[1]["error"]["code"] == "request_too_large"
+
+
+def test_sent_again_with_its_key_it_makes_the_rest(api: ApiServer) -> None:
+    first, _ = answers(api, b"\n".join(line(str(n)) for n in range(10)), **{"Idempotency-Key": "bulk"})
+    again, counts = answers(api, b"\n".join(line(str(n)) for n in range(12)), **{"Idempotency-Key": "bulk"})
+    assert [answer["id"] for answer in again[:10]] == [answer["id"] for answer in first]
+    assert [answer["created"] for answer in again] == [False] * 10 + [True] * 2
+    assert counts["accepted"] == jobs_there(api) == 12
+    other, counts = answers(api, line("other") + b"\n" + line("1"), **{"Idempotency-Key": "bulk"})
+    assert other[0]["error"]["code"] == "conflict"
+    assert other[1]["id"] == first[1]["id"]
+
+
+def test_what_does_not_fit_is_told_line_by_line(api: ApiServer) -> None:
+    told, counts = answers(api, b"\n".join(line(str(n)) for n in range(1200)))
+    refused = [answer["error"] for answer in told if "error" in answer]
+    assert {error["code"] for error in refused} == {"too_many_jobs"}
+    assert all(error["retryable"] for error in refused)
+    assert counts["accepted"] == jobs_there(api) <= 1000
+
+
+@pytest.mark.parametrize(("content", "counts"), [(b"", 0), (b"\n\n\n", 0)])
+def test_nothing_is_answered_with_nothing(api: ApiServer, content: bytes, counts: int) -> None:
+    assert answers(api, content) == ([], {"lines": counts, "accepted": 0, "refused": 0})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "field"),
+    [
+        ({"Content-Type": "application/json"}, 415, "Content-Type"),
+        ({**JSONL, "Content-Encoding": "gzip"}, 415, "Content-Encoding"),
+        ({**JSONL, "Idempotency-Key": "x" * 201}, 422, "Idempotency-Key"),
+    ],
+)
+def test_a_wrong_request(api: ApiServer, headers: dict[str, str], status: int, field: str) -> None:
+    response = api.http.post("/v1/jobs/bulk", content=line("x"), headers=headers)
+    assert (response.status_code, response.json()["error"]["field"]) == (status, field)
+    assert jobs_there(api) == 0
+
+
+def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
+    url = f"http://{api.host}:{api.port}"
+    with Client(url) as client:
+        found = list(client.submit_bulk([line("a"), b"{}\n"], idempotency_key="k"))
+    assert [(answer.line, answer.id is None, answer.error is None) for answer in found] == [
+        (1, False, True),
+        (2, True, False),
+    ]
+    file, out = tmp_path / "jobs.jsonl", tmp_path / "answers.jsonl"
+    file.write_bytes(line("a") + b"\n{}\n" + line("neu 新") + b"\n")
+    command = ["submit-bulk", str(file), "--out", str(out), "--idempotency-key", "k", "--url", url]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "2 accepted, 1 refused" in result.output
+    told = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer.get("id") == found[0].id for answer in told] == [True, False, False]
+    assert (told[1]["error"]["field"], told[2]["created"]) == ("model", True)
+
+
+# Pipes: they cannot be sought, have no size, and give their lines once.
+
+
+def command(api: ApiServer, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """``omni-jobs submit-bulk`` as a process, its three streams pipes."""
+    words = [sys.executable, "-m", "omni_jobs.cli", "submit-bulk", *arguments]
+    url = f"http://{api.host}:{api.port}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*words, "--url", url], bufsize=0, **(pipes | options))
+
+
+def test_standard_input_may_be_a_pipe_and_is_sent_as_it_comes(api: ApiServer) -> None:
+    """The first group is stored before the pipe ends."""
+    with command(api, "-") as process:
+        assert process.stdin is not None
+        for n in range(300):
+            process.stdin.write(line(f"行 {n}") + b"\n")
+        deadline = time.monotonic() + 60
+        while not jobs_there(api):
+            assert time.monotonic() < deadline, "nothing came while the pipe was open"
+            time.sleep(0.05)
+        told, errors = process.communicate(line("the last") + b"\n{}\n", timeout=60)
+    assert process.returncode == 1
+    assert errors.decode() == "301 accepted, 1 refused\n"
+    found = [json.loads(answer) for answer in told.splitlines()]
+    assert [answer["line"] for answer in found] == list(range(1, 303))
+    assert jobs_there(api) == 301
+
+
+def test_a_fifo(api: ApiServer, tmp_path: Path) -> None:
+    """By its name, as a shell's ``<(…)`` gives it."""
+    fifo, out = tmp_path / "jobs", tmp_path / "answers.jsonl"
+    os.mkfifo(fifo)
+    with command(api, str(fifo), "--out", str(out)) as process:
+        with open(fifo, "wb") as lines:  # opens once the command reads
+            lines.writelines(line(str(n)) + b"\n" for n in range(1000))
+        told, errors = process.communicate(timeout=60)
+    assert (process.returncode, told, errors.decode()) == (0, b"", "1000 accepted, 0 refused\n")
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 1000
+
+
+def test_a_shell_s_process_substitution(api: ApiServer, tmp_path: Path) -> None:
+    (tmp_path / "jobs.jsonl").write_bytes(line("a") + b"\n" + line("b") + b"\n")
+    words = f"{sys.executable} -m omni_jobs.cli submit-bulk <(cat jobs.jsonl) --url http://{api.host}:{api.port}"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "2 accepted, 0 refused\n")
+
+
+def test_a_pipe_that_is_empty(api: ApiServer) -> None:
+    with command(api, "-", stdin=subprocess.DEVNULL) as process:
+        told, errors = process.communicate(timeout=60)
+    assert (process.returncode, told, errors.decode()) == (0, b"", "0 accepted, 0 refused\n")
+
+
+def test_sent_again_after_a_break_with_the_key_that_is_told(
+    valkey_server: str, tmp_path: Path, database_url: str, api: ApiServer
+) -> None:
+    """A pipe that pauses too long is refused; the same lines with the key that the error names make the rest."""
+    impatient = api.services.settings.model_copy(update={"silence_limit_s": 1.0, "data_dir": tmp_path / "other"})
+    with serve(impatient) as other, command(other, "-") as process:
+        assert process.stdin is not None
+        for n in range(300):
+            process.stdin.write(line(str(n)) + b"\n")
+        deadline = time.monotonic() + 60
+        while process.returncode is None:
+            # The server has ended the request by then; a client finds out as it sends on.
+            assert time.monotonic() < deadline, "the command did not end"
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            with suppress(BrokenPipeError):
+                process.stdin.write(line("late") + b"\n")
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+    assert process.returncode == Exit.FAILED
+    assert "nothing of the body came for 1 s" in errors
+    [key] = re.findall(r"send the same lines again with --idempotency-key (bulk-[0-9a-f]{32}): ", errors)
+    before = jobs_there(api)
+    assert 0 < before < 300
+    with command(api, "-", "--idempotency-key", key) as process:
+        told, _ = process.communicate(b"".join(line(str(n)) + b"\n" for n in range(300)), timeout=60)
+    assert process.returncode == 0
+    made = [json.loads(answer).get("created", False) for answer in told.splitlines()]
+    assert (made.count(True), len(made), jobs_there(api)) == (300 - before, 300, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing.jsonl"], "nothing.jsonl cannot be read: No such file or directory"),
+        (["."], ". cannot be read: Is a directory"),
+        (["-", "--out", "no/such/place"], "no/such/place cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_opened_is_wrong_usage(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["submit-bulk", *arguments], input=b"", env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_no_server_names_the_key(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["submit-bulk", "-", "--url", "http://127.0.0.1:9"], input=line("a"))
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "no answer from http://127.0.0.1:9/v1/jobs/bulk" in result.stderr
+    assert "send the same lines again with --idempotency-key bulk-" in result.stderr
+
+
+async def test_nothing_but_line_ends_lets_others_in_between() -> None:
+    """However many stand in one piece of a body, other requests have their turns while they are read."""
+    turns = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"\n" * (1 << 20)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    body = held.Body(held._Held(1 << 30), Settings(), asyncio.Event().wait, None)  # type: ignore[arg-type]
+    assert [line async for line in bulk._lines(chunks(), LIMIT, body)] == []
+    task.cancel()
+    assert turns > 100

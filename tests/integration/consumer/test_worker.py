@@ -1,0 +1,274 @@
+"""Real workers on real services: the way of a job, of a bad message, of a cancel, of a stop."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from omni_jobs.broker.broker import TASK
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import StageRunRow
+from omni_jobs.jobs import Hint
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
+from tests.integration.echo_stack import EchoStack
+
+SCRIPTS = "Grüße, 你好, مرحبا, नमस्ते, 🎉👩‍👩‍👧"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def stack(
+    request: pytest.FixtureRequest, valkey_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EchoStack]:
+    """One worker per stage, for all tests of this module."""
+    directory = tmp_path_factory.mktemp("echo")
+    if request.param == "sqlite":
+        url = f"sqlite:///{directory / 'jobs.sqlite'}"
+    else:
+        url = request.getfixturevalue("postgres_url")
+    database = Database(url)
+    database.migrate()
+    database.close()
+    stack = EchoStack(directory, url, valkey_server)
+    try:
+        stack.start("first", "second")
+        yield stack
+    finally:
+        stack.close()
+
+
+def lives(stack: EchoStack) -> None:
+    """Both workers still work."""
+    assert stack.ended(stack.submit("alive")).status is JobState.COMPLETED
+    assert all(worker.process.poll() is None for worker in stack.workers)
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 100_000], ids=["inline", "stored"])
+def test_a_job_passes_both_stages(stack: EchoStack, payload_bytes: int) -> None:
+    view = stack.ended(stack.submit(SCRIPTS, first={"payload_bytes": payload_bytes}))
+    assert view.status is JobState.COMPLETED
+    assert view.result is not None
+    assert view.result["text"] == SCRIPTS
+    first, second = view.stages
+    assert (first.attempt, second.attempt) == (1, 1)
+    assert first.payload_bytes >= payload_bytes
+    assert second.payload_bytes == 0  # nobody takes it
+    stored = list((stack.directory / "objects").rglob(f"{view.id},payloads,first,1"))
+    assert bool(stored) == bool(payload_bytes)
+
+
+def test_many_jobs_at_once_each_run_once(stack: EchoStack) -> None:
+    ids = [stack.submit(f"job {n}", first={"delay_s": 0.05}, second={"delay_s": 0.05}) for n in range(60)]
+    views = [stack.ended(job_id) for job_id in ids]
+    assert {view.status for view in views} == {JobState.COMPLETED}
+    assert [view.result and view.result["text"] for view in views] == [f"job {n}" for n in range(60)]
+    assert {run.attempt for view in views for run in view.stages} == {1}
+
+
+def test_progress_shows_while_a_stage_runs(stack: EchoStack) -> None:
+    job_id = stack.submit(second={"delay_s": 1.0})
+    view = stack.running(job_id, "second")
+    progress = view.stages[1].progress
+    assert progress is not None
+    assert (progress.total, progress.unit) == (1000, "ms")
+    assert stack.ended(job_id).status is JobState.COMPLETED
+
+
+def test_doubled_and_stale_hints_do_nothing(stack: EchoStack) -> None:
+    job_id = stack.submit(publish=False, first={"delay_s": 0.3})
+    of_second = select(StageRunRow.id).where(StageRunRow.job_id == job_id, StageRunRow.stage == "second")
+    second = stack.database.read(lambda tx: tx.execute(of_second).scalar_one())
+    # Stage run ids are small integers here: this reaches the job's own first one among others. Not its second:
+    # a hint left when that is queued would have it claimed by a worker of the other stage, and handed back.
+    hints = [Hint(stage_run_id=number, attempt=0, queue="echo.first") for number in range(1, 400) if number != second]
+    for _ in range(3):
+        stack.publisher.publish(hints)
+    view = stack.ended(job_id)
+    assert view.status is JobState.COMPLETED
+    assert [run.attempt for run in view.stages] == [1, 1]
+
+
+def test_a_cancelled_job_stops_running(stack: EchoStack) -> None:
+    job_id = stack.submit(first={"delay_s": 60})
+    stack.running(job_id, "first")
+    assert stack.jobs.cancel(job_id) is JobState.CANCELLING
+    view = stack.ended(job_id, within_s=3)
+    assert view.status is JobState.CANCELLED
+    assert [run.status for run in view.stages] == [StageRunState.CANCELLED] * 2
+    lives(stack)
+
+
+def test_a_stage_run_over_its_time_limit_fails_its_job(stack: EchoStack) -> None:
+    view = stack.ended(stack.submit(second={"delay_s": 30}))
+    assert view.status is JobState.FAILED
+    assert view.error is not None
+    assert (view.error.code, view.error.stage) == ("time_limit", "second")
+    lives(stack)
+
+
+def test_a_payload_over_its_limit_fails_its_job(stack: EchoStack) -> None:
+    view = stack.ended(stack.submit(first={"payload_bytes": 1_000_001}))
+    assert view.status is JobState.FAILED
+    assert view.error is not None
+    assert (view.error.code, view.error.stage) == ("payload_too_large", "first")
+    assert view.error.key == f"{job_prefix(view.id)}payloads/first/1"
+    lives(stack)
+
+
+def test_a_parameter_the_stage_does_not_know_fails_its_job(stack: EchoStack) -> None:
+    view = stack.ended(stack.submit(first={"temperature": 1}))
+    assert view.status is JobState.FAILED
+    assert view.error is not None
+    assert (view.error.field, view.error.stage) == ("stages.first.temperature", "first")
+    lives(stack)
+
+
+def _message(**changes: Any) -> bytes:
+    body = base64.b64encode(json.dumps([[[[1, 0]]], {}, {}]).encode()).decode()
+    return json.dumps(
+        {
+            "body": body,
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": {"task": TASK, "id": "x"},
+            "properties": {"delivery_tag": "t", "delivery_info": {}, "body_encoding": "base64"},
+            **changes,
+        }
+    ).encode()
+
+
+BAD_MESSAGES = {
+    "not json": b"\x80\x04not json",
+    "empty": b"",
+    "nested": b"[" * 50_000,
+    "a list": b"[1, 2]",
+    "no properties": json.dumps({"body": "", "headers": {}}).encode(),
+    "bad base64": _message(body="%%%"),
+    "body of another type": _message(body=[1]),
+    "pickle": _message(**{"content-type": "application/x-python-serialize"}),
+    "yaml": _message(**{"content-type": "application/x-yaml"}),
+    "another task": _message(headers={"task": "celery.chord_unlock", "id": "x"}),
+    "no task": _message(headers={}),
+    "headers of another type": _message(headers=7),
+    "compressed": _message(headers={"task": TASK, "compression": "zlib"}),
+    "no delivery tag": _message(properties={"body_encoding": "base64"}),
+    "huge": b"x" * 300_000,
+    "bodies": _message(body=base64.b64encode(b'[["stage run 1"], {}, {}]').decode()),
+}
+
+
+def test_bad_messages_move_to_poison_and_the_worker_lives(stack: EchoStack) -> None:
+    queue = f"{stack.prefix}echo.first"
+    with stack.redis() as client:
+        client.delete(f"{queue}.poison")
+        for bad in BAD_MESSAGES.values():
+            client.lpush(queue, bad)
+        lives(stack)
+        kept = sorted(message[:4096] for message in BAD_MESSAGES.values())
+        assert sorted(client.lrange(f"{queue}.poison", 0, -1)) == kept
+        assert client.llen(queue) == 0
+
+
+def test_headers_that_mean_something_to_celery_mean_nothing(stack: EchoStack) -> None:
+    with stack.redis() as client:
+        times = ({"timelimit": "soon"}, {"eta": "2099-01-01T00:00:00"}, {"expires": "2000-01-01"}, {"retries": "x"})
+        for headers in times:
+            client.lpush(f"{stack.prefix}echo.first", _message(headers={"task": TASK, "id": "x", **headers}))
+    lives(stack)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_no_thread_of_a_worker_takes_a_core_from_a_model_by_waking_up(stack: EchoStack) -> None:
+    for worker in stack.workers:
+        threads = [int(entry.name) for entry in Path(f"/proc/{worker.process.pid}/task").iterdir()]
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+
+
+def test_celery_inspect_shows_the_pool(stack: EchoStack) -> None:
+    stats = stack.app.control.inspect(timeout=5.0).stats()
+    assert stats is not None
+    pools = [stats[worker.slot]["pool"] for worker in stack.workers]
+    assert [pool["slots"] for pool in pools] == [8, 8]
+
+
+def test_celery_inspect_lists_the_stage_runs_in_flight(stack: EchoStack) -> None:
+    inspect = stack.app.control.inspect(timeout=5.0)
+    first = stack.workers[0].slot
+    done = (inspect.stats() or {})[first]["total"].get(TASK, 0)
+    job_id = stack.submit("seen", first={"delay_s": 60})
+    view = stack.running(job_id, "first")
+    [run] = (inspect.active() or {})[first]
+    assert (run["name"], run["hostname"], run["worker_pid"]) == (TASK, first, stack.workers[0].process.pid)
+    told = run["kwargs"]
+    assert (told["job_id"], told["pipeline"], told["stage"], told["attempt"]) == (job_id, "echo", "first", 1)
+    assert view.stages[0].started_at is not None
+    assert abs(run["time_start"] - view.stages[0].started_at.timestamp()) < 60
+    assert (inspect.query_task(run["id"], "0") or {})[first] == {run["id"]: ["active", run]}
+    [answer] = stack.app.control.revoke(run["id"], reply=True, timeout=5.0, destination=[first])
+    assert "omni-jobs cancel" in answer[first]["error"]
+    [answer] = stack.app.control.terminate(run["id"], reply=True, timeout=5.0, destination=[first])
+    assert "omni-jobs cancel" in answer[first]["error"]
+    stack.jobs.cancel(job_id)
+    stack.ended(job_id)
+    stack.until(lambda: (inspect.active() or {}).get(first) == [] or None, 20)
+    assert (inspect.stats() or {})[first]["total"] == {TASK: done + 1}
+    lives(stack)
+    assert (inspect.stats() or {})[first]["total"] == {TASK: done + 2}
+
+
+def test_celerys_own_command_shows_them(stack: EchoStack) -> None:
+    job_id = stack.submit("seen", first={"delay_s": 60})
+    stack.running(job_id, "first")
+    environment = {**os.environ, **stack.variables}
+    command = [sys.executable, "-m", "celery", "-A", "workers.app", "inspect", "active", "--json", "-t", "10"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [run["kwargs"]["job_id"] for run in found[stack.workers[0].slot]] == [job_id]
+    assert found[stack.workers[1].slot] == []
+    stack.jobs.cancel(job_id)
+    stack.ended(job_id)
+
+
+def test_malformed_broadcasts_are_dropped(stack: EchoStack) -> None:
+    with stack.redis() as client:
+        channels = {name.decode() for name in client.pubsub_channels("*")} | {f"{stack.prefix}/0.celery.pidbox"}
+        for channel in channels:
+            for bad in (b"\x80", b"{}", b"[]", b'{"properties": {}}', _message(body="%%%"), _message(headers=7)):
+                client.publish(channel, bad)
+    lives(stack)
+
+
+def test_queue_depths_are_empty_when_all_is_done(stack: EchoStack) -> None:
+    lives(stack)
+    assert stack.app.broker.depths() == {"echo.first": 0, "echo.second": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-Q", "echo.first,echo.second"], "give one queue"),
+        ([], "give one queue"),
+        (["-Q", "echo.third"], "no stage has the queue 'echo.third'"),
+    ],
+    ids=["two queues", "no queue", "an unknown queue"],
+)
+def test_a_wrong_queue_is_refused_at_start(
+    arguments: list[str], message: str, tmp_path: Path, valkey_server: str
+) -> None:
+    stack = EchoStack(tmp_path, f"sqlite:///{tmp_path / 'jobs.sqlite'}", valkey_server)
+    command, environment = stack.command(*arguments, "-n", "wrong@test")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    stack.close()
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

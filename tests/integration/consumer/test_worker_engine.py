@@ -1,0 +1,200 @@
+"""A worker and its engine's processes: neither outlives the other, and a cancel frees the engine.
+
+Real vLLM with the tiny checkpoint, one stage. An engine's start is dear, so the tests go
+through one worker's slot in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_jobs.database.database import Database
+from omni_jobs.states import JobState
+from tests.integration.echo_stack import EchoStack, EchoWorker
+
+pytest.importorskip("vllm")
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+SHIPPED = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
+START_S = 300.0
+LONG = {"max_tokens": 8000, "ignore_eos": True}
+CANCELS = 12
+QUIET_S = 0.5  # an engine that uses no processor time for so long has nothing to do
+
+
+@pytest.fixture(scope="module")
+def stack(valkey_server: str, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoStack]:
+    directory = tmp_path_factory.mktemp("engine")
+    url = f"sqlite:///{directory / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    config = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+    config["model"]["path"] = str(tiny_checkpoint)
+    options = {
+        "OMNI_JOBS_LEASE_S": "60",
+        "OMNI_JOBS_HEARTBEAT_S": "1",
+        "OMNI_JOBS_SPOOL_DIR": str(directory / "spool"),
+    }
+    stack = EchoStack(directory, url, valkey_server, options, pipeline="qwen2_5_omni", config=yaml.safe_dump(config))
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture(scope="module")
+def worker(stack: EchoStack) -> EchoWorker:
+    """The first in the slot."""
+    return start(stack)
+
+
+def start(stack: EchoStack) -> EchoWorker:
+    worker = stack.launch("thinker", "thinker@test")
+    stack.serving(worker, START_S)
+    return worker
+
+
+def submit(stack: EchoStack, **parameters: object) -> str:
+    job_id = stack.submit("Tell me a long story.", thinker={**LONG, **parameters})
+    stack.running(job_id, "thinker", 120)
+    return job_id
+
+
+def test_cancel_frees_the_engine(stack: EchoStack, worker: EchoWorker) -> None:
+    """From the call to the last moment that the engine's process computed."""
+    (engine,) = engines(worker)
+    took, told = [], []
+    for _ in range(CANCELS):
+        job_id = submit(stack)
+        time.sleep(random.uniform(0, 0.5))
+        began = last = time.monotonic()
+        assert stack.jobs.cancel(job_id) is JobState.CANCELLING
+        used, state = processor_s(engine), JobState.CANCELLING
+        while state is not JobState.CANCELLED or time.monotonic() - last < QUIET_S:
+            assert time.monotonic() - began < 30, "the engine goes on"
+            if state is not JobState.CANCELLED and (state := stack.jobs.get(job_id).status) is JobState.CANCELLED:
+                told.append(time.monotonic() - began)
+            if (now := processor_s(engine)) > used:
+                used, last = now, time.monotonic()
+            time.sleep(0.01)
+        took.append(last - began)
+    for name, times in (("cancelled", sorted(told)), ("engine free", sorted(took))):
+        print(f"cancel -> {name}, {CANCELS} jobs: p50 {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
+
+
+def test_kill_9_of_the_worker_ends_its_engine_and_the_successor_goes_on(stack: EchoStack, worker: EchoWorker) -> None:
+    (spool,) = spools(stack)
+    job_id = submit(stack)
+    below = descendants(worker.process.pid)
+    assert below
+    shared = {path for pid in (worker.process.pid, *below) for path in shared_memory(pid)}
+    worker.stop(signal.SIGKILL)
+    killed = time.monotonic()
+    while left := [pid for pid in below if lives(pid)]:
+        assert time.monotonic() - killed < 5, f"{left} outlive their worker"
+        time.sleep(0.01)
+    print(f"kill -9 of the worker -> its {len(below)} processes gone: {time.monotonic() - killed:.2f} s")
+    start(stack)
+    assert spool not in spools(stack)
+    assert not [path for path in shared if path.exists()]
+    assert stack.running(job_id, "thinker", 120).stages[0].attempt == 2
+    stack.jobs.cancel(job_id)
+    stack.ended(job_id)
+
+
+def test_kill_9_of_the_engine_queues_its_stage_runs_again(stack: EchoStack) -> None:
+    worker = stack.workers[-1]
+    (engine,) = engines(worker)
+    job_id = submit(stack)
+    os.kill(engine, signal.SIGKILL)
+    killed = time.monotonic()
+    errors = stack.until(lambda: stack.jobs.get(job_id).stages[0].errors or None, 20)
+    queued = time.monotonic() - killed
+    assert [error.code for error in errors] == ["engine_dead"]
+    assert worker.process.wait(60) == 1
+    ended = time.monotonic() - killed
+    start(stack)
+    assert stack.running(job_id, "thinker", 120).stages[0].attempt == 2
+    print(
+        f"kill -9 of the engine -> queued again {queued:.2f} s, worker ended {ended:.2f} s, "
+        f"running again {time.monotonic() - killed:.2f} s"
+    )
+    stack.jobs.cancel(job_id)
+    stack.ended(job_id)
+
+
+def test_an_engine_that_dies_with_nothing_in_it_ends_its_worker(stack: EchoStack) -> None:
+    worker = stack.workers[-1]
+    (engine,) = engines(worker)
+    os.kill(engine, signal.SIGKILL)
+    killed = time.monotonic()
+    assert worker.process.wait(60) == 1
+    print(f"kill -9 of an idle engine -> worker ended {time.monotonic() - killed:.2f} s")
+    assert "the engine is gone" in worker.log.read_text()
+
+
+# Processes, from /proc.
+
+
+def parents() -> dict[int, int]:
+    """Process → its parent; zombies left out."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in "ZX":
+            found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    known = parents()
+    found, front = [], [pid]
+    while front:
+        front = [child for child, parent in known.items() if parent in front]
+        found += front
+    return found
+
+
+def engines(worker: EchoWorker) -> list[int]:
+    """vLLM names its processes."""
+    return [pid for pid in descendants(worker.process.pid) if b"EngineCore" in name_of(pid)]
+
+
+def name_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def lives(pid: int) -> bool:
+    return pid in parents()
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shared_memory(pid: int) -> list[Path]:
+    """The files of Python's shared memory that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [Path(line.split()[-1]) for line in lines if "/dev/shm/psm_" in line]
+
+
+def spools(stack: EchoStack) -> list[Path]:
+    return [path for path in (stack.directory / "spool").iterdir() if path.is_dir()]

@@ -1,0 +1,73 @@
+"""A model that does not load ends its worker with a reason, and nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from omni_jobs.database.database import Database
+from tests.integration.echo_stack import EchoStack
+from workers.leftovers import MARK, slot_mark
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")]
+
+CONFIG = (Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml").read_text(encoding="utf-8")
+
+
+def hanging(checkpoint: Path, tiny: Path) -> Path:
+    """The tiny checkpoint whose weights are a pipe that nobody writes to: whoever opens it waits for ever."""
+    checkpoint.mkdir()
+    for path in tiny.iterdir():
+        if path.suffix == ".safetensors":
+            os.mkfifo(checkpoint / path.name)
+        else:
+            (checkpoint / path.name).symlink_to(path)
+    return checkpoint
+
+
+def carriers(mark: str) -> list[int]:
+    """Processes of the worker's slot, itself left out: what it started."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("stage", ["code2wav", "thinker"])
+def test_a_worker_whose_load_hangs_ends_with_a_reason(
+    stage: str, tiny_checkpoint: Path, valkey_url: str, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    model = hanging(tmp_path / "checkpoint", tiny_checkpoint)
+    options = {
+        "OMNI_JOBS_LOAD_LIMIT_S": "25",
+        "OMNI_JOBS_DEVICE": "cpu",
+        "OMNI_JOBS_SPOOL_DIR": str(tmp_path / "spool"),
+    }
+    stack = EchoStack(tmp_path, url, valkey_url, options, pipeline="qwen2_5_omni", config=CONFIG)
+    stack.variables["OMNI_JOBS_MODELS"] = json.dumps({"qwen2_5_omni": str(model)})
+    try:
+        worker = stack.launch(stage, "loads@test")
+        mark = slot_mark(url, "loads@test")
+        stack.until(lambda: carriers(mark) or None, 120)  # its engine's processes
+        begun = time.monotonic()
+        code = worker.process.wait(120)
+        log = worker.log.read_text()
+        assert code == 1, log[-3000:]
+        assert "this worker stops, to be started anew: the model is not loaded after 25 s" in log
+        assert time.monotonic() - begun < 90
+        stack.until(lambda: None if carriers(mark) else True, 20)
+    finally:
+        stack.close()

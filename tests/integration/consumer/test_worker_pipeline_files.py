@@ -1,0 +1,78 @@
+"""Workers whose pipeline files differ, side by side: each runs the jobs of its own, and none stalls for the others'."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import StageRunRow, state_is
+from omni_jobs.jobs import Hint
+from omni_jobs.pipelines.stage_config import Pipeline, load_pipelines
+from omni_jobs.states import JobState, StageRunState
+from tests.integration.echo_stack import PIPELINE, EchoStack, EchoWorker
+
+STALL_S = 5.0
+TUNED = PIPELINE.replace("slots: 8", "slots: 5").replace("time_limit_s: 60", "time_limit_s: 50")
+OTHER = PIPELINE.replace('version: "1"', 'version: "2"')
+
+
+@pytest.fixture
+def stack(database_url: str, database: Database, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, database_url, valkey_server, {"OMNI_JOBS_STALL_AFTER_S": str(STALL_S)})
+    yield stack
+    stack.close()
+
+
+def launch(stack: EchoStack, stage: str, config: str) -> tuple[EchoWorker, Pipeline]:
+    """A worker with this pipeline file."""
+    configs = stack.directory / f"configs-{len(stack.workers)}"
+    configs.mkdir()
+    (configs / "echo.yaml").write_text(config)
+    before = stack.variables["OMNI_JOBS_STAGE_CONFIGS"]
+    stack.variables["OMNI_JOBS_STAGE_CONFIGS"] = str(configs)
+    worker = stack.launch(stage)
+    stack.variables["OMNI_JOBS_STAGE_CONFIGS"] = before
+    return worker, load_pipelines(configs)["echo"]
+
+
+def test_a_worker_with_another_file_takes_no_job_and_lives_on(stack: EchoStack) -> None:
+    other, file = launch(stack, "first", OTHER)
+    boot = stack.serving(other).id
+    ids = [stack.submit(f"job {n}", publish=False) for n in range(30)]
+    queued = select(StageRunRow.id).where(state_is(StageRunRow.state, StageRunState.QUEUED))
+    hints = [Hint(number, 0, "echo.first") for number in stack.database.read(lambda tx: list(tx.scalars(queued)))]
+    began = time.monotonic()
+
+    def dropped_for_long() -> bool | None:
+        if stack.app.broker.depth("echo.first"):
+            return None
+        stack.publisher.publish(hints)
+        assert stack.jobs.rescue().hints == [], "nobody can take them"
+        return True if time.monotonic() - began > 1.5 * STALL_S else None
+
+    stack.until(dropped_for_long, within_s=60)
+    assert stack.serving(other).id == boot, "it was started anew"
+    assert other.process.poll() is None
+    for job_id in ids:
+        job = stack.jobs.get(job_id)
+        assert job.status is JobState.QUEUED
+        assert job.stages[0].attempt == 0
+        assert job.waiting is not None
+        assert (job.waiting.stage, job.waiting.pipeline_version) == ("first", "1")
+        assert "have another, version 2" in job.waiting.message
+    # Workers of the jobs' file come, tuned meanwhile; the other one stays and drops its share of the hints.
+    first, tuned = launch(stack, "first", TUNED)
+    second, _ = launch(stack, "second", TUNED)
+    served = {stack.serving(worker).id for worker in (first, second)}
+    assert tuned.digest == stack.pipelines["echo"].digest != file.digest
+    for job_id in ids:
+        job = stack.ended(job_id, within_s=60)
+        assert job.status is JobState.COMPLETED
+        assert {run.worker for run in job.stages} <= served
+        assert [run.attempt for run in job.stages] == [1, 1]
+    assert stack.serving(other).id == boot

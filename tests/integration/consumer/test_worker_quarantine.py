@@ -1,0 +1,55 @@
+"""A job that kills its workers is condemned by itself, not together with its neighbours."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from omni_jobs.database.database import Database
+from omni_jobs.states import JobState, StageRunState
+from tests.integration.echo_stack import EchoStack
+
+NEIGHBOURS = 4
+
+
+def test_the_culprit_is_quarantined_and_its_neighbours_complete(valkey_url: str, tmp_path: Path) -> None:
+    """The worker is killed whenever the culprit is seen running, as it would be by a model that crashes on it."""
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    stack = EchoStack(tmp_path, url, valkey_url, {"OMNI_JOBS_LEASE_S": "60", "OMNI_JOBS_HEARTBEAT_S": "1"})
+    try:
+        worker, _ = stack.start("first", "second")
+        culprit = stack.submit("culprit", first={"delay_s": 30})
+        neighbours = [stack.submit(f"neighbour {n}", first={"delay_s": 5}) for n in range(NEIGHBOURS)]
+        kills, beside = 0, []
+        while not stack.jobs.get(culprit).status.is_final:
+            run = stack.until(lambda: _runs_or_ended(stack, culprit), 60)
+            if run == "ended":
+                break
+            others = [stack.jobs.get(job_id).stages[0].status for job_id in neighbours]
+            beside.append(others.count(StageRunState.RUNNING))
+            worker.stop(signal.SIGKILL)
+            kills += 1
+            worker = stack.launch("first", worker.slot)
+            stack.serving(worker)
+        view = stack.jobs.get(culprit)
+        assert view.status is JobState.FAILED
+        assert view.error is not None
+        assert view.error.code == "quarantined"
+        assert kills == stack.pipelines["echo"].stage("first").retries.worker_lost + 1
+        assert beside[0], "they began together"
+        assert beside[-1] == 0, "nothing was held beside it when it was condemned"
+        for job_id in neighbours:
+            assert stack.ended(job_id, within_s=60).status is JobState.COMPLETED
+    finally:
+        stack.close()
+
+
+def _runs_or_ended(stack: EchoStack, job_id: str) -> str | None:
+    view = stack.jobs.get(job_id)
+    if view.status.is_final:
+        return "ended"
+    run = view.stages[0]
+    return "running" if run.status is StageRunState.RUNNING and run.progress else None

@@ -1,0 +1,246 @@
+"""Transactions through trouble, on both databases."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, exc, select, text
+
+from omni_jobs.database import database as db
+from omni_jobs.database.database import Database, now
+from omni_jobs.errors import ConfigError, DatabaseUnavailable
+
+postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+sqlite_only = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+INSERT_WORKER = text(
+    "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until)"
+    " VALUES (:id, :id, 'p', 't', 'h', 1, 0, 0, 0, 0)"
+)
+MORE_SLOTS = text("UPDATE workers SET slots = slots + 1 WHERE id = :id")
+SLOTS = text("SELECT slots FROM workers ORDER BY id")
+
+
+def test_an_error_rolls_back(database: Database) -> None:
+    def spoiled(tx: Connection) -> None:
+        tx.execute(INSERT_WORKER, {"id": "a"})
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        database.run(spoiled)
+    assert database.read(lambda tx: tx.execute(SLOTS).all()) == []
+
+
+def test_a_lasting_error_is_not_tried_again(database: Database) -> None:
+    calls = []
+
+    def wrong(tx: Connection) -> None:
+        calls.append(1)
+        tx.execute(text("SELECT * FROM nowhere"))
+
+    with pytest.raises(exc.DBAPIError):
+        database.run(wrong)
+    assert len(calls) == 1
+
+
+def test_the_clock_is_the_databases_and_runs(database: Database) -> None:
+    first, second = (database.read(lambda tx: tx.execute(select(now())).scalar_one()) for _ in range(2))
+    assert 1.7e9 < first <= second < first + 60
+
+
+def test_readers_see_one_state(database: Database) -> None:
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    rival = Database(database._engine.url.render_as_string(hide_password=False))
+
+    def read_twice(tx: Connection) -> tuple[int, int]:
+        before = tx.execute(SLOTS).scalar_one()
+        rival.run(lambda other: other.execute(MORE_SLOTS, {"id": "a"}))
+        return before, tx.execute(SLOTS).scalar_one()
+
+    assert database.read(read_twice) == (0, 0)
+    assert database.read(lambda tx: tx.execute(SLOTS).scalar_one()) == 1
+    rival.close()
+
+
+def test_writers_take_turns(database: Database) -> None:
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+
+    def add(tx: Connection) -> None:
+        found = tx.execute(text("SELECT slots FROM workers" + lock)).scalar_one()
+        tx.execute(text("UPDATE workers SET slots = :n"), {"n": found + 1})
+
+    lock = " FOR UPDATE" if database.dialect == "postgresql" else ""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: database.run(add), range(40)))
+    assert database.read(lambda tx: tx.execute(SLOTS).scalar_one()) == 40
+
+
+@postgresql_only
+def test_a_lost_connection_is_tried_again(database: Database) -> None:
+    killed = []
+
+    def transaction(tx: Connection) -> None:
+        tx.execute(INSERT_WORKER, {"id": "a"})
+        if not killed:
+            killed.append(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
+            with database.begin() as other:
+                other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": killed[0]})
+            tx.execute(SLOTS)
+
+    database.run(transaction)
+    assert database.read(lambda tx: tx.execute(SLOTS).all()) == [(0,)]
+
+
+@postgresql_only
+def test_after_a_failover_a_new_session_finds_the_primary(database_url: str) -> None:
+    """The sessions there are lead to what is a replica now (25006): the same transaction goes on in another."""
+    database = Database(database_url, connections=1)
+    database.run(lambda tx: tx.execute(text("SET default_transaction_read_only = on")))
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    assert database.read(lambda tx: tx.execute(SLOTS).all()) == [(0,)]
+    database.close()
+
+
+@postgresql_only
+def test_a_database_that_stays_read_only_is_unavailable(database: Database, database_url: str) -> None:
+    name = database_url.rpartition("/")[2]
+    read_only = Database(database_url, retry_for_s=0.3)
+    with database.begin() as tx:
+        tx.execute(text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
+    for write in (read_only.run, read_only.run_in_messages):
+        with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
+            write(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):
+        read_only.check()
+    with database.begin() as tx:
+        tx.execute(text(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'))
+    read_only.check()
+    read_only.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    read_only.close()
+
+
+@sqlite_only
+def test_a_file_that_is_read_only_is_unavailable_and_opened_anew(database_url: str) -> None:
+    database = Database(database_url, connections=1)
+
+    def set_read_only(tx: Connection) -> None:
+        tx.exec_driver_sql("PRAGMA query_only = ON")
+
+    database.read(set_read_only)
+    with pytest.raises(DatabaseUnavailable, match="readonly"):
+        database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    database.close()
+
+
+@sqlite_only
+def test_a_file_that_is_no_database_any_more_is_unavailable(database: Database, database_url: str) -> None:
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
+    file = Path(database_url.removeprefix("sqlite:///"))
+    database.close()
+    data = file.read_bytes()
+    file.write_bytes(b"x" * len(data))
+    with pytest.raises(DatabaseUnavailable, match="not a database"):
+        database.run(lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
+    file.write_bytes(data)
+    database.run(lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
+
+
+@postgresql_only
+def test_a_statement_that_hangs_is_unavailable(database: Database) -> None:
+    def hang(tx: Connection) -> None:
+        assert tx.execute(text("SHOW statement_timeout")).scalar_one() == "1min"
+        tx.execute(text("SET LOCAL statement_timeout = '100ms'"))
+        tx.execute(text("SELECT pg_sleep(30)"))
+
+    with pytest.raises(DatabaseUnavailable, match="statement timeout"):
+        database.run(hang)
+
+
+@postgresql_only
+def test_a_deadlock_is_tried_again(database: Database) -> None:
+    for worker in "ab":
+        database.run(lambda tx, worker=worker: tx.execute(INSERT_WORKER, {"id": worker}))
+    both = threading.Barrier(2)
+    met = threading.local()
+
+    def crosswise(order: str) -> None:
+        def transaction(tx: Connection) -> None:
+            tx.execute(MORE_SLOTS, {"id": order[0]})
+            if not getattr(met, "done", False):
+                met.done = True
+                both.wait()
+            tx.execute(MORE_SLOTS, {"id": order[1]})
+
+        database.run(transaction)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(crosswise, ["ab", "ba"]))
+    assert database.read(lambda tx: tx.execute(SLOTS).all()) == [(2,), (2,)]
+
+
+@sqlite_only
+def test_a_locked_file_is_waited_for(database: Database) -> None:
+    locked, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with database.begin() as tx:
+            tx.execute(INSERT_WORKER, {"id": "a"})
+            locked.set()
+            may_go.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        holder = pool.submit(hold)
+        locked.wait(10)
+        writer = pool.submit(database.run, lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
+        assert database.read(lambda tx: tx.execute(SLOTS).all()) == [], "readers do not wait"
+        may_go.set()
+        holder.result()
+        writer.result()
+    assert database.read(lambda tx: tx.execute(SLOTS).scalar_one()) == 1
+
+
+@sqlite_only
+def test_a_file_that_stays_locked_is_unavailable(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "_LOCK_S", 0.2)
+    other = Database(database_url, retry_for_s=0.1)
+    with database.begin() as tx:
+        tx.execute(INSERT_WORKER, {"id": "a"})
+        with pytest.raises(DatabaseUnavailable, match="locked"):
+            other.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "b"}))
+    other.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "b"}))
+    busy_timeout = other.read(lambda tx: tx.exec_driver_sql("PRAGMA busy_timeout").scalar_one())
+    other.close()
+    assert busy_timeout == 200
+
+
+def test_a_database_that_stays_away_is_unavailable() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # bound, not listening: refuses
+        database = Database(f"postgresql://x@127.0.0.1:{listener.getsockname()[1]}/x", retry_for_s=0.1)
+        with pytest.raises(DatabaseUnavailable):
+            database.run(lambda tx: None)
+        with pytest.raises(DatabaseUnavailable):
+            database.check()
+        database.close()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://x/y", "sqlite://", "sqlite:///:memory:"])
+def test_urls_that_cannot_work_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Database(url)
+    assert caught.value.field == "database_url"
+
+
+def test_sqlite_is_set_up_for_several_processes(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/x.sqlite")
+    names = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
+    found = database.read(lambda tx: {name: tx.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names})
+    database.close()
+    assert found == names

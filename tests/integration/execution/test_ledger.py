@@ -1,0 +1,636 @@
+"""The ledger on a real database that sometimes does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import delete, update
+
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import WorkerRow
+from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, SlotTaken, StageError
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    Jobs,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    SlotHolder,
+    new_job_id,
+)
+from omni_jobs.retry import DEFAULT_RETRIES
+from omni_jobs.settings import Settings
+from omni_jobs.states import JobState, StageRunState
+from workers.execution import incarnation
+from workers.execution.ledger import Ledger
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+class FlakyJobs(Jobs):
+    """Real jobs; loses the next ``outages`` calls, every other time after the commit."""
+
+    outages = 0
+    transactions = 0
+    refuses: int | None = None  # a stage run whose completion breaks the transaction
+    turns = 0  # what ended and what came in its place, in one transaction
+    bug: str | None = None  # the method that meets one
+
+    def _pass(self) -> None:
+        self.transactions += 1
+        if self.outages:
+            self.outages -= 1
+            raise DatabaseUnavailable
+
+    def complete_and_claim(
+        self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
+    ) -> tuple[list[Outcome], list[Claim]]:
+        if any(completion.stage_run_id == self.refuses for completion in completions):
+            raise ValueError("not for this database")
+        self.turns += 1
+        if self.outages % 2:
+            self._pass()
+        found = super().complete_and_claim(completions, worker_id, hints)
+        self._pass()
+        return found
+
+    def renew(self, worker_id: str, lease_s: float) -> list[int]:
+        if self.bug == "renew":
+            raise RuntimeError("a bug")
+        return super().renew(worker_id, lease_s)
+
+    def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        if self.bug == "report_progress":
+            raise RuntimeError("a bug")
+        super().report_progress(reports)
+
+    def unwanted(self, worker_id: str) -> list[int]:
+        if self.bug == "unwanted":
+            raise RuntimeError("a bug")
+        return super().unwanted(worker_id)
+
+    def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+        if self.outages % 2:
+            self._pass()
+        found = super().claim(worker_id, hints)
+        self._pass()
+        return found
+
+    def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
+        if any(completion.stage_run_id == self.refuses for completion in completions):
+            raise ValueError("not for this database")
+        found = super().complete(completions)
+        self._pass()
+        return found
+
+
+class Hints:
+    """Stands where the relay to the broker is."""
+
+    def __init__(self) -> None:
+        self.sent: list[Hint] = []
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        self.sent += hints
+
+
+class Bench:
+    """A ledger, and jobs of one stage to claim through it."""
+
+    def __init__(self, database: Database, settings: Settings | None = None, worker: NewWorker | None = None) -> None:
+        self.database = database
+        self.jobs = FlakyJobs(database)
+        self.hints = Hints()
+        self.fenced: list[Fenced] = []
+        self.unwanted: list[int] = []
+        self.worker = worker or NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
+        self.ledger = Ledger(
+            self.jobs,
+            self.worker,
+            self.hints,  # type: ignore[arg-type]
+            settings or Settings(heartbeat_s=0.1, lease_s=5),
+            on_cancel=self.unwanted.extend,
+            on_fenced=self.fenced.append,
+        )
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+        await asyncio.to_thread(self.ledger.serve, lambda: False)
+
+    def submit(self, count: int = 1) -> list[tuple[int, int]]:
+        """New jobs; their hints."""
+        submitted = [
+            self.jobs.submit(
+                NewJob(
+                    job_id=new_job_id(),
+                    pipeline="echo",
+                    pipeline_version="1",
+                    pipeline_digest="d",
+                    request={},
+                    modalities=["text"],
+                    stages=[NewStage(name="first", inputs=(), queue="echo.first")],
+                    seed=0,
+                    request_digest="r",
+                )
+            )
+            for _ in range(count)
+        ]
+        return [(hint.stage_run_id, hint.attempt) for one in submitted for hint in one.hints]
+
+    def done(self, claim: Claim) -> Completion:
+        return Completion(claim.stage_run_id, claim.attempt, self.worker.worker_id, result={"text": "x"})
+
+
+@pytest.fixture
+async def bench(database: Database) -> AsyncIterator[Bench]:
+    bench = Bench(database)
+    await bench.start()
+    yield bench
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def until(condition: object, within_s: float = 5.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_claims_and_completions_share_transactions(bench: Bench) -> None:
+    hints = bench.submit(40)
+    claims = await asyncio.gather(*(bench.ledger.claim([hint]) for hint in hints))
+    assert [claim.stage_run_id for (claim,) in claims] == [stage_run_id for stage_run_id, _ in hints]
+    outcomes = await asyncio.gather(*(bench.ledger.complete(bench.done(claim)) for (claim,) in claims))
+    assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
+    assert bench.jobs.transactions < 20
+
+
+async def test_nothing_is_lost_while_the_database_is_away(bench: Bench) -> None:
+    bench.jobs.outages = 3
+    (claim,) = await bench.ledger.claim(bench.submit())
+    assert claim.attempt == 1
+    bench.jobs.outages = 2  # the completion is committed, its answer lost
+    assert (await bench.ledger.complete(bench.done(claim))).won
+
+
+async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> None:
+    claims = await bench.ledger.claim(bench.submit(3))
+    bench.jobs.refuses = claims[1].stage_run_id
+    results = await asyncio.gather(
+        *(bench.ledger.complete(bench.done(claim)) for claim in claims), return_exceptions=True
+    )
+    assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
+    assert isinstance(results[1], StageError)
+    failure = Failure(claims[1].stage_run_id, 1, bench.worker.worker_id, ModelError("no", stage="first"))
+    assert (await bench.ledger.fail(failure)).job_state is JobState.FAILED
+
+
+async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    bench.jobs.cancel(claim.job_id)
+    await until(lambda: bench.unwanted)
+    assert set(bench.unwanted) == {claim.stage_run_id}
+    await bench.ledger.release(claim.stage_run_id, claim.attempt)
+    assert bench.jobs.get(claim.job_id).status is JobState.CANCELLED
+
+
+async def test_a_cancel_does_not_wait_for_the_heartbeat(database: Database) -> None:
+    bench = Bench(database, Settings(heartbeat_s=60, lease_s=120, cancel_check_s=0.1))
+    await bench.start()
+    try:
+        (claim,) = await bench.ledger.claim(bench.submit())
+        bench.jobs.cancel(claim.job_id)
+        await until(lambda: bench.unwanted)
+        assert set(bench.unwanted) == {claim.stage_run_id}
+    finally:
+        await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_a_busy_event_loop_does_not_lose_the_lease(bench: Bench) -> None:
+    before = bench.jobs.workers()[0].renewed_at
+    threading.Event().wait(0.5)  # the loop stands still; the ledger's thread does not
+    assert bench.jobs.workers()[0].renewed_at > before
+
+
+async def test_fenced_is_final(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    with bench.database.begin() as transaction:
+        transaction.execute(delete(WorkerRow))
+    await until(lambda: bench.fenced)
+    with pytest.raises(Fenced):
+        await bench.ledger.complete(bench.done(claim))
+    await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
+    assert [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"]
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["its registration is under way", "it has not begun"])
+async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Database, begun: bool) -> None:
+    """Asked to stop, the pool waits no longer for ``serve``, whose thread goes on."""
+    bench = Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    entered, go_on = threading.Event(), threading.Event()
+    register = bench.jobs.register_worker
+
+    def held_up(worker: NewWorker, lease_s: float, **options: Any) -> list[Hint]:
+        if not options.get("loading"):
+            entered.set()
+            go_on.wait(20)
+        return register(worker, lease_s, **options)
+
+    bench.jobs.register_worker = held_up  # type: ignore[method-assign]
+    if begun:
+        serving = asyncio.create_task(asyncio.to_thread(bench.ledger.serve, lambda: False))
+        await asyncio.to_thread(entered.wait, 20)
+        closing = asyncio.create_task(asyncio.to_thread(bench.ledger.close))
+        await until(lambda: bench.ledger._closed.is_set())
+        go_on.set()
+        await asyncio.gather(serving, closing)
+    else:
+        go_on.set()
+        await asyncio.to_thread(bench.ledger.close)
+        with pytest.raises(Fenced, match="asked to stop"):
+            await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    await until(lambda: not bench.ledger._thread.is_alive())
+    assert bench.jobs.slot_holder("slot") is None
+
+
+async def test_a_bug_between_two_turns_stops_the_worker(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+
+    class Broken(dict[int, ProgressReport]):
+        def values(self) -> Any:
+            raise RuntimeError("a bug")
+
+    bench.ledger._progress = Broken()
+    bench.ledger.report_progress(ProgressReport(claim.stage_run_id, 1, 1, None, "tokens"))
+    await until(lambda: bench.fenced)
+    assert "RuntimeError: a bug" in str(bench.fenced[0])
+    await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
+
+
+@pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
+async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(database: Database, where: str) -> None:
+    """It used to end the thread alone: no heartbeat, every future waiting for ever, and a worker that looks well."""
+    beats = Settings(heartbeat_s=0.1 if where == "renew" else 60, lease_s=120, cancel_check_s=0.1)
+    bench = Bench(database, beats)
+    await bench.start()
+    running, waiting = await bench.ledger.claim(bench.submit(2))
+    bench.jobs.bug = where
+    if where == "report_progress":
+        bench.ledger.report_progress(ProgressReport(running.stage_run_id, 1, 1, None, "tokens"))
+    await until(lambda: bench.fenced)
+    assert "RuntimeError: a bug" in str(bench.fenced[0])
+    for asked in (bench.ledger.complete(bench.done(waiting)), bench.ledger.claim([(1, 0)])):
+        with pytest.raises(Fenced, match="ledger broke"):
+            async with asyncio.timeout(5):
+                await asked
+    await until(lambda: bench.jobs.get(running.job_id).stages[0].status is StageRunState.QUEUED)
+    assert bench.jobs.slot_holder("slot") is None
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    bench.jobs.outages = 10**6
+    waiting = asyncio.create_task(bench.ledger.complete(bench.done(claim)))
+    await until(lambda: bench.jobs.outages < 10**6)
+    bench.jobs.bug = "renew"
+    with pytest.raises(Fenced, match="ledger broke"):
+        async with asyncio.timeout(30):
+            await waiting
+
+
+async def test_a_turn_is_told_again_until_its_answer_is_heard(bench: Bench) -> None:
+    """What ended and what comes in its place, while the database is away before and after the commit."""
+    hints = bench.submit(60)
+    claims = await bench.ledger.claim(hints[:20])
+    for round_, outages in enumerate((1, 2, 3), 1):
+        turns = bench.jobs.turns
+        ended, wanted = claims, hints[20 * round_ : 20 * (round_ + 1)]
+        bench.jobs.outages = outages
+        completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in ended]
+        claiming = [asyncio.create_task(bench.ledger.claim([hint])) for hint in wanted]
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*completing)
+            claims = [claim for found in await asyncio.gather(*claiming) for claim in found]
+        assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
+        assert [(claim.stage_run_id, claim.attempt) for claim in claims] == [(run, 1) for run, _ in wanted]
+        assert bench.jobs.outages == 0
+        if wanted:
+            assert bench.jobs.turns > turns + 1
+    assert {view.status for view in bench.jobs.list(limit=100).jobs} == {JobState.COMPLETED}
+
+
+async def test_one_bad_completion_does_not_fail_the_turn(bench: Bench) -> None:
+    claims = await bench.ledger.claim(bench.submit(3))
+    bench.jobs.refuses = claims[1].stage_run_id
+    more = bench.submit(2)
+    completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in claims]
+    claiming = asyncio.create_task(bench.ledger.claim(more))
+    results = await asyncio.gather(*completing, return_exceptions=True)
+    assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
+    assert len(await claiming) == 2
+
+
+async def test_close_retires_and_hands_back(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    await asyncio.to_thread(bench.ledger.close)
+    assert bench.jobs.workers() == []
+    assert bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED
+    assert bench.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+
+
+# Slots.
+
+
+class Silent(Bench):
+    """Holds its slot for a minute and renews nothing: what a killed worker leaves, or one that is stopped."""
+
+    def hold(self) -> list[Claim]:
+        self.jobs.register_worker(self.worker, 60.0)
+        return self.jobs.claim(self.worker.worker_id, self.submit())
+
+
+def of_process(pid: int, started: int | None, space: str | None = None) -> NewWorker:
+    space = space or incarnation.pid_space()
+    return NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "here", pid, 8, "1", "d", space, started)
+
+
+@linux_only
+async def test_a_dead_predecessors_slot_is_taken_at_once_before_the_engine_is_loaded(database: Database) -> None:
+    """No process of its pid is left, so nothing is waited for: the watch would take three heartbeats of a minute."""
+    ended = subprocess.Popen(["true"])
+    about = of_process(ended.pid, incarnation.started(os.getpid()))
+    ended.wait()
+    predecessor = Silent(database, worker=about)
+    [claim] = predecessor.hold()
+    newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(newcomer.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    assert newcomer.jobs.workers() == [], "it does not serve yet"
+    await asyncio.to_thread(newcomer.ledger.serve, lambda: False)
+    assert [worker.id for worker in newcomer.jobs.workers()] == [newcomer.worker.worker_id]
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+async def test_a_later_process_of_the_same_pid_is_not_the_predecessor(database: Database) -> None:
+    started = incarnation.started(os.getpid())
+    assert started is not None
+    Silent(database, worker=of_process(os.getpid(), started - 1)).hold()
+    newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+    async with asyncio.timeout(20):
+        await newcomer.start()
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+@pytest.mark.parametrize("space", [None, "another boot/1"], ids=["its process is stopped", "on another host"])
+async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, space: str | None) -> None:
+    with _sleeper() as process:
+        if space is None:
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: incarnation.is_stopped(process.pid))
+        holder = Silent(database, worker=of_process(process.pid, incarnation.started(process.pid), space))
+        [claim] = holder.hold()
+        newcomer = Bench(database)
+        async with asyncio.timeout(30):
+            await newcomer.start()
+    assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    await asyncio.to_thread(newcomer.ledger.close)
+
+
+@linux_only
+async def test_a_holder_that_runs_and_cannot_renew_keeps_its_slot(database: Database) -> None:
+    """The database may be busy, for the holder as well: its process is proof enough while its lease lasts."""
+    with _sleeper() as process:
+        Silent(database, worker=of_process(process.pid, incarnation.started(process.pid))).hold()
+        newcomer = Bench(database)
+        with pytest.raises(SlotTaken, match=f"pid {process.pid}"):
+            await newcomer.start()
+        await asyncio.to_thread(newcomer.ledger.close)
+
+
+class Beating(Silent):
+    """Holds its slot, and from ``begin`` on renews its lease all the time; ``lost`` once it could not."""
+
+    def __init__(self, database: Database, worker: NewWorker | None = None) -> None:
+        super().__init__(database, worker=worker)
+        self.lost = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+
+    def begin(self) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(0.05):
+            try:
+                self.jobs.renew(self.worker.worker_id, 60.0)
+            except Fenced:
+                self.lost.set()
+                return
+
+
+async def refused(newcomer: Bench, holder: Beating) -> None:
+    try:
+        with pytest.raises(SlotTaken, match=holder.worker.worker_id):
+            async with asyncio.timeout(60):
+                await newcomer.start()
+    finally:
+        holder.end()
+        await asyncio.to_thread(newcomer.ledger.close)
+    assert not holder.lost.is_set()
+
+
+async def test_a_holder_that_renews_when_its_slot_is_about_to_be_taken_keeps_it(database: Database) -> None:
+    """The newcomer has seen it silent; its registration comes later, as when the database was away between."""
+    holder, newcomer = Beating(database), Bench(database)
+    holder.hold()
+    take = newcomer.jobs.register_worker
+
+    def take_late(*arguments: Any, **options: Any) -> list[Hint]:
+        holder.jobs.renew(holder.worker.worker_id, 60.0)
+        holder.begin()
+        return take(*arguments, **options)
+
+    newcomer.jobs.register_worker = take_late  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+async def test_a_holder_lives_though_the_databases_clock_steps_back(database: Database) -> None:
+    holder, newcomer = Beating(database), Bench(database)
+    holder.hold()
+    with database.begin() as tx:
+        tx.execute(update(WorkerRow).values(renewed_at=WorkerRow.renewed_at + 3600, lease_until=10**10))
+    look = newcomer.jobs.slot_holder
+
+    def slot_holder(slot: str) -> SlotHolder | None:
+        found = look(slot)
+        holder.begin()  # from now on the clock is an hour earlier
+        return found
+
+    newcomer.jobs.slot_holder = slot_holder  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+async def test_a_holder_is_watched_for_heartbeats_of_its_own(database: Database) -> None:
+    """The newcomer's come every 0.1 s: for three of those it would look 46 times."""
+    holder, newcomer = Beating(database), Bench(database)
+    holder.worker = replace(holder.worker, heartbeat_s=5)
+    holder.hold()
+    look, looks = newcomer.jobs.slot_holder, iter(range(1000))
+
+    def slot_holder(slot: str) -> SlotHolder | None:
+        if next(looks) == 60:
+            holder.jobs.renew(holder.worker.worker_id, 60.0)
+        return look(slot)
+
+    newcomer.jobs.slot_holder = slot_holder  # type: ignore[method-assign]
+    await refused(newcomer, holder)
+
+
+@linux_only
+async def test_a_holder_whose_process_cannot_be_seen_is_watched(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc hides processes of other users where it is mounted so (hidepid)."""
+    with _sleeper() as process:
+        holder = Beating(database, of_process(process.pid, incarnation.started(process.pid)))
+        holder.hold()
+        for name in ("self", "sys"):
+            (tmp_path / name).symlink_to(Path("/proc") / name)
+        monkeypatch.setattr(incarnation, "_PROC", tmp_path)
+        assert incarnation.pid_space() == holder.worker.pid_space
+        holder.begin()
+        await refused(Bench(database), holder)
+
+
+@contextmanager
+def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "300"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("loading", [False, True], ids=["serves", "loads"])
+@pytest.mark.parametrize("known", [True, False], ids=["a process here", "a row of an older build"])
+async def test_the_slot_of_a_living_worker_is_refused(database: Database, known: bool, loading: bool) -> None:
+    about = of_process(os.getpid(), incarnation.started(os.getpid())) if known else None
+    holder = Bench(database, worker=about)
+    await asyncio.to_thread(holder.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    if not loading:
+        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+    newcomer = Bench(database)
+    with pytest.raises(SlotTaken) as caught:
+        await newcomer.start()
+    for part in ("slot", holder.worker.worker_id, holder.worker.host, str(holder.worker.pid), "--slot", "hostname"):
+        assert part in str(caught.value)
+    await asyncio.to_thread(newcomer.ledger.close)
+    assert holder.fenced == []
+    if loading:
+        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+    assert len(await holder.ledger.claim(holder.submit())) == 1
+    await asyncio.to_thread(holder.ledger.close)
+
+
+async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(database: Database) -> None:
+    bench = Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    with database.begin() as transaction:
+        transaction.execute(delete(WorkerRow))  # its lease was over, and a rescuer came by
+    await until(lambda: bench.jobs.slot_holder("slot"))
+    await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    assert len(await bench.ledger.claim(bench.submit())) == 1
+    assert bench.fenced == []
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database) -> None:
+    bench, rival = Bench(database), Bench(database)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
+    await until(lambda: bench.fenced)
+    with pytest.raises(Fenced, match=rival.worker.worker_id):
+        await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench: Bench) -> None:
+    (claim,) = await bench.ledger.claim(bench.submit())
+    other = Silent(bench.database)
+    other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
+    await until(lambda: bench.fenced)
+    await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
+    [again] = bench.jobs.claim(other.worker.worker_id, [(claim.stage_run_id, 1)])
+    assert again.failures == {"worker_lost": 0, "fenced": 1}
+
+
+@pytest.mark.parametrize("rescued", [True, False], ids=["after the rescuer", "before the rescuer"])
+async def test_a_stage_run_that_starves_every_worker_is_quarantined(database: Database, rescued: bool) -> None:
+    """Each of its workers loses its lease, and lives: whether a rescuer or the worker itself notices first."""
+    jobs = FlakyJobs(database)
+    [(stage_run_id, _)] = Bench(database).submit()
+    limits, alone = DEFAULT_RETRIES, []
+    while (job := jobs.list().jobs[0]).status in (JobState.QUEUED, JobState.IN_PROGRESS):
+        assert len(alone) <= limits.fenced + limits.worker_lost, "without end"
+        bench = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+        await bench.start()
+        [claim] = await bench.ledger.claim([(stage_run_id, len(alone))])
+        alone.append(claim.alone)
+        with database.begin() as tx:
+            tx.execute(update(WorkerRow).values(lease_until=0))
+        if rescued:
+            assert jobs.rescue().freed == 1
+        with pytest.raises(Fenced):
+            await bench.ledger.claim([(stage_run_id, 0)])
+        await asyncio.to_thread(bench.ledger.close)
+    assert job.error is not None
+    assert job.error.code == "quarantined"
+    codes = ["fenced"] * limits.fenced + (["worker_lost"] * (limits.worker_lost + 1) if rescued else ["fenced"])
+    assert [error.code for error in job.stages[0].errors] == codes
+    assert alone == [attempt >= limits.fenced for attempt in range(len(alone))]
+
+
+async def test_a_claim_whose_answer_was_lost_is_forgiven_as_well(bench: Bench) -> None:
+    other = Silent(bench.database)
+    [hint] = bench.submit()
+
+    def lost(worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+        assert len(Jobs(bench.database).claim(worker_id, hints)) == 1
+        other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
+        raise DatabaseUnavailable
+
+    bench.jobs.claim = lost  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        await bench.ledger.claim([hint])
+    [run] = bench.jobs.list().jobs[0].stages
+    await until(lambda: [error.code for error in bench.jobs.list().jobs[0].stages[0].errors] == ["fenced"])
+    assert run.attempt == 1

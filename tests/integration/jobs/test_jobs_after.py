@@ -1,0 +1,449 @@
+"""What happens to jobs late or after their end: expiry, retry, retention, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from omni_jobs.database.database import Database
+from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
+from omni_jobs.jobs import Hint, Jobs, JobView, NewArtifact, NewStage, Pruned, Retention
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
+from tests.integration.job_steps import (
+    DIAMOND,
+    ForgetfulDatabase,
+    claim,
+    complete_all,
+    done,
+    failed,
+    new_job,
+    pass_time,
+    register,
+    stages,
+)
+
+KEEP = Retention(payloads_s=100, inputs_s=200, artifacts_s=300, events_s=400, jobs_s=1000)
+
+
+@pytest.fixture(params=["heard", "lost"])
+def jobs(request: pytest.FixtureRequest, database_url: str) -> Iterator[Jobs]:
+    """Jobs as they are, and with every commit's answer lost once: both must behave alike."""
+    database = Database(database_url) if request.param == "heard" else ForgetfulDatabase(database_url)
+    yield Jobs(database)
+    database.close()
+
+
+def ref(key: str) -> ObjectRef:
+    return ObjectRef(key=key, size=3, digest="xxh3:" + "0" * 32)
+
+
+def event_types(jobs: Jobs, job_id: str) -> list[str]:
+    return [event.type for event in jobs.events(job_id)]
+
+
+def error_of(view: JobView) -> tuple[str, str]:
+    assert view.error is not None
+    return view.error.code, view.error.message
+
+
+# expiry
+
+
+def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> None:
+    job = new_job(expires_in_s=60.0)
+    hints = jobs.submit(job).hints
+    assert jobs.rescue().expired == 0
+    pass_time(database, 60)
+    jobs.rescue()
+    view = jobs.get(job.job_id)
+    assert (view.status, view.started_at) == (JobState.EXPIRED, None)
+    assert error_of(view) == ("deadline_exceeded", "the job's deadline passed before any stage of it started")
+    assert stages(jobs, job.job_id) == {"first": "cancelled", "second": "cancelled"}
+    assert event_types(jobs, job.job_id) == ["job.expired"]
+    register(jobs, "w")
+    assert claim(jobs, "w", hints) == []
+
+
+def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, database: Database) -> None:
+    job = new_job(expires_at=time.time() + 60)
+    hints = jobs.submit(job).hints
+    view = jobs.get(job.job_id)
+    assert view.expires_at is not None
+    assert abs((view.expires_at - view.created_at).total_seconds() - 60) < 5
+    register(jobs, "w", lease_s=1000)
+    (claimed,) = claim(jobs, "w", hints)
+    pass_time(database, 61)
+    jobs.rescue()
+    assert jobs.get(job.job_id).status == JobState.CANCELLING
+    assert jobs.unwanted("w") == jobs.renew("w", 1000) == [claimed.stage_run_id]
+    jobs.cancel(job.job_id)  # too late: it expires
+    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    view = jobs.get(job.job_id)
+    assert view.status == JobState.EXPIRED
+    assert view.started_at is not None
+    assert error_of(view) == ("deadline_exceeded", "the job's deadline passed while it was at first")
+    assert event_types(jobs, job.job_id) == ["job.cancelling", "job.expired"]
+
+
+def test_a_job_that_ended_in_time_does_not_expire(jobs: Jobs, database: Database) -> None:
+    job = new_job({"only": []}, expires_in_s=60.0)
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    complete_all(jobs, "w", hints)
+    pass_time(database, 1000)
+    assert jobs.rescue().expired == 0
+    assert jobs.get(job.job_id).status == JobState.COMPLETED
+
+
+def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Database) -> None:
+    job = new_job(expires_in_s=60.0)
+    hints = jobs.submit(job).hints
+    register(jobs, "w", lease_s=1000)
+    (claimed,) = claim(jobs, "w", hints)
+    jobs.cancel(job.job_id)
+    pass_time(database, 61)
+    assert jobs.rescue().expired == 0
+    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    view = jobs.get(job.job_id)
+    assert (view.status, view.error) == (JobState.CANCELLED, None)
+
+
+def test_waiting_too_long_for_a_stage_expires_the_job(jobs: Jobs, database: Database) -> None:
+    job = new_job()
+    job = replace(job, stages=[job.stages[0], NewStage("second", ["first"], "echo.second", queue_limit_s=30)])
+    hints = jobs.submit(job).hints
+    register(jobs, "w", lease_s=1000)
+    pass_time(database, 100)  # the first stage has no limit
+    assert jobs.rescue().expired == 0
+    (hint,) = complete_all(jobs, "w", hints)
+    (claimed,) = claim(jobs, "w", [hint])
+    pass_time(database, 100)  # running is not waiting
+    assert jobs.rescue().expired == 0
+    jobs.fail(failed(claimed, "w", OutOfMemory()))  # the pause is no waiting either
+    pass_time(database, 20)
+    assert jobs.rescue().expired == 0
+    pass_time(database, 31)
+    jobs.rescue()
+    view = jobs.get(job.job_id)
+    assert view.status == JobState.EXPIRED
+    assert error_of(view) == ("queue_time_limit", "waited longer than 30 s for stage second")
+
+
+def test_many_jobs_expire_in_one_round(database: Database) -> None:
+    jobs = Jobs(database)
+    for _ in range(30):
+        jobs.submit(new_job(expires_in_s=1.0))
+    kept = new_job(expires_in_s=500.0)
+    jobs.submit(kept)
+    pass_time(database, 2)
+    assert jobs.rescue().expired == 30
+    assert jobs.get(kept.job_id).status == JobState.QUEUED
+
+
+# retry
+
+
+def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs, database: Database) -> None:
+    job = new_job(expires_in_s=500.0)
+    hints = jobs.submit(job).hints
+    register(jobs, "w", lease_s=10_000)
+    (hint,) = complete_all(jobs, "w", hints)
+    (claimed,) = claim(jobs, "w", [hint])
+    jobs.fail(failed(claimed, "w", ModelError("no")))
+    assert jobs.get(job.job_id).status == JobState.FAILED
+    assert jobs.retry(job.job_id) == [Hint(hint.stage_run_id, 1, "echo.second")]
+    view = jobs.get(job.job_id)
+    assert (view.status, view.error, view.finished_at, view.retries) == (JobState.QUEUED, None, None, 1)
+    assert view.expires_at is None
+    assert [error.code for error in view.stages[1].errors] == ["model_error"]
+    assert stages(jobs, job.job_id) == {"first": "succeeded", "second": "queued"}
+    (again,) = jobs.claim("w", [(hint.stage_run_id, 1)])
+    assert (again.attempt, again.failures, again.upstream) == (2, {}, {"first": None})
+    assert not jobs.complete([done(claimed, "w")])[0].won
+    assert jobs.complete([done(again, "w")])[0].job_state == JobState.COMPLETED
+    assert event_types(jobs, job.job_id) == ["job.failed", "job.retried", "job.completed"]
+
+
+def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
+    job = new_job(DIAMOND)
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    while hints:
+        hints = complete_all(jobs, "w", hints)
+    assert jobs.get(job.job_id).status == JobState.COMPLETED
+    with pytest.raises(Conflict, match="name the stage"):
+        jobs.retry(job.job_id)
+    with pytest.raises(InvalidRequest) as raised:
+        jobs.retry(job.job_id, "e")
+    assert raised.value.field == "from_stage"
+    (hint,) = jobs.retry(job.job_id, "b")
+    assert hint.queue == "echo.b"
+    assert stages(jobs, job.job_id) == {"a": "succeeded", "b": "queued", "c": "succeeded", "d": "pending"}
+    hints = [hint]
+    while hints:
+        hints = complete_all(jobs, "w", hints)
+    view = jobs.get(job.job_id)
+    assert view.status == JobState.COMPLETED
+    assert [stage.attempt for stage in view.stages] == [1, 2, 1, 2]
+
+
+def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
+    job = new_job({"only": []})
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    for attempt in (1, 2):
+        (claimed,) = claim(jobs, "w", hints)
+        artifact = NewArtifact("a.wav", "audio/wav", ref(artifact_key(job.job_id, "only", attempt, "a.wav")))
+        assert jobs.complete([done(claimed, "w", artifacts=[artifact])])[0].won
+        assert jobs.artifact(job.job_id, "a.wav").ref == artifact.ref
+        if attempt == 1:
+            hints = jobs.retry(job.job_id, "only")
+            with pytest.raises(NotFound):
+                jobs.artifact(job.job_id, "a.wav")
+            (found,) = jobs.garbage()
+            assert found.what == artifact.ref.key
+    with pytest.raises(Conflict, match="being cleaned up"):
+        jobs.retry(job.job_id, "only")
+    jobs.collected([found.id])
+    assert jobs.garbage() == []
+    assert len(jobs.retry(job.job_id, "only")) == 1
+
+
+def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
+    job = new_job()
+    jobs.submit(job)
+    with pytest.raises(Conflict, match="only a job that has ended"):
+        jobs.retry(job.job_id)
+    with pytest.raises(NotFound):
+        jobs.retry("job-unknown")
+    with pytest.raises(NotFound):
+        jobs.retry("job-\ud800")
+
+
+# payloads go as soon as no stage needs them
+
+
+def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
+    job = new_job(DIAMOND)
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    (claimed,) = claim(jobs, "w", hints)
+    key = payload_key(job.job_id, "a", 1)
+    hints = jobs.complete([done(claimed, "w", payload=ref(key))])[0].hints
+    b, c = claim(jobs, "w", hints)
+    assert jobs.complete([done(b, "w")])[0].won
+    assert jobs.garbage() == []
+    (last,) = jobs.complete([done(c, "w")])[0].hints
+    assert [found.what for found in jobs.garbage()] == [key]
+    (d,) = claim(jobs, "w", [last])
+    jobs.fail(failed(d, "w", ModelError("no")))
+    jobs.collected([found.id for found in jobs.garbage()])
+    with pytest.raises(Conflict, match="retry from stage a"):
+        jobs.retry(job.job_id, "b")
+    assert [hint.queue for hint in jobs.retry(job.job_id)] == ["echo.d"]
+
+
+def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, database: Database) -> None:
+    job = new_job(DIAMOND)
+    hints = jobs.submit(job).hints
+    register(jobs, "w")
+    while hints:
+        kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
+        claims = claim(jobs, "w", hints)
+        made = [{"inline_payload": b"abc", "payload_bytes": 3} if each.capture else {} for each in claims]
+        outcomes = jobs.complete([done(each, "w", **more) for each, more in zip(claims, made, strict=True)])
+        hints = [hint for outcome in outcomes for hint in outcome.hints]
+    assert kept == 3  # until then each was there for a retry
+    assert read(database, "SELECT count(payload_inline) FROM stage_runs") == 0
+    assert [stage.payload_bytes for stage in jobs.get(job.job_id).stages] == [3, 3, 3, 0]
+    assert jobs.garbage() == []
+    with pytest.raises(Conflict, match="retry from stage a"):
+        jobs.retry(job.job_id, "d")
+    assert [hint.queue for hint in jobs.retry(job.job_id, "a")] == ["echo.a"]
+
+
+# retention
+
+
+def read(database: Database, query: str) -> Any:
+    return database.read(lambda tx: tx.execute(text(query)).scalar())
+
+
+def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
+    """A job with everything that can be kept; ``fails``: in its second stage."""
+    job = new_job()
+    media = [{**ref(input_key(job.job_id, 0)).model_dump(), "media_type": "audio/wav"}]
+    job = replace(job, media=media)
+    hints = jobs.submit(job).hints
+    register(jobs, "w", lease_s=10_000)
+    (claimed,) = claim(jobs, "w", hints)
+    assert claimed.media == media
+    artifact = NewArtifact("a.txt", "text/plain", ref(artifact_key(job.job_id, "first", 1, "a.txt")))
+    payload = ref(payload_key(job.job_id, "first", 1))
+    (hint,) = jobs.complete([done(claimed, "w", payload=payload, artifacts=[artifact])])[0].hints
+    (claimed,) = claim(jobs, "w", [hint])
+    assert claimed.media == ()
+    if fails:
+        jobs.fail(failed(claimed, "w", ModelError("no")))
+    else:
+        jobs.complete([done(claimed, "w")])
+    jobs.collected([found.id for found in jobs.garbage()])
+    return job.job_id
+
+
+def collect(jobs: Jobs) -> list[str]:
+    found = jobs.garbage()
+    jobs.collected([each.id for each in found])
+    return [each.what for each in found]
+
+
+def test_each_kind_has_its_own_time(jobs: Jobs, database: Database) -> None:
+    job_id = finished_job(jobs, fails=True)
+    jobs.prune(KEEP)
+    assert collect(jobs) == []
+    pass_time(database, 101)
+    jobs.prune(KEEP)
+    assert collect(jobs) == [f"{job_prefix(job_id)}payloads/"]
+    with pytest.raises(Conflict, match="retry from stage first"):
+        jobs.retry(job_id)
+    pass_time(database, 100)
+    jobs.prune(KEEP)
+    assert collect(jobs) == [f"{job_prefix(job_id)}inputs/"]
+    with pytest.raises(Conflict, match="submit it anew"):
+        jobs.retry(job_id, "first")
+    assert jobs.artifact(job_id, "a.txt").media_type == "text/plain"
+    pass_time(database, 100)
+    jobs.prune(KEEP)
+    assert collect(jobs) == [f"{job_prefix(job_id)}artifacts/"]
+    with pytest.raises(Gone):
+        jobs.artifact(job_id, "a.txt")
+    assert event_types(jobs, job_id) == ["job.failed"]
+    pass_time(database, 100)
+    jobs.prune(KEEP)
+    assert (collect(jobs), event_types(jobs, job_id)) == ([], [])
+    assert jobs.get(job_id).status == JobState.FAILED
+    pass_time(database, 600)
+    jobs.prune(KEEP)
+    assert collect(jobs) == [job_prefix(job_id)]
+    with pytest.raises(NotFound):
+        jobs.get(job_id)
+    assert jobs.prune(KEEP) == Pruned()
+
+
+def test_payloads_of_completed_jobs_go_at_once(jobs: Jobs) -> None:
+    job_id = finished_job(jobs)
+    jobs.prune(KEEP)
+    assert collect(jobs) == []  # it went with its reader, and no attempt was lost
+    assert jobs.get(job_id).stages[0].payload_bytes is not None
+    with pytest.raises(Conflict, match="retry from stage first"):
+        jobs.retry(job_id, "second")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
+    jobs: Jobs, database: Database, lost: bool
+) -> None:
+    patient = Jobs(database, prune_after_s=KEEP.completed_s)
+    hints = patient.submit(new_job({"only": []})).hints
+    register(patient, "w", lease_s=10_000)
+    if lost:  # it may have left a payload that nobody knows of
+        (claimed,) = claim(patient, "w", hints)
+        hints = patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    complete_all(patient, "w", hints)
+    assert patient.prune(KEEP).looked_at == (1 if lost else 0)
+    pass_time(database, KEEP.completed_s + 1)
+    assert patient.prune(KEEP) == Pruned(looked_at=1, inputs=1)
+
+
+def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
+    job_id = finished_job(jobs, fails=True)
+    waiting, running = new_job(), new_job()
+    jobs.submit(waiting)
+    claim(jobs, "w", jobs.submit(running).hints)
+    jobs.retry(job_id)
+    pass_time(database, 5000)
+    assert jobs.prune(KEEP).looked_at == 0
+    assert collect(jobs) == []
+    assert {jobs.get(each).status.is_final for each in (job_id, waiting.job_id, running.job_id)} == {False}
+
+
+def test_prune_takes_no_more_than_it_is_told(database: Database) -> None:
+    jobs = Jobs(database)
+    ids = [finished_job(jobs) for _ in range(5)]
+    pass_time(database, 2000)
+    assert [jobs.prune(KEEP, at_most=2).jobs for _ in range(4)] == [2, 2, 1, 0]
+    assert sorted(collect(jobs)) == sorted(job_prefix(job_id) for job_id in ids)
+    with database.begin() as tx:
+        for table in ("jobs", "stage_runs", "artifacts", "attempt_errors", "events", "garbage"):
+            assert tx.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() == 0
+
+
+def test_delete(jobs: Jobs) -> None:
+    job_id = finished_job(jobs)
+    jobs.delete(job_id)
+    with pytest.raises(NotFound):
+        jobs.get(job_id)
+    jobs.delete(job_id)  # its objects still wait: deleted already
+    assert collect(jobs) == [job_prefix(job_id)]
+    with pytest.raises(NotFound):
+        jobs.delete(job_id)
+    active = new_job()
+    jobs.submit(active)
+    with pytest.raises(Conflict, match="cancel it first"):
+        jobs.delete(active.job_id)
+    with pytest.raises(NotFound):
+        jobs.delete("job-\x00")
+
+
+def test_orphans_are_what_nothing_refers_to(jobs: Jobs, database: Database) -> None:
+    job_id = finished_job(jobs, fails=True)
+    running = new_job()
+    register(jobs, "w2", lease_s=10_000)
+    claim(jobs, "w2", jobs.submit(running).hints)
+    kept = [
+        input_key(job_id, 0),
+        payload_key(job_id, "first", 1),
+        artifact_key(job_id, "first", 1, "a.txt"),
+        payload_key(running.job_id, "first", 1),  # of the attempt that runs
+        artifact_key(running.job_id, "first", 1, "a.txt"),
+    ]
+    lost = [
+        input_key("job-unknown", 0),
+        payload_key("job-unknown", "first", 1),
+        payload_key(job_id, "first", 2),
+        artifact_key(job_id, "second", 1, "a.txt"),
+        payload_key(running.job_id, "first", 0),
+    ]
+    assert jobs.orphans([*kept, *lost, "not/ours"]) == set(lost)
+    assert jobs.orphans([]) == set()
+
+
+def test_backlog_and_waiting(jobs: Jobs, database: Database) -> None:
+    jobs.submit(new_job())
+    jobs.submit(new_job(tenant="acme"))
+    register(jobs, "w")
+    (hint,) = jobs.submit(new_job()).hints
+    assert jobs.backlog() == {("echo", "default"): 2, ("echo", "acme"): 1}
+    assert (jobs.waiting("echo", "first"), jobs.waiting("echo", "first", at_most=2)) == (3, 2)
+    assert jobs.waiting("echo", "second") == 0
+    (claimed,) = claim(jobs, "w", [hint])
+    assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}
+    jobs.fail(failed(claimed, "w", OutOfMemory()))
+    assert jobs.waiting("echo", "first") == 2  # not due yet
+    assert jobs.get(jobs.list(limit=1).jobs[0].id).stages[0].status == StageRunState.QUEUED
+
+
+def test_the_last_chance_is_taken_alone(jobs: Jobs) -> None:
+    (hint,) = jobs.submit(new_job()).hints
+    alone = []
+    for attempt in range(3):
+        register(jobs, f"w{attempt}", slot="slot")
+        (claimed,) = claim(jobs, f"w{attempt}", [hint._replace(attempt=attempt)])
+        alone.append(claimed.alone)
+    assert alone == [False, False, True]

@@ -1,0 +1,644 @@
+"""Random histories of the transitions against a plain model of them, on both databases.
+
+The model knows no SQL, no locks and no batches: a job is a dictionary of stages, a
+transition a few assignments. After every step the database must show what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import text
+
+from omni_jobs.database.database import Database
+from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, SlotTaken, WorkerLost
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Hint,
+    Jobs,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    Retention,
+    new_job_id,
+)
+from omni_jobs.retry import RetryLimits
+from omni_jobs.storage import job_prefix
+
+GRAPHS: dict[str, dict[str, list[str]]] = {
+    "one": {"a": []},
+    "chain": {"a": [], "b": ["a"], "c": ["b"]},
+    "diamond": {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]},
+    "two ends": {"a": [], "b": [], "c": ["a", "b"]},
+}
+SLOTS = ("s0", "s1", "s2")
+DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
+LIMITS = RetryLimits(worker_lost=1, fenced=1, out_of_memory=1)
+LEASE_S = 1000.0
+LONG_S = 1000.0  # longer than any history takes
+KEEP_NOTHING = Retention(payloads_s=0, inputs_s=0, artifacts_s=0, events_s=LONG_S, jobs_s=0)
+ACTIVE = ("queued", "in_progress")
+FINAL = ("completed", "failed", "cancelled", "expired")
+
+
+@dataclass
+class Stage:
+    id: int
+    inputs: list[str]
+    state: str = "pending"
+    attempt: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # since the last retry, by class
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)  # attempt → its worker, code
+    owner: str | None = None
+    due: bool = True
+    won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
+
+
+@dataclass
+class Job:
+    stages: dict[str, Stage]
+    digest: str
+    state: str = "queued"
+    ending: str = "cancelled"
+    retries: int = 0
+    finals: list[str] = field(default_factory=list)  # every end it came to
+
+    def settle(self) -> None:
+        """What follows from the stages' states."""
+        stages = self.stages.values()
+        if self.state in ACTIVE and any(stage.state == "failed" for stage in stages):
+            self.state = "failed"
+            self.stop_waiting()
+        if self.state == "cancelling" and all(stage.state != "running" for stage in stages):
+            self.state = self.ending
+        if self.state in ACTIVE:
+            for stage in stages:
+                if stage.state == "pending" and all(self.stages[name].state == "succeeded" for name in stage.inputs):
+                    stage.state, stage.due = "queued", True
+            if all(stage.state == "succeeded" for stage in stages):
+                self.state = "completed"
+        if self.state in FINAL and len(self.finals) <= self.retries:
+            self.finals.append(self.state)
+
+    def stop(self, ending: str) -> None:
+        self.state, self.ending = "cancelling", ending
+        self.stop_waiting()
+        self.settle()
+
+    def run_again(self, names: set[str]) -> None:
+        self.retries += 1
+        self.state, self.ending = "queued", "cancelled"
+        for name in names:
+            stage = self.stages[name]
+            stage.state, stage.failures, stage.owner, stage.won_by = "pending", {}, None, None
+        self.settle()
+
+    def followers(self, names: set[str]) -> set[str]:
+        """These stages, and all that follow from them."""
+        more = {name for name, stage in self.stages.items() if names.intersection(stage.inputs)} - names
+        return self.followers(names | more) if more else names
+
+    def stop_waiting(self) -> None:
+        for stage in self.stages.values():
+            if stage.state in ("pending", "queued"):
+                stage.state = "cancelled"
+
+
+@dataclass
+class Model:
+    jobs: dict[str, Job] = field(default_factory=dict)
+    workers: dict[str, str] = field(default_factory=dict)  # live ones: id → slot
+    digests: dict[str, str] = field(default_factory=dict)  # of every worker's pipeline file
+    expired: set[str] = field(default_factory=set)  # their lease ran out, nobody has noticed
+    late: set[str] = field(default_factory=set)  # jobs past their deadline, nobody has noticed
+
+    def all_stages(self) -> list[tuple[Job, Stage]]:
+        return [(job, stage) for job in self.jobs.values() for stage in job.stages.values()]
+
+    def find(self, stage_run_id: int) -> tuple[Job, Stage]:
+        return next((job, stage) for job, stage in self.all_stages() if stage.id == stage_run_id)
+
+    def fail(self, job: Job, stage: Stage, error: OmniJobsError) -> None:
+        kind = error.retry_class or "other"
+        stage.failures[kind] = stage.failures.get(kind, 0) + 1
+        stage.errors[stage.attempt] = (stage.owner or "", error.code)
+        if job.state not in ACTIVE:
+            stage.state = "cancelled"
+        elif error.retry_class and stage.failures[kind] <= LIMITS.of(error.retry_class):
+            stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost | Fenced)
+        else:
+            stage.state = "failed"
+        job.settle()
+
+    def hand_back(self, job: Job, stage: Stage) -> None:
+        if job.state in ACTIVE:
+            stage.state, stage.owner, stage.due = "queued", None, True
+        else:
+            stage.state = "cancelled"
+        job.settle()
+
+    def lose(self, workers: set[str | None]) -> None:
+        for job, stage in self.all_stages():
+            if stage.state == "running" and stage.owner in workers:
+                self.fail(job, stage, WorkerLost())
+
+    def forgive(self, worker: str) -> None:
+        """The workers that were lost count as fenced, as long as the limit of those is not reached."""
+        for _, stage in self.all_stages():
+            for attempt, error in stage.errors.items():
+                fenced = stage.failures.get("fenced", 0)
+                if error == (worker, "worker_lost") and stage.state != "failed" and fenced < LIMITS.fenced:
+                    stage.errors[attempt] = (worker, "fenced")
+                    if stage.failures.get("worker_lost"):
+                        stage.failures |= {"worker_lost": stage.failures["worker_lost"] - 1, "fenced": fenced + 1}
+
+
+class JobsMachine(RuleBasedStateMachine):
+    """One history."""
+
+    database: Database  # given by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.database.begin() as tx:
+            for table in ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", "jobs", "workers"):
+                tx.execute(text(f"DELETE FROM {table}"))
+        self.jobs = Jobs(self.database)
+        self.model = Model()
+        self.boots = 0
+        # Every (stage run, attempt, worker) that was ever claimed: late reports come from here.
+        self.claimed: list[tuple[int, int, str]] = []
+
+    # What is submitted, and by whom it is run.
+
+    @initialize(graphs=st.lists(st.sampled_from(sorted(GRAPHS)), min_size=1, max_size=3))
+    def begin(self, graphs: list[str]) -> None:
+        for slot in SLOTS[:2]:
+            self.start_worker(slot, "d")
+        for graph in graphs:
+            self.submit(graph, "d")
+
+    @rule(graph=st.sampled_from(sorted(GRAPHS)), digest=st.sampled_from((*DIGESTS, "")))
+    def submit(self, graph: str, digest: str) -> None:
+        if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 3:
+            return
+        job_id = new_job_id()
+        stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
+        job = NewJob(job_id, "echo", "1", digest, {}, ["text"], stages, seed=0, request_digest="r", expires_in_s=LONG_S)
+        submitted = self.jobs.submit(job)
+        with self.database.begin() as tx:
+            query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
+            ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
+        new = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()}, digest)
+        new.settle()
+        self.model.jobs[job_id] = new
+        assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(new)
+
+    # Four rules alone, chosen as often as each other: with one for every method most histories end early.
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(
+            [
+                *("start", "lose lease", "retire", "renew", "rescue", "wait", "wait", "wake"),
+                *("cancel", "expire", "prune"),
+            ]
+        ),
+    )
+    def meanwhile(self, data: st.DataObject, what: str) -> None:
+        match what:
+            case "cancel" if self.model.jobs:
+                self.cancel(data)
+            case "start":
+                slot, digest = data.draw(st.sampled_from(SLOTS)), data.draw(st.sampled_from(DIGESTS))
+                self.start_worker(slot, digest, loads=data.draw(st.booleans()))
+            case "wake":
+                self.wake(data)
+            case "expire" if self.model.jobs:
+                self.expire(data)
+            case "prune":
+                self.prune()
+            case "lose lease":
+                self.let_a_lease_run_out(data)
+            case "retire":
+                self.retire(data)
+            case "renew":
+                self.renew(data)
+            case "rescue":
+                self.rescue()
+            case "wait":
+                self.wait_for_retries()
+
+    def start_worker(self, slot: str, digest: str, *, loads: bool = False) -> None:
+        self.boots += 1
+        worker = f"{slot}-{self.boots}"
+        predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
+        new = NewWorker(worker, slot, "echo", "a", "host", 1, 100, "1", digest)
+        if predecessor is not None and predecessor not in self.model.expired:
+            with pytest.raises(SlotTaken):
+                self.jobs.register_worker(new, LEASE_S)
+        hints = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot), loading=loads)
+        assert (worker in {view.id for view in self.jobs.workers()}) is not loads
+        if loads:
+            assert self.jobs.register_worker(new, LEASE_S) == []
+        before = self.claimable()
+        if predecessor is not None:
+            del self.model.workers[predecessor]
+            self.model.expired.discard(predecessor)
+            self.model.lose({predecessor})
+        self.model.workers[worker] = slot
+        self.model.digests[worker] = digest
+        assert self.ids(hints) == self.claimable() - before
+
+    def let_a_lease_run_out(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        self.model.expired.add(worker)
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE workers SET lease_until = 0 WHERE id = :id"), {"id": worker})
+
+    def retire(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        before = self.claimable()
+        hints = self.jobs.retire_worker(worker)
+        self.model.workers.pop(worker, None)
+        self.model.expired.discard(worker)
+        for job, stage in self.model.all_stages():
+            if stage.state == "running" and stage.owner == worker:
+                self.model.hand_back(job, stage)
+        assert self.ids(hints) == self.claimable() - before
+
+    def wake(self, data: st.DataObject) -> None:
+        """A worker that lost its lease and lives stops, and says so."""
+        gone = sorted({worker for _, _, worker in self.claimed if not self.is_live(worker)})
+        if not gone:
+            return
+        worker, before = data.draw(st.sampled_from(gone)), self.claimable()
+        hints = self.jobs.retire_worker(worker, fenced=Fenced())
+        self.jobs.forgive(worker, [stage_run_id for stage_run_id, _, by in self.claimed if by == worker])
+        self.model.workers.pop(worker, None)
+        self.model.expired.discard(worker)
+        for job, stage in self.model.all_stages():
+            if stage.state == "running" and stage.owner == worker:
+                self.model.fail(job, stage, Fenced())
+        self.model.forgive(worker)
+        assert self.ids(hints) == self.claimable() - before
+
+    def renew(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.renew(worker, LEASE_S)
+            return
+        unwanted = {
+            stage.id
+            for job, stage in self.model.all_stages()
+            if stage.state == "running" and stage.owner == worker and job.state not in ACTIVE
+        }
+        assert set(self.jobs.renew(worker, LEASE_S)) == unwanted
+
+    def rescue(self) -> None:
+        before = self.claimable()
+        for worker in self.model.expired:
+            self.model.workers.pop(worker, None)
+        self.model.expired.clear()
+        lost = {
+            stage.owner
+            for _, stage in self.model.all_stages()
+            if stage.state == "running" and stage.owner not in self.model.workers
+        }
+        held = {stage.id for _, stage in self.model.all_stages() if stage.state == "running" and stage.owner in lost}
+        self.model.lose(lost)
+        for job_id in self.model.late:
+            if job_id in self.model.jobs and self.model.jobs[job_id].state in ACTIVE:
+                self.model.jobs[job_id].stop("expired")
+        self.model.late.clear()
+        rescued = self.jobs.rescue()
+        assert rescued.freed == len(held)
+        # What was freed is hinted at, though its job may expire a moment later: that hint is stale.
+        assert self.claimable() - before <= self.ids(rescued.hints) <= self.claimable() | held
+
+    def wait_for_retries(self) -> None:
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": 2 * LONG_S})
+        for _, stage in self.model.all_stages():
+            stage.due = True
+
+    # A stage run's life.
+
+    @precondition(lambda self: self.model.jobs)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        worker = self.draw_worker(data)
+        hints = self.draw_hints(data)
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.claim(worker, hints)
+            return
+        expected = self.model_claim(worker, hints)
+        self.check_claims(self.jobs.claim(worker, hints), expected, worker)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), twice=st.booleans())
+    def turn(self, data: st.DataObject, twice: bool) -> None:
+        """What ended and what comes in its place; ``twice``: the first answer is lost, as a ledger may meet it."""
+        worker = self.draw_worker(data)
+        reports, hints = self.draw_reports(data), self.draw_hints(data)
+        completions = [Completion(*report, result={"by": report[2]}) for report in reports]
+        if not self.is_live(worker):
+            with pytest.raises(Fenced):
+                self.jobs.complete_and_claim(completions, worker, hints)
+            # What ended may be recorded or not: the ledger tells it again, alone.
+            won = self.model_complete(reports)
+            self.check_outcomes(reports, self.jobs.complete(completions), won, self.job_states(reports))
+            return
+        before = self.claimable()
+        won = self.model_complete(reports)
+        states = self.job_states(reports)
+        queued = self.claimable() - before
+        expected = self.model_claim(worker, hints)
+        if twice:
+            self.jobs.complete_and_claim(completions, worker, hints)
+            states = self.job_states(reports)  # the first call's claim stands
+        outcomes, claims = self.jobs.complete_and_claim(completions, worker, hints)
+        claimed = {claim.stage_run_id for claim in claims}
+        assert queued - claimed <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        self.check_outcomes(reports, outcomes, won, states, claimed=claimed)
+        self.check_claims(claims, expected, worker)
+
+    def draw_hints(self, data: st.DataObject) -> list[tuple[int, int]]:
+        known = [stage for _, stage in self.model.all_stages()]
+        late = st.sampled_from(known).flatmap(
+            lambda stage: st.tuples(st.just(stage.id), st.integers(max(0, stage.attempt - 1), stage.attempt))
+        )
+        queued = [(stage.id, stage.attempt) for stage in known if stage.state == "queued"]
+        hint = st.one_of(st.sampled_from(queued), late) if queued else late
+        return (
+            data.draw(st.one_of(st.just(queued), st.lists(hint, min_size=1, max_size=6)))
+            if queued
+            else [data.draw(late)]
+        )
+
+    def model_claim(self, worker: str, hints: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        """What the worker holds by these hints then."""
+        newest: dict[int, int] = {}
+        for stage_run_id, attempt in hints:
+            newest[stage_run_id] = max(attempt, newest.get(stage_run_id, 0))
+        expected = set()
+        for stage_run_id, attempt in newest.items():
+            job, stage = self.model.find(stage_run_id)
+            may = job.digest in ("", self.model.digests[worker])
+            if may and stage.state == "queued" and stage.due and stage.attempt == attempt:
+                stage.state, stage.owner, stage.attempt = "running", worker, attempt + 1
+                if job.state == "queued":
+                    job.state = "in_progress"
+            if stage.state == "running" and stage.owner == worker and stage.attempt == attempt + 1:
+                expected.add((stage_run_id, attempt + 1))
+        return expected
+
+    def check_claims(self, got: list[Claim], expected: set[tuple[int, int]], worker: str) -> None:
+        assert {(claim.stage_run_id, claim.attempt) for claim in got} == expected
+        assert len(got) == len(expected)
+        assert all(claim.failures == self.model.find(claim.stage_run_id)[1].failures for claim in got)
+        self.claimed += [(claim.stage_run_id, claim.attempt, worker) for claim in got]
+
+    @precondition(lambda self: self.claimed)
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["complete", "complete", "complete", "fail", "fail for good", "release"]),
+    )
+    def report(self, data: st.DataObject, what: str) -> None:
+        match what:
+            case "complete":
+                self.complete(data)
+            case "fail":
+                self.fail(data, OutOfMemory())
+            case "fail for good":
+                self.fail(data, ModelError())
+            case "release":
+                self.release(data)
+
+    def complete(self, data: st.DataObject) -> None:
+        reports = self.draw_reports(data)
+        before = self.claimable()
+        won = self.model_complete(reports)
+        outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
+        assert self.claimable() - before <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        self.check_outcomes(reports, outcomes, won, self.job_states(reports))
+
+    def draw_reports(self, data: st.DataObject) -> list[tuple[int, int, str]]:
+        return data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
+
+    def model_complete(self, reports: list[tuple[int, int, str]]) -> list[bool]:
+        won = []
+        for stage_run_id, attempt, worker in reports:
+            job, stage = self.model.find(stage_run_id)
+            if self.holds(stage, attempt, worker):
+                if job.state in ACTIVE:
+                    stage.state, stage.won_by = "succeeded", (attempt, worker)
+                else:
+                    self.model.hand_back(job, stage)
+            won.append(stage.won_by == (attempt, worker))
+        for job in self.model.jobs.values():
+            job.settle()
+        return won
+
+    def job_states(self, reports: list[tuple[int, int, str]]) -> list[str]:
+        """The states of the reports' jobs: an outcome tells that of its completion, before the turn's claim."""
+        return [self.model.find(stage_run_id)[0].state for stage_run_id, _, _ in reports]
+
+    def check_outcomes(
+        self,
+        reports: list[tuple[int, int, str]],
+        outcomes: list[Outcome],
+        won: list[bool],
+        states: list[str],
+        claimed: Collection[int] = (),
+    ) -> None:
+        """``claimed``: what was claimed in the same turn, and so does not wait any more."""
+        assert [outcome.won for outcome in outcomes] == won
+        assert [outcome.job_state for outcome in outcomes] == states
+        for report, outcome in zip(reports, outcomes, strict=True):
+            job, stage = self.model.find(report[0])
+            name = next(name for name, other in job.stages.items() if other is stage)
+            waiting = {other.id for other in job.stages.values() if name in other.inputs and other.state == "queued"}
+            assert self.ids(outcome.hints) <= waiting.union(claimed)
+
+    def fail(self, data: st.DataObject, error: OmniJobsError) -> None:
+        stage_run_id, attempt, worker = data.draw(self.a_claim())
+        job, stage = self.model.find(stage_run_id)
+        holds = self.holds(stage, attempt, worker)
+        if holds:
+            self.model.fail(job, stage, error)
+        outcome = self.jobs.fail(Failure(stage_run_id, attempt, worker, error))
+        if holds:  # on a busy machine a second's pause is over before the next step
+            later = (
+                "UPDATE stage_runs SET due = due + :s, announce_at = announce_at + :s WHERE id = :id AND reason = :r"
+            )
+            with self.database.begin() as tx:
+                tx.execute(text(later), {"s": LONG_S, "id": stage_run_id, "r": "retry_backoff"})
+        assert outcome.won or not holds
+        assert outcome.job_state == job.state
+        assert not outcome.hints
+
+    def release(self, data: st.DataObject) -> None:
+        stage_run_id, attempt, worker = data.draw(self.a_claim())
+        job, stage = self.model.find(stage_run_id)
+        holds = self.holds(stage, attempt, worker)
+        if holds:
+            self.model.hand_back(job, stage)
+        hints = self.jobs.release([(stage_run_id, attempt)], worker)
+        assert hints == ([Hint(stage.id, attempt, hints[0].queue)] if holds and stage.state == "queued" else [])
+
+    def cancel(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        job = self.model.jobs[job_id]
+        if job.state in ACTIVE:
+            job.stop("cancelled")
+        assert self.jobs.cancel(job_id) == job.state
+
+    def expire(self, data: st.DataObject) -> None:
+        """A job's deadline passes, whatever it is doing."""
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        with self.database.begin() as tx:
+            tx.execute(text("UPDATE jobs SET deadline = 0 WHERE id = :id AND deadline IS NOT NULL"), {"id": job_id})
+            has_one = tx.execute(text("SELECT deadline FROM jobs WHERE id = :id"), {"id": job_id}).scalar() is not None
+        self.model.late |= {job_id} if has_one else set()
+        self.rescue()
+
+    # After its end.
+
+    @precondition(lambda self: any(job.state in FINAL for job in self.model.jobs.values()))
+    @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "retry from", "delete"]))
+    def after(self, data: st.DataObject, what: str) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
+        job = self.model.jobs[job_id]
+        from_stage = data.draw(st.sampled_from(sorted(job.stages))) if what == "retry from" else None
+        again = {name for name, stage in job.stages.items() if stage.state != "succeeded" or name == from_stage}
+        if job.state not in FINAL or (what != "delete" and not again):
+            refused = partial(self.jobs.delete if what == "delete" else self.jobs.retry, job_id)
+            with pytest.raises(Conflict):
+                refused() if from_stage is None else refused(from_stage)
+        elif what == "delete":
+            self.jobs.delete(job_id)
+            self.forget([job_id])
+        else:
+            self.model.late.discard(job_id)
+            job.run_again(job.followers(again))
+            assert self.ids(self.jobs.retry(job_id, from_stage)) == self.queued_ids(job)
+
+    def prune(self) -> None:
+        """Everything that may go goes: jobs that have ended, and no other."""
+        ended = [job_id for job_id, job in self.model.jobs.items() if job.state in FINAL]
+        assert self.jobs.prune(KEEP_NOTHING).jobs == len(ended)
+        self.forget(ended)
+
+    def forget(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            gone = {stage.id for stage in self.model.jobs.pop(job_id).stages.values()}
+            self.claimed = [claim for claim in self.claimed if claim[0] not in gone]
+            with pytest.raises(NotFound):
+                self.jobs.get(job_id)
+        assert {job_prefix(job_id) for job_id in job_ids} <= {found.what for found in self.jobs.garbage(10_000)}
+
+    # What must hold.
+
+    @invariant()
+    def the_database_shows_what_the_model_says(self) -> None:
+        views = self.jobs.list(limit=100).jobs
+        assert {view.id for view in views} == self.model.jobs.keys()
+        for view in views:
+            job = self.model.jobs[view.id]
+            found = {
+                stage.name: (stage.status.value, stage.attempt, {e.attempt: e.code for e in stage.errors}, stage.worker)
+                for stage in view.stages
+            }
+            expected = {
+                name: (stage.state, stage.attempt, {a: code for a, (_, code) in stage.errors.items()}, stage.owner)
+                for name, stage in job.stages.items()
+            }
+            assert found == expected
+            assert view.status == job.state
+            assert (view.finished_at is not None) == view.status.is_final
+            assert (view.error is not None) == (job.state in ("failed", "expired") or job.ending == "expired")
+            assert view.retries == job.retries
+            # All workers say that they are of stage a, whatever they claim.
+            of_a = self.somebody_may(job)
+            lost = [name for name, its in job.stages.items() if its.state == "queued" and (name != "a" or not of_a)]
+            assert (view.waiting.stage if view.waiting else None) == (lost[0] if lost else None)
+            ends = [each.type for each in self.jobs.events(view.id) if each.type.removeprefix("job.") in FINAL]
+            assert ends == [f"job.{state}" for state in job.finals]
+            if view.status == "completed":
+                last = list(job.stages.values())[-1]
+                assert last.won_by is not None
+                assert view.result == {"by": last.won_by[1]}
+
+    @invariant()
+    def work_waits_only_in_live_jobs(self) -> None:
+        for job, stage in self.model.all_stages():
+            if stage.state == "queued":
+                assert job.state in ACTIVE
+
+    # Helpers.
+
+    def a_claim(self) -> st.SearchStrategy[tuple[int, int, str]]:
+        """A claim of the past, those that hold more often."""
+        holding = [claim for claim in self.claimed if self.holds(self.model.find(claim[0])[1], *claim[1:])]
+        any_claim = st.sampled_from(self.claimed)
+        return st.one_of(st.sampled_from(holding), any_claim) if holding else any_claim
+
+    def draw_worker(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.model.workers) or ["unknown"]))
+
+    def is_live(self, worker: str) -> bool:
+        return worker in self.model.workers and worker not in self.model.expired
+
+    def somebody_may(self, job: Job) -> bool:
+        """Whether a live worker has the job's pipeline file."""
+        return any(
+            self.is_live(worker) and job.digest in ("", self.model.digests[worker]) for worker in self.model.workers
+        )
+
+    @staticmethod
+    def holds(stage: Stage, attempt: int, worker: str) -> bool:
+        return stage.state == "running" and stage.attempt == attempt and stage.owner == worker
+
+    @staticmethod
+    def queued_ids(job: Job) -> set[int]:
+        return {stage.id for stage in job.stages.values() if stage.state == "queued"}
+
+    def claimable(self) -> set[int]:
+        return {stage.id for _, stage in self.model.all_stages() if stage.state == "queued" and stage.due}
+
+    @staticmethod
+    def ids(hints: list[Hint]) -> set[int]:
+        return {hint.stage_run_id for hint in hints}
+
+
+def test_histories_follow_the_model(database: Database) -> None:
+    machine: Callable[[], JobsMachine] = type("Machine", (JobsMachine,), {"database": database})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,111 @@
+"""The rescuer as a process, and what a round survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from omni_jobs.errors import NotFound
+from omni_jobs.jobs import Jobs, NewWorker, Rescued
+from omni_jobs.maintenance.rescuer import Rescuer
+from omni_jobs.storage import input_key, open_store, payload_key
+from tests.integration.echo_stack import EchoStack
+
+RESCUER = "from omni_jobs.maintenance.rescuer import run; from omni_jobs.settings import settings; run(settings())"
+
+
+@pytest.fixture
+def stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, f"sqlite:///{tmp_path / 'jobs.sqlite'}", valkey_url)
+    yield stack
+    stack.close()
+
+
+def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: EchoStack) -> None:
+    environment = {**os.environ, **stack.variables}
+    process = subprocess.Popen([sys.executable, "-c", RESCUER], env=environment)
+    try:
+        time.sleep(0.5)  # its first looks find no schema
+        stack.database.migrate()
+        _worker_with_free_slots(stack)
+        stack.submit(publish=False)
+        stack.until(lambda: stack.app.broker.depths()["echo.first"] or None, 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_prunes_beside_its_rounds(stack: EchoStack) -> None:
+    """In the same process: a job whose time is over goes, and so do its objects."""
+    stack.database.migrate()
+    job_id = stack.submit(publish=False)
+    stack.jobs.cancel(job_id)
+    store = open_store(stack.settings)
+    store.put(input_key(job_id, 0), [b"medium"])
+    other = f"job-{uuid4().hex}"
+    store.put(payload_key(other, "first", 1), [b"of a lost attempt"])
+    keep = {f"OMNI_JOBS_KEEP_{kind}_S": "0" for kind in ("PAYLOADS", "INPUTS", "ARTIFACTS", "EVENTS", "JOBS")}
+    times = {"OMNI_JOBS_PRUNE_EVERY_S": "0.1", "OMNI_JOBS_SWEEP_EVERY_S": "1", "OMNI_JOBS_ORPHAN_AFTER_S": "1"}
+    process = subprocess.Popen([sys.executable, "-c", RESCUER], env={**os.environ, **stack.variables, **keep, **times})
+    try:
+        stack.until(lambda: not list(store.list()) or None, 30)
+        with pytest.raises(NotFound):
+            stack.jobs.get(job_id)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_round_survives_a_broker_that_is_away(stack: EchoStack, tmp_path: Path) -> None:
+    stack.database.migrate()
+    _worker_with_free_slots(stack)
+    stack.submit(publish=False)
+    time.sleep(stack.settings.announce_after_s)
+    broken = EchoStack(_sibling(tmp_path), stack.database_url, "redis://127.0.0.1:1/0")
+    assert Rescuer(broken.jobs, broken.publisher, 1).round() == 0
+    broken.close()
+
+
+def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pytest.LogCaptureFixture) -> None:
+    stack.database.migrate()
+    _worker_with_free_slots(stack)
+    stack.submit(publish=False)
+    rounds: list[str] = []
+
+    class Buggy(Jobs):
+        def rescue(self) -> Rescued:
+            rounds.append("")
+            if len(rounds) == 1:
+                raise RuntimeError("nobody thought of this")
+            rescuer.stop()
+            return super().rescue()
+
+    rescuer = Rescuer(Buggy(stack.database), stack.publisher, every_s=0.01)
+    rescuer.run(stack.database)
+    assert len(rounds) == 2
+    assert "nobody thought of this" in caplog.text
+
+
+def _worker_with_free_slots(stack: EchoStack) -> None:
+    """Hints are repeated only where somebody can follow them."""
+    echo = stack.pipelines["echo"]
+    worker = NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8, echo.version, echo.digest)
+    stack.jobs.register_worker(worker, lease_s=60)
+
+
+def _sibling(directory: Path) -> Path:
+    sibling = directory / "sibling"
+    sibling.mkdir()
+    return sibling

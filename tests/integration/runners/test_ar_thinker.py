@@ -1,0 +1,358 @@
+"""The thinker on vLLM: tokens and hidden states as Transformers has them, whatever happens in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError
+from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
+from tests.oracles.reference import Reference, ReferenceResult
+from workers.models.components import component_of
+from workers.runners.ar.ar_runner import ARRunner
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import OmniModelRunnerOutput, Progress
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint: Path) -> Reference:
+    return Reference(tiny_checkpoint)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
+    """As a worker runs it: the engine and its worker in processes of their own. Small blocks, so that prompts share."""
+    found = runner(tiny_checkpoint, "thinker", tmp_path_factory.mktemp("spool"), block_size=32)
+    await found.start()
+    yield found
+    await found.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
+    """64 tokens a step and a KV cache of 1024: prompts come in chunks, requests push each other out.
+
+    With async scheduling, which vLLM never uses on CPUs but always on GPUs: a step is given to
+    the model before the one before has said which requests have ended.
+    """
+    found = runner(
+        tiny_checkpoint,
+        "thinker",
+        tmp_path_factory.mktemp("spool"),
+        block_size=32,
+        kv_cache_memory_bytes=1 << 20,
+        max_model_len=768,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the worker in the engine's process: it starts faster
+        patch.setattr(CpuPlatform, "check_and_update_config", classmethod(_with_async_scheduling))
+        await found.start()
+    yield found
+    await found.close()
+
+
+_check_and_update_config = CpuPlatform.check_and_update_config
+
+
+def _with_async_scheduling(platform: type[CpuPlatform], config: VllmConfig) -> None:
+    _check_and_update_config(config)
+    assert config.scheduler_config.async_scheduling is False
+    config.scheduler_config.async_scheduling = True
+
+
+def assert_equal(output: OmniModelRunnerOutput, expected: ReferenceResult) -> None:
+    assert list(output.prompt_token_ids) == expected.prompt_ids
+    assert list(output.token_ids) == expected.thinker_tokens
+    assert output.text == expected.text
+    if output.hidden_states is None:
+        return
+    assert expected.hidden_rows is not None
+    assert output.hidden_states.shape == expected.hidden_rows.shape
+    assert torch.allclose(output.hidden_states, expected.hidden_rows, rtol=0, atol=1e-4)
+    prompt = len(expected.prompt_ids)
+    positions = output.multimodal_outputs["mrope_positions"]
+    assert positions.shape == (3, prompt)
+    assert output.values["mrope_delta"] == int(positions.max()) + 1 - prompt
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_equal_to_transformers(thinker: ARRunner, reference: Reference, name: str) -> None:
+    output = await thinker.run(CASES[name].prompt(reference), quiet)
+    assert_equal(output, CASES[name].expected(reference))
+
+
+async def test_a_batch_of_different_lengths_mixed_with_text_alone(thinker: ARRunner, reference: Reference) -> None:
+    before = await thinker.stats()
+    outputs = await asyncio.gather(
+        *(thinker.run(case.prompt(reference, capture=n % 3 != 0), quiet) for n, case in enumerate(LENGTHS))
+    )
+    for n, (output, case) in enumerate(zip(outputs, LENGTHS, strict=True)):
+        assert (output.hidden_states is not None) == (n % 3 != 0)
+        assert_equal(output, case.expected(reference))
+    after = await thinker.stats()
+    captured = [output for output in outputs if output.hidden_states is not None]
+    rows = sum(len(output.prompt_token_ids) + len(output.token_ids) - 1 for output in captured)
+    assert after["captured_rows"] - before["captured_rows"] == rows
+    assert after["captured_requests"] - before["captured_requests"] == len(captured)
+    assert (after["held_captures"], after["held_bytes"]) == (0, 0)
+
+
+async def test_text_alone_captures_nothing(thinker: ARRunner, reference: Reference) -> None:
+    before = await thinker.stats()
+    output = await thinker.run(CASES["image"].prompt(reference, capture=False), quiet)
+    after = await thinker.stats()
+    assert_equal(output, CASES["image"].expected(reference, modalities=("text",)))
+    assert output.hidden_states is None
+    for name in ("captured_requests", "captured_rows", "captured_steps", "host_copies"):
+        assert after[name] == before[name]
+
+
+async def test_media_reach_the_engine_whatever_it_had_before(
+    tiny_checkpoint: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """vLLM's caches of media would drop this picture on one side alone: they are off, whatever size is asked for."""
+    found = runner(tiny_checkpoint, "thinker", tmp_path / "spool")
+    room_for_one_picture = {"mm_processor_cache_gb": 600e3 / 2**30}
+    found._component = replace(found._component, engine_args={**found._component.engine_args, **room_for_one_picture})
+    await found.start()
+    try:
+        picture = CASES["image"].prompt(reference, capture=False, max_tokens=2)
+        await found.run(picture, quiet)
+        (image,) = CASES["image"].multi_modal_data["image"]
+        for turned in (image.rotate(90, expand=True), image.rotate(180), image.rotate(270, expand=True)):
+            other = CASES["image"].prompt(reference, capture=True, max_tokens=2)
+            (await found.run(replace(other, multi_modal_data={"image": [turned]}), quiet)).free()
+        output = await found.run(picture, quiet)
+        assert len(output.token_ids) == 2
+    finally:
+        await found.close()
+
+
+async def test_a_stage_run_executed_twice_gives_the_same(thinker: ARRunner, reference: Reference) -> None:
+    first, second = [await thinker.run(CASES["audio"].prompt(reference), quiet) for _ in range(2)]
+    assert list(first.token_ids) == list(second.token_ids)
+    assert first.hidden_states is not None
+    assert second.hidden_states is not None
+    assert torch.allclose(first.hidden_states, second.hidden_states, rtol=0, atol=1e-5)
+
+
+async def test_prefix_cache_text_alone_reads_it_captures_do_not(thinker: ARRunner, reference: Reference) -> None:
+    case = text("The same long beginning. " * 8)
+    await thinker.run(case.prompt(reference, capture=False), quiet)
+    before = await thinker.stats()
+    warm = await thinker.run(case.prompt(reference, capture=False), quiet)
+    between = await thinker.stats()
+    captured = await thinker.run(case.prompt(reference), quiet)
+    after = await thinker.stats()
+    assert between["cached_tokens"] > before["cached_tokens"]
+    assert after["cached_tokens"] == between["cached_tokens"]
+    expected = case.expected(reference)
+    assert_equal(warm, expected)
+    assert_equal(captured, expected)
+
+
+async def test_rows_that_were_never_computed_fail_loudly(
+    thinker: ARRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = text("Another long beginning. " * 8)
+    await thinker.run(case.prompt(reference, capture=False), quiet)
+    sampling_of = thinker._sampling
+
+    def reads_the_cache(*args: object) -> object:
+        sampling = sampling_of(*args)  # type: ignore[arg-type]
+        sampling.skip_reading_prefix_cache = False
+        return sampling
+
+    monkeypatch.setattr(thinker, "_sampling", reads_the_cache)
+    with pytest.raises(ModelError, match="never computed, the first at 0") as caught:
+        await thinker.run(case.prompt(reference), quiet)
+    assert (caught.value.stage, caught.value.field) == ("thinker", "hidden_states")
+    assert (await thinker.stats())["held_captures"] == 0
+
+
+async def test_progress_streams_text_and_counts(thinker: ARRunner, reference: Reference) -> None:
+    seen: list[Progress] = []
+    output = await thinker.run(CASES["text"].prompt(reference, ignore_eos=True), seen.append)
+    assert len(output.token_ids) == THINKER_TOKENS
+    assert output.finish_reason == "length"
+    assert len(seen) > 1
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[-1].done, seen[-1].total, seen[-1].unit) == (THINKER_TOKENS, THINKER_TOKENS, "tokens")
+    assert seen[-1].text == output.text
+    for earlier, later in pairwise(seen):
+        assert (later.text or "").startswith(earlier.text or "")
+
+
+async def test_cancelling_aborts_and_releases_the_rows(thinker: ARRunner, reference: Reference) -> None:
+    moving = asyncio.Event()
+    prompt = CASES["text"].prompt(reference, max_tokens=8000, ignore_eos=True)
+    running = asyncio.create_task(thinker.run(prompt, lambda progress: moving.set()))
+    await moving.wait()
+    held = await thinker.stats()
+    assert held["held_captures"] == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    async with asyncio.timeout(60):
+        while (await thinker.stats())["held_captures"]:
+            pass  # each answer comes after another engine step
+    assert (await thinker.stats())["held_bytes"] == 0
+    after = await thinker.run(CASES["text"].prompt(reference), quiet)
+    assert_equal(after, CASES["text"].expected(reference))
+
+
+async def test_cancelled_before_it_began(thinker: ARRunner, reference: Reference) -> None:
+    running = asyncio.create_task(thinker.run(CASES["video"].prompt(reference), quiet))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert_equal(await thinker.run(CASES["text"].prompt(reference), quiet), CASES["text"].expected(reference))
+    assert (await thinker.stats())["held_captures"] == 0
+
+
+async def test_a_prompt_that_is_too_long_fails_alone(thinker: ARRunner, reference: Reference) -> None:
+    long, short = await asyncio.gather(
+        thinker.run(text("x" * 9000).prompt(reference), quiet),
+        thinker.run(CASES["text"].prompt(reference), quiet),
+        return_exceptions=True,
+    )
+    assert isinstance(long, ModelError)
+    assert long.stage == "thinker"
+    assert isinstance(short, OmniModelRunnerOutput)
+    assert_equal(short, CASES["text"].expected(reference))
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+async def test_early_stop_at_a_token_or_a_string(
+    thinker: ARRunner,
+    crowded: ARRunner,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    scheduling: str,
+) -> None:
+    """Each hands on P + N - 1 rows, though the engine may have computed one more."""
+    run = {"sync": thinker, "async": crowded}[scheduling]
+    expected = [case.expected(reference) for case in LENGTHS]
+    token = expected[0].thinker_tokens[11]
+    monkeypatch.setattr(run, "_stop_ids", [token])
+    ends = [one.text[7:9] for one in expected]
+    outputs = await asyncio.gather(
+        *(run.run(case.prompt(reference), quiet) for case in LENGTHS),
+        *(run.run(case.prompt(reference, stop=[end]), quiet) for case, end in zip(LENGTHS, ends, strict=True)),
+    )
+    stopped = 0
+    for n, (output, one) in enumerate(zip(outputs, expected * 2, strict=True)):
+        length = _first(token, one.thinker_tokens)
+        if n >= len(LENGTHS):
+            length = min(length, one.text.index(ends[n - len(LENGTHS)]) + 2)
+        assert list(output.token_ids) == one.thinker_tokens[:length]
+        assert (output.finish_reason == "stop") == (length < THINKER_TOKENS)
+        stopped += length < THINKER_TOKENS
+        assert output.hidden_states is not None
+        assert one.hidden_rows is not None
+        due = one.hidden_rows[: len(one.prompt_ids) + length - 1]
+        assert output.hidden_states.shape == due.shape
+        assert torch.allclose(output.hidden_states, due, rtol=0, atol=1e-4)
+    assert stopped > len(LENGTHS)
+    before = await run.stats()
+    output = await run.run(LENGTHS[0].prompt(reference), quiet)
+    after = await run.stats()
+    computed = after["captured_rows"] - before["captured_rows"]
+    taken = len(output.prompt_token_ids) + len(output.token_ids) - 1
+    assert computed == taken + (scheduling == "async")
+    assert after["held_captures"] == 0
+
+
+def _first(token: int, tokens: Sequence[int]) -> int:
+    """How many tokens there are up to the first such one."""
+    return tokens.index(token) + 1 if token in tokens else len(tokens)
+
+
+async def test_max_tokens_beyond_the_context_ends_with_it(crowded: ARRunner, reference: Reference) -> None:
+    output = await crowded.run(
+        text("x" * 600).prompt(reference, capture=False, max_tokens=100_000, ignore_eos=True), quiet
+    )
+    assert output.finish_reason == "length"
+    assert len(output.prompt_token_ids) + len(output.token_ids) == 768
+
+
+@pytest.mark.parametrize("name", ["text", "audio", "image", "audio+image"])
+async def test_prefill_in_chunks(crowded: ARRunner, reference: Reference, name: str) -> None:
+    before = await crowded.stats()
+    output = await crowded.run(CASES[name].prompt(reference), quiet)
+    expected = CASES[name].expected(reference)
+    assert_equal(output, expected)
+    steps = (await crowded.stats())["captured_steps"] - before["captured_steps"]
+    assert steps >= len(expected.prompt_ids) // 64 + len(expected.thinker_tokens)
+
+
+async def test_preemption_and_recomputation(crowded: ARRunner, reference: Reference) -> None:
+    cases: list[Case] = [text(f"{n} " * 60) for n in range(7)] + [CASES["audio+image"]]
+    before = await crowded.stats()
+    outputs = await asyncio.gather(
+        *(crowded.run(case.prompt(reference, max_tokens=120), quiet) for case in cases),
+        *(crowded.run(text("push " * 20).prompt(reference, max_tokens=120, ignore_eos=True), quiet) for _ in range(4)),
+    )
+    after = await crowded.stats()
+    assert after["resumed"] > before["resumed"]
+    for output, case in zip(outputs, cases, strict=False):
+        assert_equal(output, case.expected(reference, thinker_max_tokens=120))
+    assert after["held_captures"] == 0
+
+
+async def test_a_component_no_ar_stage_runs() -> None:
+    with pytest.raises(ConfigError, match="it has talker, thinker"):
+        component_of(OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "code2wav")
+    assert PIPELINE.stage("thinker").component == "thinker"
+
+
+async def test_a_killed_engine_is_engine_dead_and_leaves_nothing(crowded: ARRunner, reference: Reference) -> None:
+    """Last: it ends the engine."""
+    moving = asyncio.Event()
+    prompt = CASES["text"].prompt(reference, max_tokens=700, ignore_eos=True)
+    running = asyncio.create_task(crowded.run(prompt, lambda progress: moving.set()))
+    await moving.wait()
+    os.kill((await crowded.stats())["pid"], signal.SIGKILL)
+    with pytest.raises(EngineDead) as caught:
+        await running
+    assert caught.value.stage == "thinker"
+    assert caught.value.retryable
+    assert not crowded.healthy
+    with pytest.raises(EngineDead):
+        await crowded.run(CASES["text"].prompt(reference), quiet)
+
+
+async def test_closing_ends_what_is_running(thinker: ARRunner, reference: Reference) -> None:
+    """Last: it ends the engine."""
+    moving = asyncio.Event()
+    prompt = CASES["text"].prompt(reference, max_tokens=8000, ignore_eos=True)
+    running = asyncio.create_task(thinker.run(prompt, lambda progress: moving.set()))
+    await moving.wait()
+    await thinker.close()
+    with pytest.raises(EngineDead, match="was closed"):
+        await running
+    assert not thinker.healthy
+
+
+async def test_engine_arguments_vllm_refuses(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    refused = runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=1_000_000)
+    with pytest.raises(ConfigError, match="vLLM refuses"):
+        await refused.start()
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    await refused.close()

@@ -1,0 +1,520 @@
+"""code2wav on its own engine: Transformers' waveform, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
+from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, OdeSolver
+from tests.integration.runners.codec_prompts import FAST, args, nothing, prompt, waveform
+from tests.oracles.reference import Reference, seeded_randn
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
+from workers.runners.diffusion.diffusion_runner import Batching, DiffusionRunner
+from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
+from workers.runners.runner import ProgressSink
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
+
+LENGTHS = (7, 50, 33, 64, 50)
+VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
+
+
+def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
+    return [
+        prompt(length, voice=voice, seed=n, parameters=parameters)
+        for n, (length, voice) in enumerate(zip(LENGTHS, VOICES, strict=True))
+    ]
+
+
+class Collector:
+    """A batch watcher that keeps results; ``leaves_after[row]`` steps that row is no longer wanted."""
+
+    def __init__(self, leaves_after: dict[int, int] | None = None) -> None:
+        self.results: dict[int, OmniModelRunnerOutput | OmniJobsError] = {}
+        self.done: dict[int, int] = {}
+        self._leaves_after = leaves_after or {}
+
+    def wanted(self, row: int) -> bool:
+        return self.done.get(row, 0) < self._leaves_after.get(row, 1 << 30)
+
+    def progress(self, row: int, done: int, total: int) -> None:
+        self.done[row] = done
+
+    def finished(self, row: int, result: OmniModelRunnerOutput | OmniJobsError) -> None:
+        self.results[row] = result
+
+    def waveform(self, row: int) -> torch.Tensor:
+        result = self.results[row]
+        assert isinstance(result, OmniModelRunnerOutput)
+        return waveform(result)
+
+
+class Gate:
+    """Holds the engine's thread at a denoising step, and says when it is there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_step: int = 1) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reached = asyncio.Event()
+        self.batches: list[int] = []
+        self._open = threading.Event()
+        step = Denoising.step
+
+        def held(denoising: Denoising) -> None:
+            if denoising.steps_done == 0:
+                self.batches.append(len(denoising.mels()))
+            if denoising.steps_done == at_step:
+                self.loop.call_soon_threadsafe(self.reached.set)
+                if not self._open.wait(60):
+                    raise TimeoutError("nobody opened the gate")
+            step(denoising)
+
+        monkeypatch.setattr(Denoising, "step", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> Token2Wav:
+    return load_token2wav(tiny_checkpoint, torch.device("cpu"), voices=["Chelsie", "Ethan"])
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint: Path) -> Reference:
+    return Reference(tiny_checkpoint)
+
+
+@pytest.fixture
+async def runner(tiny_checkpoint: Path) -> AsyncIterator[DiffusionRunner]:
+    runner = DiffusionRunner(args(tiny_checkpoint))
+    await runner.start()
+    yield runner
+    await runner.close()
+
+
+def run_batch(model: Token2Wav, prompts: Sequence[CodecPrompt], watcher: Collector | None = None) -> Collector:
+    watcher = watcher or Collector()
+    GPUDiffusionModelRunner(model).execute_model(prompts, watcher)
+    return watcher
+
+
+def transformers_waveform(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
+    speaker = reference.model.speaker_map[wanted.voice]
+    with seeded_randn(wanted.seed), torch.no_grad():
+        result: torch.Tensor = reference.model.token2wav(
+            wanted.codes[None],
+            conditioning=speaker["cond"],
+            reference_mel=speaker["ref_mel"],
+            num_steps=wanted.parameters.steps,
+            guidance_scale=wanted.parameters.guidance_scale,
+            sway_coefficient=wanted.parameters.sway_coefficient,
+        )
+    return result
+
+
+# The result
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        DiffusionParameters(),
+        DiffusionParameters(steps=2, guidance_scale=2.0, sway_coefficient=0.0),
+        DiffusionParameters(steps=5, guidance_scale=0.0, sway_coefficient=0.7),
+    ],
+)
+@pytest.mark.parametrize("voice", ["Chelsie", "Ethan"])
+def test_one_request_is_transformers_own(
+    model: Token2Wav, reference: Reference, parameters: DiffusionParameters, voice: str
+) -> None:
+    wanted = prompt(31, voice=voice, seed=2**63 - 1, parameters=parameters)
+    ours = run_batch(model, [wanted]).waveform(0)
+    assert ours.dtype == torch.float32
+    assert ours.shape == (31 * 480,)
+    assert ours.std() > 0.01
+    torch.testing.assert_close(ours, transformers_waveform(reference, wanted), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("parameters", [DiffusionParameters(), DiffusionParameters(steps=4, guidance_scale=0.0)])
+def test_five_lengths_at_once_equal_one_by_one(
+    model: Token2Wav, reference: Reference, parameters: DiffusionParameters
+) -> None:
+    prompts = ragged(parameters)
+    together = run_batch(model, prompts)
+    for row, wanted in enumerate(prompts):
+        alone = run_batch(model, [wanted]).waveform(0)
+        torch.testing.assert_close(together.waveform(row), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(together.waveform(1), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
+
+
+def mel_of_a_plain_loop(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
+    """[T, 80]: the textbook's steps over Transformers' own transformer, speaker, guidance and grid."""
+    dit, speaker = reference.model.token2wav.code2wav_dit_model, reference.model.speaker_map[wanted.voice]
+    parameters = wanted.parameters
+    frames = 2 * len(wanted.codes)
+
+    def velocity(time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:
+        both = dit(
+            hidden_states=mel,
+            quantized_code=wanted.codes[None],
+            speaker_embedding=speaker["cond"][:, None].repeat(1, frames, 1),
+            condition_vector=speaker["ref_mel"],
+            time_step=time,
+        )
+        guided: torch.Tensor = both[:1] + (both[:1] - both[1:]) * parameters.guidance_scale
+        return guided
+
+    grid = torch.linspace(0, 1, parameters.steps)
+    grid = grid + parameters.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
+    mel = torch.randn(1, frames, 80, generator=torch.Generator().manual_seed(wanted.seed))
+    with torch.no_grad():
+        for time, h in zip(grid[:-1], grid.diff(), strict=True):
+            if parameters.solver == "euler":
+                mel = mel + h * velocity(time, mel)
+            elif parameters.solver == "midpoint":
+                mel = mel + h * velocity(time + h / 2, mel + h / 2 * velocity(time, mel))
+            else:
+                k1 = velocity(time, mel)
+                k2 = velocity(time + h / 3, mel + h * k1 / 3)
+                k3 = velocity(time + 2 * h / 3, mel + h * (-k1 / 3 + k2))
+                k4 = velocity(time + h, mel + h * (k1 - k2 + k3))
+                mel = mel + h * (k1 + 3 * k2 + 3 * k3 + k4) / 8
+    return mel[0]
+
+
+def mel_of(model: Token2Wav, wanted: CodecPrompt) -> torch.Tensor:
+    denoising = model.denoise([CodecRequest(wanted.codes, wanted.voice, wanted.seed)], wanted.parameters)
+    while not denoising.done:
+        denoising.step()
+    return denoising.mels()[0]
+
+
+@pytest.mark.parametrize("solver", ["rk4", "midpoint", "euler"])
+def test_each_solver_is_the_textbooks(model: Token2Wav, reference: Reference, solver: OdeSolver) -> None:
+    wanted = prompt(14, voice="Ethan", parameters=DiffusionParameters(solver=solver, steps=5))
+    torch.testing.assert_close(mel_of(model, wanted), mel_of_a_plain_loop(reference, wanted), rtol=0, atol=1e-5)
+
+
+def test_all_solvers_lead_to_the_same_mel(model: Token2Wav) -> None:
+    """With the order each is known for: what is left of the way falls with that power of the steps."""
+
+    def after(solver: OdeSolver, steps: int) -> torch.Tensor:
+        return mel_of(model, prompt(2, parameters=DiffusionParameters(solver=solver, steps=steps + 1)))
+
+    # Random weights make of time what no trained ones do: slowed down, a few steps are enough.
+    hook = model._dit.time_embed.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 1000,))
+    try:
+        exact = after("rk4", 32)
+        ways: list[tuple[OdeSolver, int, int]] = [("euler", 1, 32), ("midpoint", 2, 16), ("rk4", 4, 4)]
+        for solver, order, steps in ways:
+            coarse, fine = ((after(solver, n) - exact).abs().max().item() for n in (steps, 2 * steps))
+            assert math.log2(coarse / fine) > order - 0.5
+            assert fine < 0.02 * exact.std().item()
+    finally:
+        hook.remove()
+
+
+def test_rows_that_leave_do_not_change_the_others(model: Token2Wav) -> None:
+    prompts = ragged(FAST)
+    whole = run_batch(model, prompts)
+    # The longest leaves first, then the shortest: the batch is trimmed and its mask made anew.
+    left = run_batch(model, prompts, Collector({3: 1, 0: 0}))
+    assert left.results.keys() == {1, 2, 4}
+    for row in left.results:
+        torch.testing.assert_close(left.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+
+
+def test_a_batch_that_all_leave_ends(model: Token2Wav) -> None:
+    left = run_batch(model, ragged(FAST), Collector(dict.fromkeys(range(5), 1)))
+    assert left.results == {}
+    assert set(left.done.values()) == {1}
+
+
+def test_the_seed_decides(model: Token2Wav) -> None:
+    prompts = [prompt(seed=5), prompt(seed=6), prompt(seed=5)]
+    result = run_batch(model, prompts)
+    torch.testing.assert_close(result.waveform(0), result.waveform(2), rtol=0, atol=1e-6)
+    assert not torch.allclose(result.waveform(0), result.waveform(1), atol=1e-3)
+
+
+# What cannot run
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "message"),
+    [
+        (CodecPrompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
+        (CodecPrompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
+        (CodecPrompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
+        (CodecPrompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
+        (CodecPrompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
+        (CodecPrompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
+        (CodecPrompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
+    ],
+)
+async def test_a_wrong_prompt_names_the_field_and_the_runner_lives_on(
+    runner: DiffusionRunner, wrong: CodecPrompt, field: str, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        await runner.run(wrong, nothing)
+    assert caught.value.field == field
+    assert len(waveform(await runner.run(prompt(3), nothing))) == 3 * 480
+
+
+async def test_another_kind_of_input_is_refused(runner: DiffusionRunner) -> None:
+    tokens = OmniTokensPrompt([1], {}, ArParameters(), 0, capture=False)
+    with pytest.raises(ModelError, match="OmniTokensPrompt"):
+        await runner.run(tokens, nothing)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("could not create a primitive"), OutOfMemory),  # oneDNN's
+        (RuntimeError("the kernel is not implemented"), ModelError),
+    ],
+)
+def test_a_batch_that_fails_is_tried_one_by_one(
+    model: Token2Wav, monkeypatch: pytest.MonkeyPatch, raised: RuntimeError, error: type[OmniJobsError]
+) -> None:
+    """Only the row that cannot run even alone fails."""
+    step = Denoising.step
+
+    def fails_for_long_rows(denoising: Denoising) -> None:
+        if max(len(mel) for mel in denoising.mels()) == 2 * 64:
+            raise raised
+        step(denoising)
+
+    prompts = ragged(FAST)
+    whole = run_batch(model, prompts)
+    monkeypatch.setattr(Denoising, "step", fails_for_long_rows)
+    partly = run_batch(model, prompts)
+    assert isinstance(partly.results[3], error)
+    for row in (0, 1, 2, 4):
+        torch.testing.assert_close(partly.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+
+
+async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(_: Denoising) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
+
+    monkeypatch.setattr(Denoising, "step", dies)
+    results = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in ragged(FAST)), return_exceptions=True)
+    assert all(isinstance(result, EngineDead) for result in results)
+    assert not runner.healthy
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "message"),
+    [
+        ({"voices": ("Chelsie", "Nobody")}, {}, "no speaker Nobody"),
+        ({"component": "thinker"}, {}, "no diffusion model"),
+        ({}, {"dtype": "bfloat16"}, "float32"),
+        ({"path": Path("/nowhere")}, {}, "config.json"),
+    ],
+)
+async def test_a_wrong_configuration_is_refused_at_start(
+    tiny_checkpoint: Path, changes: dict[str, Any], engine: dict[str, Any], message: str
+) -> None:
+    good = args(tiny_checkpoint, **engine)
+    model: dict[str, Any] = {
+        "path": tiny_checkpoint,
+        "architecture": "qwen2_5_omni",
+        "component": "code2wav",
+        "voices": ("Chelsie",),
+    }
+    wrong = OmniModelConfig(**(model | changes))
+
+    async def start() -> None:
+        runner = DiffusionRunner(OmniEngineArgs(good.stage, wrong, "cpu", None, 8, good.engine))
+        try:
+            await runner.start()
+        finally:
+            assert not runner.healthy
+            await runner.close()
+
+    with pytest.raises(ConfigError, match=message):
+        await start()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "spk_dict.pt"])
+async def test_a_broken_checkpoint_is_refused_at_start(tiny_checkpoint: Path, tmp_path: Path, name: str) -> None:
+    for path in tiny_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(b"not what it was")
+    runner = DiffusionRunner(args(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        await runner.start()
+    assert caught.value.file == str(tmp_path / name)
+    await runner.close()
+
+
+# The engine
+
+
+async def test_many_at_once(runner: DiffusionRunner, model: Token2Wav) -> None:
+    """More than the queue holds: the rest waits its turn."""
+    prompts = [prompt(5 + n, voice=VOICES[n % 2], seed=n) for n in range(12)]
+    outputs = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
+    for wanted, output in zip(prompts, outputs, strict=True):
+        alone = run_batch(model, [wanted]).waveform(0)
+        torch.testing.assert_close(waveform(output), alone, rtol=0, atol=1e-5)
+
+
+async def test_what_comes_together_runs_together(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    gate.open()
+    other = DiffusionParameters(steps=4)
+    prompts = [prompt(9), prompt(30), prompt(8, parameters=other), prompt(12), prompt(6, parameters=other)]
+    await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
+    assert gate.batches == [3, 2]
+
+
+async def test_progress_is_monotone_and_ends_at_its_total(runner: DiffusionRunner) -> None:
+    seen: list[Progress] = []
+    await runner.run(prompt(parameters=DiffusionParameters(steps=6)), seen.append)
+    assert [progress.done for progress in seen] == [1, 2, 3, 4, 5, 6]
+    assert {(progress.total, progress.unit) for progress in seen} == {(6, "steps")}
+
+
+async def test_progress_does_not_go_back_when_a_batch_is_tried_again(
+    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Denoising.step
+
+    def fails_late(denoising: Denoising) -> None:
+        if denoising.steps_done == 3 and len(denoising.mels()) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(denoising)
+
+    monkeypatch.setattr(Denoising, "step", fails_late)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    def sink(n: int) -> ProgressSink:
+        return lambda progress: seen[n].append(progress.done)
+
+    slow = DiffusionParameters(steps=6)
+    await asyncio.gather(*(runner.run(prompt(9 + n, parameters=slow), sink(n)) for n in seen))
+    assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
+
+
+async def test_the_loop_stays_free(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    running = asyncio.create_task(runner.run(prompt(), nothing))
+    await gate.reached.wait()
+    assert not running.done()
+    gate.open()
+    assert len(waveform(await running)) == 20 * 480
+
+
+async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
+    runner: DiffusionRunner, model: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    keep = Denoising.keep
+
+    def noted(denoising: Denoising, rows: Sequence[int]) -> None:
+        kept.append(len(rows))
+        keep(denoising, rows)
+
+    monkeypatch.setattr(Denoising, "keep", noted)
+    gate = Gate(monkeypatch)
+    prompts = ragged(FAST)
+    tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in prompts]
+    await gate.reached.wait()
+    tasks[3].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[3]
+    gate.open()
+    for n in (0, 1, 2, 4):
+        alone = run_batch(model, [prompts[n]]).waveform(0)
+        torch.testing.assert_close(waveform(await tasks[n]), alone, rtol=0, atol=1e-5)
+    assert kept == [4]
+
+
+async def test_a_waiting_prompt_that_is_cancelled_never_runs(
+    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(runner.run(prompt(), nothing))
+    await gate.reached.wait()
+    waiting = [asyncio.create_task(runner.run(prompt(9 + n), nothing)) for n in range(9)]  # the last for the queue
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    gate.open()
+    await first
+    assert len(waveform(await runner.run(prompt(), nothing))) == 20 * 480
+    assert gate.batches == [1, 1]
+
+
+async def test_close_during_work_stops_between_steps(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = DiffusionRunner(args(tiny_checkpoint, max_num_seqs=2))
+    await runner.start()
+    assert runner.healthy
+    gate = Gate(monkeypatch)
+    tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in ragged(FAST)]
+    await gate.reached.wait()
+    closing = asyncio.create_task(runner.close())
+    waiting = await asyncio.gather(*tasks[2:], return_exceptions=True)  # these are told at once
+    gate.open()
+    await closing
+    running = await asyncio.gather(*tasks[:2], return_exceptions=True)
+    assert all(isinstance(result, EngineDead) for result in [*waiting, *running])
+    assert len(gate.batches) == 1  # of one or two, as they came; none after it
+    assert not runner.healthy
+    await runner.close()
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+
+
+async def test_close_without_start_is_harmless(tiny_checkpoint: Path) -> None:
+    runner = DiffusionRunner(args(tiny_checkpoint))
+    assert not runner.healthy
+    with pytest.raises(EngineDead):
+        await runner.run(prompt(), nothing)
+    await runner.close()
+
+
+# The policy
+
+
+def lengths(*frames: int) -> list[CodecEntry]:
+    return [CodecEntry(n) for n in frames]
+
+
+class CodecEntry:
+    def __init__(self, frames: int, parameters: DiffusionParameters = FAST) -> None:
+        self.frames = frames
+        self.parameters = parameters
+
+
+@pytest.mark.parametrize(
+    ("waiting", "picked"),
+    [
+        ([], []),
+        (lengths(10), [0]),
+        (lengths(5000), [0]),  # over the budget: alone
+        (lengths(10, 250, 100), [0, 1, 2]),  # all short
+        (lengths(300, 601, 600, 150, 550), [0, 2, 4]),  # 600 is twice 300; 150 counts as 256, too short for 600
+        (lengths(900, 300, 500, 900), [0, 2]),  # 300 is too short, a third row is over the budget
+        ([CodecEntry(10), CodecEntry(10, DiffusionParameters(steps=9)), CodecEntry(10)], [0, 2]),
+        (lengths(*[10] * 9), [0, 1, 2, 3]),
+    ],
+)
+def test_the_oldest_picks_the_batch(waiting: list[CodecEntry], picked: list[int]) -> None:
+    assert Batching(max_frames=2000, max_rows=4).pick(waiting) == picked

@@ -1,0 +1,384 @@
+"""The embedded stack, whole: Valkey, API, rescuer and the echo pipeline's workers as child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_jobs.client import Client, user_message
+from omni_jobs.database.database import Database
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, StackError, StorageFull
+from omni_jobs.jobs import Jobs
+from omni_jobs.settings import Settings
+from omni_jobs.stack.child import Child, ChildState, ChildView
+from omni_jobs.stack.data_directory import running_stack
+from omni_jobs.stack.embedded import EmbeddedStack
+from omni_jobs.stack.sentinel import processes_of
+from omni_jobs.states import JobState
+from tests.services.fault_proxy import Fault, FaultProxy
+from tests.services.seaweedfs import SeaweedFS
+
+pytestmark = pytest.mark.timeout(300)
+
+START_S = 240.0  # two cores may be busy with other tests
+OMNI_JOBS = [sys.executable, "-m", "omni_jobs.cli"]
+
+
+def echo(text: str, **parameters: Any) -> dict[str, Any]:
+    return {
+        "model": "echo",
+        "messages": [user_message(text)],
+        "modalities": ["text"],
+        "stages": {"first": parameters} if parameters else {},
+    }
+
+
+def until(true: Callable[[], object], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not true within {limit_s:g} s")
+        time.sleep(0.05)
+
+
+def child(stack: EmbeddedStack, name: str) -> ChildView:
+    return next(view for view in stack.children() if view.name == name)
+
+
+def pid_of(stack: EmbeddedStack, name: str) -> int:
+    pid = child(stack, name).pid
+    assert pid is not None
+    return pid
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
+    settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data")
+    with EmbeddedStack(settings, pipelines=["echo"], start_limit_s=START_S) as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: EmbeddedStack) -> Iterator[Client]:
+    with Client(stack.url) as client:
+        yield client
+
+
+def test_every_part_is_ready(stack: EmbeddedStack) -> None:
+    views = stack.children()
+    assert [view.name for view in views] == ["valkey", "api", "rescuer", "worker echo.first", "worker echo.second"]
+    assert all(view.state is ChildState.READY and view.log.is_file() for view in views)
+    found = running_stack(stack.settings.data_dir)
+    assert found is not None
+    assert found["url"] == stack.url
+
+
+def test_what_runs_is_what_is_served(client: Client) -> None:
+    assert [pipeline.name for pipeline in client.pipelines()] == ["echo"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_no_part_but_the_api_takes_a_core_from_a_model_by_waking_up(stack: EmbeddedStack) -> None:
+    pids = {view.name: view.pid for view in stack.children() if view.pid is not None}
+    api = pids.pop("api")
+    assert len(pids) > 3
+    assert {policy for pid in pids.values() for policy in _policies(pid)} == {os.SCHED_BATCH}
+    assert _policies(api) == {os.SCHED_OTHER}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def _policies(pid: int) -> set[int]:
+    return {os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def test_a_job_goes_through_both_stages(client: Client) -> None:
+    text = "Hello, 你好, مرحبا, 😀"
+    job = client.wait(client.submit(echo(text, payload_bytes=100_000)).id, timeout=60)
+    assert job.status is JobState.COMPLETED
+    assert job.result is not None
+    assert job.result["text"] == text
+    assert [stage.name for stage in job.stages] == ["first", "second"]
+    assert (job.stages[0].payload_bytes or 0) >= 100_000
+    assert client.list(limit=1).jobs[0].id == job.id
+
+
+def test_the_idempotency_key_makes_one_job(client: Client) -> None:
+    first = client.submit(echo("once"), idempotency_key="stack-test")
+    assert client.submit(echo("once"), idempotency_key="stack-test").id == first.id
+    with pytest.raises(Conflict):
+        client.submit(echo("twice"), idempotency_key="stack-test")
+
+
+def test_a_running_job_is_cancelled(client: Client) -> None:
+    job = client.submit(echo("never", delay_s=50))
+    until(lambda: client.get(job.id).status is JobState.IN_PROGRESS)
+    client.cancel(job.id)
+    assert client.wait(job.id, timeout=30).status is JobState.CANCELLED
+
+
+def test_errors_arrive_as_what_they_are(client: Client) -> None:
+    with pytest.raises(NotFound):
+        client.get("job-" + "0" * 32)
+    with pytest.raises(InvalidRequest) as raised:
+        client.submit({**echo("x"), "seed": -1})
+    assert raised.value.field == "seed"
+
+
+def test_the_broker_is_closed_to_others(stack: EmbeddedStack) -> None:
+    from redis import Redis
+    from redis.exceptions import AuthenticationError
+
+    port = int(stack.settings.broker_url.get_secret_value().rpartition(":")[2].partition("/")[0])
+    with Redis(host="127.0.0.1", port=port) as stranger, pytest.raises(AuthenticationError):
+        stranger.ping()
+    config = stack.settings.data_dir / "valkey" / "valkey.conf"
+    assert config.stat().st_mode & 0o077 == 0
+    password = stack.settings.broker_url.get_secret_value().split(":")[2].partition("@")[0]
+    assert password not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_broker_is_bounded_and_forgets_nothing(stack: EmbeddedStack) -> None:
+    from redis import Redis
+
+    with Redis.from_url(stack.settings.broker_url.get_secret_value(), decode_responses=True) as broker:
+        found = broker.config_get("maxmemory", "maxmemory-policy", "appendonly")
+    assert found == {"maxmemory": str(1 << 30), "maxmemory-policy": "noeviction", "appendonly": "yes"}
+
+
+def test_a_second_stack_in_the_directory_is_refused(stack: EmbeddedStack) -> None:
+    second = EmbeddedStack(Settings(data_dir=stack.settings.data_dir), pipelines=["echo"])
+    with pytest.raises(StackError, match="another stack runs in"):
+        second.start()
+    assert child(stack, "api").state is ChildState.READY
+
+
+def test_a_taken_port_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stack = EmbeddedStack(Settings(data_dir=tmp_path), pipelines=["echo"], port=port)
+        with pytest.raises(StackError, match=rf"cannot listen on 127\.0\.0\.1 port {port}"):
+            stack.start()
+    assert running_stack(tmp_path) is None
+
+
+def test_a_child_that_dies_at_its_start_ends_the_stack_with_its_last_words(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", database_url="sqlite:////proc/nowhere/x.sqlite")
+    with pytest.raises(StackError):
+        EmbeddedStack(settings, pipelines=["echo"]).start()
+    settings = Settings(data_dir=tmp_path / "data", storage_url="s3://")
+    with pytest.raises(StackError, match=r"(?s)ended with .* while starting; the end of .*\.log:\n    ") as raised:
+        EmbeddedStack(settings, pipelines=["echo"]).start()
+    assert "storage_url" in raised.value.message
+
+
+def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, min_free_bytes=1 << 60)
+    with pytest.raises(StorageFull, match="no room"):
+        EmbeddedStack(settings, pipelines=["echo"]).start()
+    assert running_stack(tmp_path) is None
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_the_pause_before_a_restart_grows_and_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    dying = Child("dying", ["true"], environment={}, directory=tmp_path, log=tmp_path / "log")
+    pauses = []
+    for _ in range(8):
+        dying.schedule_restart()
+        pauses.append(dying.restart_at - now)
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0]
+    dying.mark_ready()
+    now += 61.0
+    dying.schedule_restart()
+    assert dying.restart_at == now
+
+
+# The command line against this stack.
+
+
+def command(stack: EmbeddedStack, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMNI_JOBS_DATA_DIR": str(stack.settings.data_dir)}
+    environment.pop("OMNI_JOBS_URL", None)
+    return subprocess.run(
+        [*OMNI_JOBS, *arguments], env=environment, input=stdin, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_command_line_from_submit_to_result(stack: EmbeddedStack, tmp_path: Path) -> None:
+    submitted = command(stack, "submit", "-p", "echo", "Hello", "--wait", "--out", str(tmp_path / "out"))
+    assert (submitted.returncode, submitted.stdout) == (0, "Hello\n")
+    assert (tmp_path / "out" / "text.txt").read_text(encoding="utf-8") == "Hello"
+    job_id = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))["id"]
+    shown = command(stack, "status", job_id, "--json")
+    assert json.loads(shown.stdout)["status"] == "completed"
+    assert job_id in command(stack, "status").stdout
+    assert "second" in command(stack, "status", job_id).stdout
+    again = command(stack, "result", job_id, "--json")
+    assert json.loads(again.stdout)["result"]["text"] == "Hello"
+
+
+def test_the_command_line_tells_what_failed_by_its_exit_code(stack: EmbeddedStack) -> None:
+    body = json.dumps(echo("slow", delay_s=50))
+    slow = command(stack, "submit", "--body", "-", "--wait", "--timeout", "1", stdin=body)
+    assert slow.returncode == 5
+    job_id = re.findall(r"job-[0-9a-f]+", slow.stderr)[0]
+    cancelled = command(stack, "cancel", job_id)
+    assert cancelled.returncode == 0
+    assert cancelled.stdout.strip() in ("cancelling", "cancelled")
+    assert command(stack, "result", job_id, "--wait").returncode == 1
+    refused = command(stack, "submit", "-p", "nope", "Hello")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "unknown pipeline 'nope'" in refused.stderr
+
+
+def test_the_readme_runs(stack: EmbeddedStack, tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    readme = readme.replace("http://127.0.0.1:8000", stack.url)
+    client, offline = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", client], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "completed Hello\n"
+    done = subprocess.run([sys.executable, "-c", offline], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "Hello\n你好\n"
+    assert (tmp_path / "hello" / "text.txt").read_text(encoding="utf-8") == "Hello"
+    (curl,) = re.findall(r"^curl .*?\}'$", readme, re.DOTALL | re.MULTILINE)
+    if shutil.which("curl"):
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
+        assert json.loads(answer.stdout)["status"] in ("queued", "in_progress", "completed")
+
+
+# What dies is started again.
+
+
+def test_jobs_outlive_a_killed_worker(stack: EmbeddedStack, client: Client) -> None:
+    job = client.submit(echo("still here", delay_s=3))
+    until(lambda: client.get(job.id).status is JobState.IN_PROGRESS)
+    before = pid_of(stack, "worker echo.first")
+    os.kill(before, signal.SIGKILL)
+    done = client.wait(job.id, timeout=200)
+    assert done.status is JobState.COMPLETED
+    assert done.stages[0].attempt == 2
+    until(lambda: child(stack, "worker echo.first").state is ChildState.READY)
+    assert pid_of(stack, "worker echo.first") != before
+    assert child(stack, "worker echo.first").restarts == 1
+
+
+def test_jobs_outlive_a_killed_broker_and_a_killed_api(stack: EmbeddedStack, client: Client) -> None:
+    os.kill(pid_of(stack, "valkey"), signal.SIGKILL)
+    os.kill(pid_of(stack, "api"), signal.SIGKILL)
+    for name in ("valkey", "api"):
+        until(lambda name=name: child(stack, name).restarts == 1 and child(stack, name).state is ChildState.READY)
+    job = client.wait(client.submit(echo("still here")).id, timeout=120)
+    assert job.status is JobState.COMPLETED
+
+
+def test_jobs_outlive_everything_that_is_killed_while_they_run(stack: EmbeddedStack, client: Client) -> None:
+    jobs = [client.submit(echo(f"job {number}", delay_s=0.3, payload_bytes=20_000)).id for number in range(60)]
+    killed = {name: pid_of(stack, name) for name in ("worker echo.second", "valkey", "rescuer", "api")}
+    for number, pid in enumerate(killed.values(), 1):
+        until(lambda number=number: _ended_of(stack, jobs) > 8 * number, 120)
+        os.kill(pid, signal.SIGKILL)
+    for name, pid in killed.items():
+        until(lambda name=name, pid=pid: child(stack, name).pid != pid and child(stack, name).state is ChildState.READY)
+    for job_id in jobs:
+        assert client.wait(job_id, timeout=120).status is JobState.COMPLETED
+
+
+def _ended_of(stack: EmbeddedStack, jobs: Sequence[str]) -> int:
+    """By SQL: the API may be away."""
+    database = Database(stack.settings.resolved_database_url)
+    try:
+        return sum(Jobs(database).get(job_id).status.is_final for job_id in jobs)
+    finally:
+        database.close()
+
+
+def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+    with FaultProxy(seaweedfs.endpoint_url, http=True) as proxy:
+        proxy.set(Fault(refuse=True))
+        settings = seaweedfs.settings(tmp_path / "data", "stack").model_copy(update={"s3_endpoint_url": proxy.url})
+        with EmbeddedStack(settings, pipelines=["echo"], start_limit_s=START_S) as stack, Client(stack.url) as client:
+            job = client.submit(echo("patient", payload_bytes=100_000))
+            until(lambda: client.get(job.id).stages[0].errors, 60)
+            proxy.clear()
+            assert client.wait(job.id, timeout=120).status is JobState.COMPLETED
+            assert all(view.restarts == 0 for view in stack.children())
+
+
+# ``omni-jobs up``: last in this file, so that one stack at a time runs.
+
+
+@contextmanager
+def up(data_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*OMNI_JOBS, "up", "--pipeline", "echo", "--data-dir", str(data_dir), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        until(lambda: running_stack(data_dir) is None)
+
+
+def children_of(pid: int) -> set[int]:
+    """The sessions a stack's supervisor has started: its children lead them."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for path in found for child in path.read_text(encoding="utf-8").split()}
+
+
+def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # as ``mkdir`` makes it
+    with up(tmp_path) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "omni-jobs is up at http://127.0.0.1:" in line
+        with Client(re.findall(r"http://\S+", line)[0]) as client:
+            job = client.wait(client.submit(echo("hi", payload_bytes=100_000)).id, timeout=60)
+            assert job.status is JobState.COMPLETED
+        open_to_others = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.lstat().st_mode & 0o077]
+        assert open_to_others == []
+        sessions = children_of(process.pid)
+        assert len(sessions) == 6  # five children and the sentinel
+        process.terminate()
+        assert process.wait(60) == 0
+        assert processes_of(sessions) == []
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("stack")) == ["stack.lock"]
+
+
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    with up(tmp_path) as process:
+        assert process.stdout is not None
+        assert "omni-jobs is up" in process.stdout.readline()
+        sessions = children_of(process.pid)
+        assert len(sessions) == 6
+        process.kill()
+        until(lambda: processes_of(sessions) == [], 30)
+        assert running_stack(tmp_path) is None
+
+
+def test_ctrl_c_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+    with up(tmp_path) as process:
+        until(lambda: (tmp_path / "logs" / "worker-echo.second.log").exists() or process.poll() is not None)
+        sessions = children_of(process.pid)
+        assert len(sessions) == 6
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert processes_of(sessions) == []

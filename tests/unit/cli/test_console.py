@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from omni_jobs.cli.console import (
+    children_table,
+    events_table,
+    in_bytes,
+    in_seconds,
+    job_progress,
+    job_summary,
+    jobs_table,
+    show_text,
+    timeline,
+)
+from omni_jobs.stack.child import ChildState, ChildView
+from omni_jobs.views import EventView, JobView
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float | None) -> str | None:
+    return None if seconds is None else (START + timedelta(seconds=seconds)).isoformat()
+
+
+def stage(name: str, status: str, *times: float | None, **more: Any) -> dict[str, Any]:
+    queued, started, finished = (*times, None, None, None)[:3]
+    found = {"attempt": 1, "reason": None, "progress": None, "payload_bytes": None, "worker": None, "errors": []}
+    found |= {"queued_at": at(queued), "started_at": at(started), "finished_at": at(finished)}
+    return {"name": name, "status": status, **found, **more}
+
+
+def job(status: str, stages: list[dict[str, Any]], finished: float | None = None, **more: Any) -> JobView:
+    found: dict[str, Any] = {"id": "job-1", "pipeline": "p", "pipeline_version": "1", "modalities": ["text"]}
+    found |= {"created_at": at(0), "started_at": at(0), "finished_at": at(finished), "result": None, "artifacts": []}
+    found |= {"error": None, "metadata": {}, "seed": 0, "status": status, "stages": stages}
+    return JobView.model_validate({**found, **more})
+
+
+DONE = job(
+    "completed",
+    [
+        stage("thinker", "succeeded", 0, 1, 5, payload_bytes=123_456),
+        stage("talker", "succeeded", 5, 5, 10, payload_bytes=64),
+    ],
+    finished=10,
+)
+
+
+def shown(what: RenderableType) -> str:
+    console = Console(width=100, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, ""), (-0.2, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (185, "3 min 05 s")]
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    assert in_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, ""), (0, "0 B"), (980, "980 B"), (12_345, "12.3 kB"), (4_500_000, "4.5 MB"), (3 * 10**12, "3000.0 GB")],
+)
+def test_bytes(count: int | None, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_the_timeline_puts_all_stages_on_one_scale() -> None:
+    lines = [line.rstrip() for line in shown(timeline(DONE, width=10)).splitlines()]
+    assert lines[0].split() == ["stage", "queued", "running", "payload", "0", "…", "10", "s"]
+    assert lines[1] == "thinker   1.0 s    4.0 s  123.5 kB  ░████"
+    assert lines[2] == "talker    0.0 s    5.0 s      64 B       █████"
+
+
+def test_progress_shows_each_stage_and_the_text_so_far() -> None:
+    progress = {"done": 12, "total": 48, "unit": "tokens", "text": "早上好\x1b[2J"}
+    view = shown(
+        job_progress(
+            job("in_progress", [stage("thinker", "running", 0, 1, progress=progress), stage("talker", "pending")])
+        )
+    )
+    assert "12/48 tokens" in view
+    assert "talker   pending" in view
+    assert "早上好�[2J" in view
+
+
+WAITING = {
+    "reason": "no_worker",
+    "stage": "talker",
+    "pipeline_version": "1",
+    "pipeline_digest": None,
+    "message": "nobody has \x1b[2J it",
+}
+CUT = {"code": "cut_short", "stage": "talker", "message": "it stopped"}
+
+
+def test_a_job_that_no_worker_may_take_says_so_wherever_it_is_shown() -> None:
+    waits = job("in_progress", [stage("talker", "queued", 0, reason="no_worker")], waiting=WAITING)
+    assert "no_worker: nobody has �[2J it" in shown(job_progress(waits))
+    assert "no_worker: nobody has �[2J it" in shown(job_summary(waits))
+    assert "in_progress (no_worker)" in " ".join(shown(jobs_table([waits])).split())
+
+
+def test_a_list_tells_which_jobs_were_cut() -> None:
+    cut = job("completed", [stage("talker", "succeeded", 0, 1, 2)], finished=2, warnings=[CUT, CUT])
+    assert "completed (cut_short)" in " ".join(shown(jobs_table([cut])).split())
+
+
+def test_progress_tells_why_a_stage_runs_again() -> None:
+    error = {"code": "worker_lost", "message": "it went away", "attempt": 1, "worker": "w", "at": at(3)}
+    view = shown(job_progress(job("in_progress", [stage("thinker", "running", 0, 1, attempt=2, errors=[error])])))
+    assert "attempt 2, after: it went away" in view
+
+
+def test_a_failed_job_shows_its_error() -> None:
+    failed = job("failed", [stage("thinker", "failed", 0, 1, 2)], error={"code": "model_error", "message": "[bold]no"})
+    assert "model_error: [bold]no" in shown(job_summary(failed))
+
+
+def test_every_attempt_that_failed_is_shown() -> None:
+    errors = [
+        {
+            "code": "worker_lost",
+            "message": "it went away",
+            "retryable": True,
+            "attempt": 1,
+            "worker": "w-1",
+            "at": at(3),
+        },
+        {"code": "model_error", "message": "坏\x1b[2J", "attempt": 2, "worker": "w-2", "at": at(4)},
+    ]
+    view = shown(job_summary(job("failed", [stage("thinker", "failed", 0, 1, 2, errors=errors)], retries=2)))
+    assert "sent on again 2×" in view
+    lines = [line.split() for line in view.splitlines() if "w-" in line]
+    assert [(line[0], line[1], line[4]) for line in lines] == [("thinker", "1", "w-1"), ("thinker", "2", "w-2")]
+    assert "worker_lost: it went away" in view
+    assert "model_error: 坏�[2J" in view
+
+
+def test_a_job_that_expired_says_whether_it_ever_started() -> None:
+    error = {"code": "deadline_exceeded", "message": "late"}
+    never = job("expired", [stage("thinker", "cancelled", 0)], error=error, started_at=None)
+    assert "deadline_exceeded: late" in shown(job_summary(never))
+    assert "it never started" in shown(job_summary(never))
+    assert "it had started" in shown(job_summary(never.model_copy(update={"started_at": at(1)})))
+    assert "deadline_exceeded" in shown(jobs_table([never]))
+
+
+def test_a_deadline_that_is_ahead_is_shown() -> None:
+    assert "stops by itself at" in shown(job_summary(job("queued", [stage("thinker", "queued", 0)], expires_at=at(99))))
+
+
+def test_events() -> None:
+    event = {"id": 1, "type": "job.failed", "at": at(1), "data": {"error": {"code": "quarantined", "message": "no"}}}
+    retried = {"id": 2, "type": "job.retried", "at": at(2), "data": {"stages": ["talker", "code2wav"], "wish": "x"}}
+    view = shown(events_table([EventView.model_validate(event), EventView.model_validate(retried)]))
+    assert "job.failed   quarantined: no" in view
+    assert "job.retried  talker, code2wav" in view
+
+
+def test_lists() -> None:
+    view = shown(jobs_table([DONE]))
+    assert "✔ thinker  ✔ talker" in view
+    child = ChildView("worker echo.first", ChildState.RESTARTING, 7, 2.5, 3, Path("x.log"))
+    assert "worker echo.first  restarting  2.5 s  restarted 3×" in shown(children_table([child]))
+
+
+class Looks:
+    """A client that shows these states of one job."""
+
+    def __init__(self, *jobs: JobView) -> None:
+        self._jobs = jobs
+
+    def wait(self, job_id: str, *, timeout: float | None, on_update: Callable[[JobView], object]) -> JobView:
+        for job in self._jobs:
+            on_update(job)
+        return self._jobs[-1]
+
+
+def so_far(text: str | None) -> JobView:
+    progress = {"done": 1, "total": 9, "unit": "tokens", "text": text}
+    return job("in_progress", [stage("llm", "running", 0, 1, progress=progress)])
+
+
+def test_a_text_is_shown_as_it_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "One two\x1b[2J three."})
+    looks = Looks(so_far(None), so_far("One"), so_far("One"), so_far("One two\x1b[2J"), final)
+    assert show_text(looks, "job-1", "Count.") is final  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "\n> Count.\n\nOne two�[2J three.\n"
+
+
+def test_a_text_that_begins_anew_is_shown_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "Once more"})
+    show_text(Looks(so_far("One"), so_far("On"), final), "job-1", "?")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "\n> ?\n\nOne\n\nOnce more\n"

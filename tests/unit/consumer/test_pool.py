@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from celery.worker import state
+from kombu import Connection
+from kombu.asynchronous.hub import Hub
+from kombu.transport import redis as transport
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.settings import Settings
+from workers.consumer import kombu_hooks
+from workers.consumer.pool import stage_of_queues
+
+
+@pytest.fixture(scope="module")
+def pipelines() -> Pipelines:
+    return load_pipelines(Settings().stage_configs)
+
+
+def test_a_queue_names_its_stage(pipelines: Pipelines) -> None:
+    pipeline, stage = stage_of_queues(["echo.second"], pipelines)
+    assert (pipeline.name, stage) == ("echo", "second")
+
+
+@pytest.mark.parametrize("queues", [[], ["echo.first", "echo.second"], ["echo"], ["echo.third"], ["celery"]])
+def test_anything_but_one_stage_s_queue_is_refused(pipelines: Pipelines, queues: Sequence[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        stage_of_queues(queues, pipelines)
+    assert caught.value.field == "-Q"
+
+
+def test_a_worker_starts_light() -> None:
+    """Until its slot is clear a worker imports no engine: a predecessor's stage runs wait for it."""
+    code = """
+import os, sys
+os.environ["OMNI_JOBS_STAGE_CONFIGS"] = sys.argv[1]
+import workers.app, workers.stages.processors.echo, workers.runners.echo
+sys.exit(", ".join(sorted({"torch", "transformers", "vllm", "safetensors"} & set(sys.modules))) or None)
+"""
+    configs = str(Settings().resolved_stage_configs)
+    done = subprocess.run([sys.executable, "-c", code, configs], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# What workers.consumer.kombu_hooks relies on. When one of these fails after an upgrade, read the hook of that name.
+
+
+def test_take_pops_relies_on_brpop_being_read_through_parse_response() -> None:
+    source = inspect.getsource(transport.Channel._brpop_read)
+    assert "self.client.parse_response(self.client.connection" in source
+    assert "raise Empty()" in source
+
+
+def test_gate_pops_relies_on_the_poller_asking_can_consume() -> None:
+    assert "channel.qos.can_consume()" in inspect.getsource(transport.MultiChannelPoller.on_poll_start)
+    assert "chan.handlers[type]()" in inspect.getsource(transport.MultiChannelPoller.on_readable)
+
+
+def test_guard_control_relies_on_one_poller_reading_for_all_channels() -> None:
+    assert "self.cycle.on_readable(fileno)" in inspect.getsource(transport.Transport.on_readable)
+    connection = Connection("redis://127.0.0.1:1/0")  # connects to nothing
+    kombu_hooks.guard_control(connection)
+    cycle = connection.transport.cycle
+    cycle._fd_to_chan = None  # whatever a malformed message breaks
+    with pytest.raises(transport.Empty):
+        cycle.on_readable(3)
+
+
+def test_the_hub_takes_empty_for_nothing() -> None:
+    assert "except Empty:" in inspect.getsource(Hub.create_loop)
+
+
+def test_ask_to_stop_sets_what_celery_s_sigterm_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(state, "should_terminate", None)
+    assert not kombu_hooks.stop_asked()
+    kombu_hooks.ask_to_stop(1)
+    assert kombu_hooks.stop_asked()
+    kombu_hooks.ask_to_stop(0)  # the first reason stays
+    with pytest.raises(SystemExit) as caught:
+        state.maybe_shutdown()
+    assert caught.value.code == 1

@@ -1,0 +1,48 @@
+"""Whether a process lives: known either way, or said to be unknown."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.execution import incarnation
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def _ended() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_process_that_runs_has_a_start_and_one_that_ended_has_none() -> None:
+    assert incarnation.started(os.getpid()) == incarnation.own_start() is not None
+    assert not incarnation.is_stopped(os.getpid())
+    assert incarnation.started(_ended()) is None
+    assert not incarnation.is_stopped(_ended())
+
+
+def test_where_no_file_can_be_opened_nothing_is_known() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            incarnation.started(os.getpid())
+        assert incarnation.own_start() is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_that_proc_hides_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = _ended()
+    monkeypatch.setattr(incarnation, "_PROC", tmp_path)  # as with hidepid=2, for processes of other users
+    with pytest.raises(FileNotFoundError):
+        incarnation.started(os.getpid())
+    assert incarnation.own_start() is None
+    assert incarnation.started(ended) is None

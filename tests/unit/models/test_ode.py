@@ -1,0 +1,55 @@
+"""The solvers on an equation whose solution is known, and what a job may choose."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from omni_jobs.pipelines.parameters import EVALUATIONS_PER_STEP, DiffusionParameters, OdeSolver
+from workers.models.ode import SOLVERS
+
+
+def turning(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """y' = 3 t² y, so y(1) = e for y(0) = 1."""
+    return 3 * time**2 * state
+
+
+def error(solver: OdeSolver, steps: int) -> float:
+    times = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    state = torch.ones((), dtype=torch.float64)
+    for start, end in pairwise(times):
+        state = SOLVERS[solver](turning, start, end, state)
+    return abs(float(state) - math.e)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("midpoint", 2), ("rk4", 4)])
+def test_twice_the_steps_divide_the_error_by_two_to_the_order(solver: OdeSolver, order: int) -> None:
+    assert math.log2(error(solver, 64) / error(solver, 128)) == pytest.approx(order, abs=0.1)
+
+
+def test_a_step_costs_what_is_said() -> None:
+    assert EVALUATIONS_PER_STEP.keys() == SOLVERS.keys() == set(get_args(OdeSolver))
+    for solver, step in SOLVERS.items():
+        times: list[float] = []
+
+        def counted(time: torch.Tensor, state: torch.Tensor, times: list[float] = times) -> torch.Tensor:
+            times.append(float(time))
+            return turning(time, state)
+
+        step(counted, torch.tensor(0.25), torch.tensor(0.75), torch.ones(()))
+        assert len(times) == EVALUATIONS_PER_STEP[solver]
+        assert 0.25 <= min(times) <= max(times) <= 0.75
+
+
+def test_what_a_job_may_choose() -> None:
+    assert DiffusionParameters().solver == "rk4"
+    assert DiffusionParameters(steps=11).evaluations == 40
+    assert DiffusionParameters(steps=11, solver="midpoint").evaluations == 20
+    assert DiffusionParameters(steps=11, solver="euler").evaluations == 10
+    with pytest.raises(ValidationError, match=r"solver[\s\S]*'rk4', 'midpoint' or 'euler'"):
+        DiffusionParameters.model_validate({"solver": "heun"})

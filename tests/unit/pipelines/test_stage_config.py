@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.pipelines.parameters import ArParameters
+from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, StageConfig, load_pipeline, load_pipelines
+from omni_jobs.settings import Settings
+
+CONFIGS = Path(__file__).parents[3] / "stage_configs"
+
+GOOD = """\
+name: duo
+version: "1"
+stages:
+  one:
+    kind: echo
+    processor: echo
+    produces: bytes
+  two:
+    kind: echo
+    processor: echo
+    inputs: {one: bytes}
+    produces: text
+outputs:
+  text: {stage: two}
+"""
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "duo.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_shipped_pipelines_load() -> None:
+    pipelines = load_pipelines(CONFIGS)
+    assert {"qwen2_5_omni", "echo"} <= set(pipelines)
+
+
+def test_modalities_prune_the_graph() -> None:
+    omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
+    assert [stage.name for stage in omni.stages_for(["text"])] == ["thinker"]
+    assert [stage.name for stage in omni.stages_for(["text", "audio"])] == ["thinker", "talker", "code2wav"]
+    assert [stage.name for stage in omni.stages_for(["audio"])] == ["thinker", "talker", "code2wav"]
+    with pytest.raises(NotFound, match="does not make 'smell'") as caught:
+        omni.stages_for(["smell"])
+    assert caught.value.field == "modalities"
+
+
+def test_unknown_pipeline_names_the_known_ones() -> None:
+    with pytest.raises(NotFound, match=r"unknown pipeline 'nope'.*echo"):
+        load_pipelines(CONFIGS).named("nope")
+
+
+def test_the_setting_names_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load_pipelines(CONFIGS)
+    monkeypatch.setenv("OMNI_JOBS_PIPELINES", " qwen2_5_omni, chat,")
+    settings = Settings()
+    assert settings.pipelines == ("qwen2_5_omni", "chat")
+    assert settings.to_environment()["OMNI_JOBS_PIPELINES"] == "qwen2_5_omni,chat"
+    assert list(known.served(settings.pipelines)) == ["qwen2_5_omni", "chat"]
+    for unset in ("", " ,"):
+        monkeypatch.setenv("OMNI_JOBS_PIPELINES", unset)
+        assert Settings().pipelines is None
+    assert list(known.served(None)) == list(known)
+    with pytest.raises(ConfigError, match=r"no stage config has the name 'nope'; there are: chat, echo") as caught:
+        known.served(["echo", "nope"])
+    assert caught.value.field == "OMNI_JOBS_PIPELINES"
+
+
+def test_queues_and_consumers() -> None:
+    omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
+    assert omni.queue("talker") == "qwen2_5_omni.talker"
+    assert omni.consumers("thinker") == ("talker",)
+    assert omni.consumers("code2wav") == ()
+
+
+def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+    first = load_pipeline(write(tmp_path, GOOD))
+    assert first.digest == load_pipeline(write(tmp_path, "# a comment\n" + GOOD)).digest
+    assert first.digest != load_pipeline(write(tmp_path, GOOD.replace('"1"', '"2"'))).digest
+
+
+DECIDES = """\
+name: duo
+version: "1"
+description: d
+model: {architecture: qwen2_5_omni, path: /models/a}
+accepts: [text, audio]
+voices: [Chelsie]
+stages:
+  one:
+    kind: ar
+    component: thinker
+    processor: chat
+    produces: hidden_states
+    device: cuda
+    slots: 8
+    time_limit_s: 60
+    queue_limit_s: 60
+    retries: {storage: 1}
+    max_payload_bytes: 1000
+    engine: {dtype: bfloat16, max_model_len: 512, max_num_seqs: 8, max_num_batched_tokens: 512, block_size: 16,
+             enforce_eager: true, enable_prefix_caching: true, gpu_memory_utilization: 0.5,
+             kv_cache_memory_bytes: 1048576, tensor_parallel_size: 1, skip_mm_profiling: true,
+             limit_mm_per_prompt: {audio: 1}, max_batch_frames: 10, cpu: {dtype: float32, max_num_seqs: 4}}
+    parameters: {temperature: 0.5, max_tokens: 7}
+  two:
+    kind: ar
+    component: talker
+    processor: thinker2talker
+    inputs: {one: hidden_states}
+    produces: codes
+  three:
+    kind: diffusion
+    component: code2wav
+    processor: talker2code2wav
+    inputs: {two: codes}
+    produces: waveform
+outputs:
+  text: {stage: one}
+  audio: {stage: three}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: duo", "name: trio"),
+        ('version: "1"', 'version: "2"'),
+        ("accepts: [text, audio]", "accepts: [text]"),
+        ("voices: [Chelsie]", "voices: [Chelsie, Ethan]"),
+        ("processor: chat", "processor: echo"),
+        ("dtype: bfloat16", "dtype: float16"),
+        ("dtype: float32", "dtype: float16"),
+        ("max_model_len: 512", "max_model_len: 1024"),
+        ("temperature: 0.5", "temperature: 0.6"),
+        ("max_tokens: 7", "max_tokens: 8"),
+        ("  text: {stage: one}\n", ""),
+    ],
+)
+def test_what_decides_a_result_decides_the_digest(tmp_path: Path, old: str, new: str) -> None:
+    assert old in DECIDES
+    changed = Pipeline.model_validate(yaml.safe_load(DECIDES.replace(old, new, 1)))
+    assert changed.digest != Pipeline.model_validate(yaml.safe_load(DECIDES)).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("description: d\n", ""),
+        ("/models/a", "/mnt/b"),
+        ("accepts: [text, audio]", "accepts: [audio, text]"),
+        ("device: cuda", "device: cpu"),
+        ("slots: 8", "slots: 9"),
+        ("time_limit_s: 60", "time_limit_s: 61"),
+        ("queue_limit_s: 60", "queue_limit_s: 61"),
+        ("retries: {storage: 1}", "retries: {storage: 2}"),
+        ("max_payload_bytes: 1000", "max_payload_bytes: 1001"),
+        ("max_num_seqs: 8", "max_num_seqs: 9"),
+        ("max_num_batched_tokens: 512", "max_num_batched_tokens: 600"),
+        ("block_size: 16", "block_size: 32"),
+        ("enforce_eager: true", "enforce_eager: false"),
+        ("enable_prefix_caching: true", "enable_prefix_caching: false"),
+        ("gpu_memory_utilization: 0.5", "gpu_memory_utilization: 0.4"),
+        ("kv_cache_memory_bytes: 1048576", "kv_cache_memory_bytes: 2097152"),
+        ("tensor_parallel_size: 1", "tensor_parallel_size: 2"),
+        ("skip_mm_profiling: true", "skip_mm_profiling: false"),
+        ("{audio: 1}", "{audio: 2}"),
+        ("max_batch_frames: 10", "max_batch_frames: 11"),
+        ("max_num_seqs: 4", "max_num_seqs: 5"),
+        ("cpu: {dtype: float32, max_num_seqs: 4}", "cpu: {dtype: float32}"),
+        ("max_tokens: 7}", "max_tokens: 7, top_p: 1.0}"),
+        ("parameters: {temperature: 0.5, max_tokens: 7}", "parameters: {max_tokens: 7, temperature: 0.5}"),
+    ],
+)
+def test_what_an_operator_tunes_while_jobs_wait_leaves_the_digest_alone(tmp_path: Path, old: str, new: str) -> None:
+    assert old in DECIDES
+    changed = Pipeline.model_validate(yaml.safe_load(DECIDES.replace(old, new, 1)))
+    assert changed.digest == Pipeline.model_validate(yaml.safe_load(DECIDES)).digest
+
+
+def test_the_order_in_a_file_leaves_the_digest_alone() -> None:
+    data = yaml.safe_load(DECIDES)
+    turned = dict(reversed(data.items())) | {"stages": dict(reversed(data["stages"].items()))}
+    assert Pipeline.model_validate(turned).digest == Pipeline.model_validate(data).digest
+
+
+def test_every_field_is_in_the_digest_or_left_out_on_purpose() -> None:
+    """Who adds a field decides here whether a worker with another value of it may take a job."""
+    assert set(Pipeline.model_fields) - {"description"} == {
+        *("name", "version", "model", "accepts", "voices", "stages", "outputs"),
+    }
+    tuned = {"device", "slots", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
+    assert set(StageConfig.model_fields) - tuned == {
+        *("name", "kind", "component", "processor", "inputs", "produces", "engine", "parameters"),
+    }
+    room = {
+        *("max_num_seqs", "max_num_batched_tokens", "block_size", "enforce_eager", "enable_prefix_caching"),
+        *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "limit_mm_per_prompt"),
+        *("skip_mm_profiling", "max_batch_frames"),
+    }
+    assert set(EngineSettings.model_fields) - room == {"dtype", "max_model_len"}
+
+
+def test_the_digest_of_a_file_is_the_same_in_every_build() -> None:
+    """Jobs that wait over an upgrade are taken by the new build's workers."""
+    assert Pipeline.model_validate(yaml.safe_load(GOOD)).digest == "02f22939d6e14a93"
+    assert Pipeline.model_validate(yaml.safe_load(DECIDES)).digest == "ea29c0b1acb68c0e"
+
+
+def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
+    pipeline: Pipeline = load_pipeline(write(tmp_path, GOOD))
+    with pytest.raises(ValueError, match="frozen"):
+        pipeline.name = "other"  # type: ignore[misc]
+
+
+def test_engine_settings_for_the_cpu_override() -> None:
+    thinker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("thinker")
+    assert thinker.engine.on("cpu").dtype == "float32"
+    assert thinker.engine.on("cuda").dtype is None
+    assert thinker.engine.on("cpu").max_num_seqs == thinker.engine.on("cuda").max_num_seqs == 32
+
+
+def test_parameters_merge_over_the_defaults() -> None:
+    talker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("talker")
+    merged = talker.parameters_with({"temperature": 0})
+    assert isinstance(merged, ArParameters)
+    assert (merged.temperature, merged.top_k) == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "field", "message"),
+    [
+        ("version:", "color: red\nversion:", 2, "color", "unknown key"),
+        ("    inputs:", "    speed: 3\n    inputs:", 11, "stages.two.speed", "unknown key"),
+        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "Input should be"),
+        ("    kind: echo", "    kind: magic", 5, "stages.one.kind", "Input should be"),
+        ("processor: echo", "processor: os.system", 6, "stages.one.processor", "pattern"),
+        ("processor: echo", "processor: nothing", 6, "stages.one.processor", "no input processor 'nothing'"),
+        ("{one: bytes}", "{three: bytes}", 11, "stages.two.inputs.three", "no such stage 'three'"),
+        ("{one: bytes}", "{one: codes}", 11, "stages.two.inputs.one", "produces bytes, not codes"),
+        ("{one: bytes}", "{two: text}", 11, "stages.two.inputs", "cycle: two → two"),
+        ("{stage: two}", "{stage: six}", 14, "outputs.text.stage", "no such stage 'six'"),
+        ("{stage: two}", "{stage: one}", 14, "outputs.text.stage", "produces bytes, not text"),
+        ('version: "1"', 'version: "1"\nname: again', 3, None, "key 'name' twice"),
+        ('version: "1"', "version: [", 4, None, "not valid YAML"),
+        ("  two:", "    parameters: {heat: 1}\n  two:", 8, "stages.one.parameters.heat", "unknown key"),
+        ("  two:", "    slots: 0\n  two:", 8, "stages.one.slots", "greater than or equal to 1"),
+        ("  two:", "    name: x\n  two:", 8, "stages.one.name", "unknown key"),
+        ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs the pipeline's model section"),
+        ("name: duo", "name: !!python/object/apply:os.system [id]", 1, None, "not valid YAML"),
+        ("{one: bytes}", "{}", 4, "stages.one", "no output needs this stage"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_file_line_and_field(
+    tmp_path: Path, old: str, new: str, line: int, field: str | None, message: str
+) -> None:
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_pipeline(path)
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engine: {speculative_config: {}}", "speculative decoding is not supported: captured hidden states"),
+        ("engine: {pipeline_parallel_size: 2}", "pipeline parallelism is not supported: what is captured"),
+        ("engine: {cpu: {data_parallel_size: 2}}", "data parallelism is not supported: start more workers"),
+        ("parameters: {n: 2}", "several answers are not supported: a job has one"),
+        ("parameters: {best_of: 2}", "several answers are not supported: a job has one"),
+    ],
+)
+def test_what_is_not_supported_is_said_with_the_reason(tmp_path: Path, setting: str, message: str) -> None:
+    path = write(tmp_path, GOOD.replace("  two:", f"    {setting}\n  two:"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_pipeline(path)
+    field = ".".join(re.findall(r"[a-z_]+(?=:)", setting))
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), 8, f"stages.one.{field}")
+
+
+def test_an_empty_or_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        load_pipeline(write(tmp_path, ""))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_pipeline(tmp_path / "absent.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_pipeline(tmp_path / "latin.yaml")
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, GOOD)
+    (tmp_path / "other.yaml").write_text(GOOD, encoding="utf-8")
+    with pytest.raises(ConfigError, match="has this name already"):
+        load_pipelines(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("slots", "at_most", "hints"), [(1, 64, 1), (8, 64, 2), (32, 64, 8), (256, 64, 64), (256, 16, 16)]
+)
+def test_a_full_message_is_a_quarter_of_a_worker_s_slots(slots: int, at_most: int, hints: int) -> None:
+    config = load_pipeline(CONFIGS / "echo.yaml").stage("first").model_copy(update={"slots": slots})
+    assert config.hints_per_message(at_most) == hints

@@ -1,0 +1,49 @@
+"""A stage that stopped at its limit warns of what was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_jobs.pipelines.stage_config import load_pipelines
+from workers.stages.stage import Stage
+from workers.stages.types import OmniModelRunnerOutput, StageSource
+
+OMNI = load_pipelines(Path(__file__).parents[3] / "stage_configs")["qwen2_5_omni"]
+
+
+def warned(checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **parameters: Any) -> list[dict[str, str]]:
+    stage = Stage(OMNI, OMNI.stage(stage_name), checkpoint)
+    source = stage.source(
+        job_id="job-1",
+        request={"parameters": {stage_name: parameters}},
+        media=[],
+        upstream={},
+        seed=0,
+        capture=False,
+    )
+    assert isinstance(source, StageSource)
+    return stage.warnings_of(output, source)
+
+
+@pytest.mark.parametrize(
+    ("stage", "tokens", "parameters", "message"),
+    [
+        ("talker", 4096, {}, "the talker stopped at its max_tokens of 4096: the speech is probably cut"),
+        ("talker", 5, {"max_tokens": 5}, "the talker stopped at its max_tokens of 5: the speech is probably cut"),
+        ("thinker", 5, {"max_tokens": 5}, "the thinker stopped at its max_tokens of 5: the text is probably cut"),
+        ("thinker", 4, {"max_tokens": 5}, "the thinker stopped at the end of its context: the text is probably cut"),
+    ],
+)
+def test_a_stage_that_stopped_at_its_limit_warns(
+    tiny_checkpoint: Path, stage: str, tokens: int, parameters: dict[str, Any], message: str
+) -> None:
+    output = OmniModelRunnerOutput(token_ids=[1] * tokens, finish_reason="length")
+    assert warned(tiny_checkpoint, stage, output, **parameters) == [{"code": "cut_short", "message": message}]
+
+
+@pytest.mark.parametrize(("stage", "reason"), [("thinker", "stop"), ("talker", "stop"), ("code2wav", None)])
+def test_a_stage_that_came_to_its_end_does_not(tiny_checkpoint: Path, stage: str, reason: str | None) -> None:
+    assert warned(tiny_checkpoint, stage, OmniModelRunnerOutput(token_ids=[1] * 5000, finish_reason=reason)) == []

@@ -1,0 +1,109 @@
+"""Each use of vLLM's private API by name: an upgrade that moves one fails here, readably."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TypeGuard
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import workers
+from workers import vllm_hooks
+from workers.models.components import QWEN_TALKER, model_classes
+from workers.vllm_hooks import HOOKS, Hook, moved_hooks
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner.rpartition(':')[2]}.{hook.name}")
+def test_hook_is_where_we_know_it(hook: Hook) -> None:
+    assert moved_hooks([hook]) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (Hook("vllm.gone:Thing", "x"), "vllm.gone:Thing is gone"),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing"),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._nothing is gone",
+        ),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_update_states", ("a", "b")),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states takes ('scheduler_output',), not ('a', 'b')",
+        ),
+        (
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing", read_in="_update_states"),
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states no longer uses self._nothing",
+        ),
+    ],
+)
+def test_a_moved_hook_is_named(hook: Hook, message: str) -> None:
+    assert moved_hooks([hook]) == [message]
+
+
+def test_check_hooks_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_hooks, "moved_hooks", lambda: ["a is gone", "b is gone"])
+    with pytest.raises(vllm_hooks.ConfigError, match="a is gone; b is gone"):
+        vllm_hooks.check_hooks()
+
+
+def test_register_is_an_entry_point_and_registers_our_models() -> None:
+    from importlib.metadata import entry_points
+
+    from vllm import ModelRegistry
+
+    (plugin,) = entry_points(group="vllm.general_plugins", name="omni_jobs")
+    plugin.load()()
+    assert QWEN_TALKER in model_classes()
+    assert {model.architecture for model in model_classes()} <= set(ModelRegistry.get_supported_archs())
+
+
+OVER_VLLM = (
+    "vllm_hooks/model_runner.py",
+    "vllm_hooks/worker.py",
+    "runners/ar/gpu_model_runner.py",
+    "runners/ar/gpu_ar_model_runner.py",
+    "runners/ar/gpu_ar_worker.py",
+)
+"""Classes on vLLM's own: what they say of self and do not define is vLLM's."""
+
+
+def test_what_our_classes_take_from_vllms_stands_in_the_table() -> None:
+    used: set[str] = set()
+    ours: set[str] = set()
+    for file in OVER_VLLM:
+        tree = ast.parse((Path(workers.__file__).parent / file).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                ours.add(node.name)
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+                ours |= {target.attr for target in targets if is_of_self(target)}
+                ours |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if is_of_self(node):
+                used.add(node.attr)
+    assert used - (ours - {"model_runner"}) - {hook.name for hook in HOOKS} == set()
+
+
+def is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def test_only_vllm_hooks_and_models_import_vllm_internals() -> None:
+    """The runners see vLLM through workers.vllm_hooks; model classes use its model library."""
+    root = Path(workers.__file__).parent
+    found = []
+    for path in root.rglob("*.py"):
+        place = path.relative_to(root).parts[0]
+        if place in ("vllm_hooks", "models"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{path.name}: {name}" for name in names if name.startswith("vllm.") and name not in PUBLIC]
+    assert found == []
+
+
+PUBLIC = {"vllm.sampling_params"}

@@ -1,0 +1,379 @@
+"""Builds a complete tiny Qwen2.5-Omni checkpoint: every part real, every weight random.
+
+    python -m workers.checkpoints.tiny DIR --seed 0
+
+4.0 M parameters, 16 MB, a few seconds. It has what the real one has: thinker, talker
+and token2wav under their prefixes, tokenizer, chat template, preprocessor and speakers.
+What it says is printable noise, and what it speaks is noise one can hear.
+
+What the real checkpoint fixes elsewhere in the code is kept as it is there: codec ids
+and vocabulary, sampling rates, patch sizes, 240 samples per mel frame. All head
+dimensions are 32, the least that attention on CPUs takes; the talker's hidden size
+differs from heads x head dimension, as the real one's does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import string
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import save_file
+
+from omni_jobs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["SPEAKERS", "build_tiny_checkpoint"]
+
+VERSION = 1  # of what this module builds: a directory of another version is built anew
+MARKER = "tiny_checkpoint.json"
+
+SPEAKERS = ("Chelsie", "Ethan")
+
+# The order of the real tokenizer; 256 byte symbols stand before them.
+_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|tts_pad|>",
+    "<|tts_bos|>",
+    "<|tts_eos|>",
+    *(f"<|speaker_{name}|>" for name in SPEAKERS),
+)
+_BYTES = 256
+_TOKEN_IDS = {token: _BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
+_VOCAB_SIZE = 320  # the embedding table is padded past the tokenizer, as the real one is
+
+# Names under which Transformers' processor looks for its placeholders.
+_NAMED_TOKENS = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+
+# Qwen2.5-Omni's own: without a system message it puts the plain assistant's.
+_CHAT_TEMPLATE = (
+    "{% set audio_count = namespace(value=0) %}{% set image_count = namespace(value=0) %}"
+    "{% set video_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
+    "You are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_bos|><|IMAGE|><|vision_eos|>"
+    "{% elif content['type'] == 'audio' or 'audio' in content or 'audio_url' in content %}"
+    "{% set audio_count.value = audio_count.value + 1 %}"
+    "{% if add_audio_id %}Audio {{ audio_count.value }}: {% endif %}<|audio_bos|><|AUDIO|><|audio_eos|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}"
+    "{% set video_count.value = video_count.value + 1 %}"
+    "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<|vision_bos|><|VIDEO|><|vision_eos|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_PREPROCESSOR: dict[str, Any] = {
+    "processor_class": "Qwen2_5OmniProcessor",
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "min_pixels": 4 * 28 * 28,
+    "max_pixels": 1024 * 28 * 28,  # 1024 tokens; the real one's 16384 do not fit the tiny context
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "chunk_length": 30,  # seconds; the real one's 300 would pad every clip to 300 s
+    "n_samples": 480000,
+    "nb_max_frames": 3000,
+    "n_fft": 400,
+    "dither": 0.0,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+}
+
+_HIDDEN = 128  # the thinker's; also the size of what it hands to the talker
+_HEAD_DIM = 32
+_CONTEXT = 8192
+_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]}
+_GAIN = 1.5  # weights are normal with _GAIN / sqrt(fan in): the default 0.02 gives silence
+
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """The checkpoint of this seed at ``directory``, built unless it stands there already.
+
+    Appears at once or not at all; several processes may build the same one.
+    Raises ConfigError when ``directory`` holds something else.
+    """
+    directory = Path(directory)
+    mark = {"version": VERSION, "seed": seed}
+    if _mark_of(directory) == mark:
+        return directory
+    _refuse_foreign(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        _write(building, seed)
+        (building / MARKER).write_text(json.dumps(mark), encoding="utf-8")
+        building.chmod(0o755)
+        _put(building, directory, mark)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return directory
+
+
+def _mark_of(directory: Path) -> object:
+    try:
+        return json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _refuse_foreign(directory: Path) -> None:
+    try:
+        names = os.listdir(directory)  # one look: another process may put it aside at any moment
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = [directory.name]
+    if names and MARKER not in names:
+        raise ConfigError(f"{directory} is there already and is no tiny checkpoint", field="directory")
+
+
+def _put(building: Path, directory: Path, mark: object) -> None:
+    """Rename into place; another process that was faster wins if it built the same."""
+    outdated = building.with_name(building.name + ".old")
+    while True:
+        try:
+            building.rename(directory)
+            return
+        except OSError:
+            if _mark_of(directory) == mark:
+                return
+            _refuse_foreign(directory)
+            with contextlib.suppress(FileNotFoundError):
+                directory.rename(outdated)
+                shutil.rmtree(outdated)
+
+
+def _write(directory: Path, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = _model(generator)
+    model.config.save_pretrained(directory)
+    save_file(dict(model.state_dict()), directory / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(directory)
+    _write_json(directory / "generation_config.json", {"eos_token_id": _TOKEN_IDS["<|im_end|>"], "do_sample": False})
+    _write_json(directory / "preprocessor_config.json", _PREPROCESSOR)
+    _write_json(directory / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
+    speakers = {
+        name: {
+            "bos_token": _TOKEN_IDS[f"<|speaker_{name}|>"],
+            "cond": torch.randn(1, 192, generator=generator),
+            "ref_mel": torch.randn(1, 60, 80, generator=generator) * 2 - 4,
+        }
+        for name in SPEAKERS
+    }
+    torch.save(speakers, directory / "spk_dict.pt")
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def _symbols() -> list[str]:
+    """The 256 symbols of byte-level BPE in byte order; GPT-2's table."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(_BYTES) if byte not in printable]
+    symbol_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    return [symbol_of[byte] for byte in range(_BYTES)]
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from transformers import Qwen2Tokenizer
+
+    roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer = Qwen2Tokenizer(
+        vocab={symbol: byte for byte, symbol in enumerate(_symbols())} | _TOKEN_IDS,
+        merges=[],
+        model_max_length=_CONTEXT,
+        extra_special_tokens=_NAMED_TOKENS,
+        **roles,
+    )
+    tokenizer.add_tokens(list(_SPECIAL_TOKENS), special_tokens=True)
+    tokenizer.save_pretrained(directory)
+
+
+def _model(generator: torch.Generator) -> PreTrainedModel:
+    from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+    config = Qwen2_5OmniConfig(
+        thinker_config=_thinker_config(), talker_config=_talker_config(), token2wav_config=_token2wav_config()
+    )
+    with torch.random.fork_rng(devices=[]):
+        model: Any = Qwen2_5OmniForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+    config.architectures = ["Qwen2_5OmniForConditionalGeneration"]
+    for name, parameter in sorted(model.named_parameters()):
+        _randomise(name, parameter.data, generator)
+    _make_printable(model.thinker.lm_head.weight.data)
+    return cast("PreTrainedModel", model)
+
+
+def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+    if weight.ndim == 1:
+        if name.endswith("bias"):
+            weight.normal_(std=0.02, generator=generator)
+        return  # norms and SnakeBeta keep their initial values
+    gain = _GAIN
+    if "bigvgan" in name:  # so that the waveform neither dies out nor sits at the clipping limit
+        gain = 0.05 if name.endswith("conv_post.weight") else 0.9
+    weight.normal_(std=gain / math.sqrt(weight[0].numel()), generator=generator)
+
+
+def _make_printable(lm_head: torch.Tensor) -> None:
+    """Zero the rows of all tokens but printable ASCII and the end: they then never win.
+
+    A random thinker would otherwise emit media placeholders and bytes that are no UTF-8.
+    """
+    spoken = [byte for byte in string.printable.encode() if byte == 10 or byte >= 32]
+    keep = torch.zeros(lm_head.shape[0], dtype=torch.bool)
+    keep[[*spoken, _TOKEN_IDS["<|im_end|>"]]] = True
+    lm_head[~keep] = 0
+
+
+def _thinker_config() -> dict[str, Any]:
+    return {
+        "text_config": {
+            "vocab_size": _VOCAB_SIZE,
+            "hidden_size": _HIDDEN,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": _CONTEXT,
+            "rope_parameters": dict(_ROPE),
+            "tie_word_embeddings": False,
+        },
+        "audio_config": {
+            "d_model": 64,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 128,
+            "num_mel_bins": 128,
+            "n_window": 100,
+            "output_dim": _HIDDEN,
+        },
+        "vision_config": {
+            "depth": 2,
+            "fullatt_block_indexes": [1],
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": _HIDDEN,
+        },
+        "audio_token_index": _TOKEN_IDS["<|AUDIO|>"],
+        "image_token_index": _TOKEN_IDS["<|IMAGE|>"],
+        "video_token_index": _TOKEN_IDS["<|VIDEO|>"],
+        "audio_start_token_id": _TOKEN_IDS["<|audio_bos|>"],
+        "audio_end_token_id": _TOKEN_IDS["<|audio_eos|>"],
+        "vision_start_token_id": _TOKEN_IDS["<|vision_bos|>"],
+        "vision_end_token_id": _TOKEN_IDS["<|vision_eos|>"],
+        "bos_token_id": _TOKEN_IDS["<|im_start|>"],
+        "eos_token_id": _TOKEN_IDS["<|im_end|>"],
+        "pad_token_id": _TOKEN_IDS["<|endoftext|>"],
+        "user_token_id": ord("u"),
+        "tie_word_embeddings": False,
+    }
+
+
+def _talker_config() -> dict[str, Any]:
+    return {
+        "embedding_size": _HIDDEN,
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": _HEAD_DIM,
+        "max_position_embeddings": _CONTEXT,
+        "rope_parameters": dict(_ROPE),
+        "vocab_size": 8448,
+        "audio_token_index": _TOKEN_IDS["<|AUDIO|>"],
+        "image_token_index": _TOKEN_IDS["<|IMAGE|>"],
+        "video_token_index": _TOKEN_IDS["<|VIDEO|>"],
+        "audio_start_token_id": _TOKEN_IDS["<|audio_bos|>"],
+        "audio_end_token_id": _TOKEN_IDS["<|audio_eos|>"],
+        "vision_start_token_id": _TOKEN_IDS["<|vision_bos|>"],
+        "vision_end_token_id": _TOKEN_IDS["<|vision_eos|>"],
+        "tts_text_pad_token_id": _TOKEN_IDS["<|tts_pad|>"],
+        "tts_text_start_token_id": _TOKEN_IDS["<|tts_bos|>"],
+        "tts_text_end_token_id": _TOKEN_IDS["<|tts_eos|>"],
+    }
+
+
+def _token2wav_config() -> dict[str, Any]:
+    return {
+        "dit_config": {
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "head_dim": _HEAD_DIM,
+            "emb_dim": 32,
+            "look_ahead_layers": [2],
+            "look_backward_layers": [0, 3],
+            "num_embeds": 8448,  # a random talker emits every code of its vocabulary
+            "enc_dim": 32,
+            "enc_channels": [32, 32, 32, 32, 96],
+            "enc_attention_channels": 16,
+            "enc_se_channels": 16,
+        },
+        "bigvgan_config": {
+            "upsample_initial_channel": 128,
+            "resblock_kernel_sizes": [3, 7],
+            "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]],
+        },
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers.checkpoints.tiny", description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What Celery's remote control answers for stage runs: ``inspect active``, ``stats``, ``query_task``, ``revoke``.
+
+Celery keeps its own book of the tasks that it executes. Stage runs are not among them, and an entry
+for each would cost more than the rest of a small one; so these commands read the pool when they are asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import Panel, control_command, inspect_command
+
+from omni_jobs.broker.broker import TASK
+
+__all__: list[str] = []
+
+_STATS = Panel.data["stats"]
+_NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cancel JOB or DELETE /v1/jobs/JOB"
+
+
+@inspect_command(alias="dump_active")  # type: ignore[untyped-decorator]
+def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
+    """List of stage runs in flight."""
+    return _active(state)
+
+
+@inspect_command()  # type: ignore[untyped-decorator]
+def stats(state: Any, **_: Any) -> dict[str, Any]:
+    """Request worker statistics/information."""
+    info: dict[str, Any] = _STATS(state)
+    info["total"] = {TASK: state.consumer.pool.stage_runs_done}
+    return info
+
+
+@inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
+    """Query for stage runs in flight by id."""
+    wanted = {str(found) for found in (ids if isinstance(ids, list | tuple) else [ids])}
+    return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
+    """Refused: a job is cancelled, not its stage runs."""
+    return {"error": _NO_REVOKE}
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
+)
+def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
+    """Refused: a job is cancelled, not its stage runs."""
+    return {"error": _NO_REVOKE}
+
+
+def _active(state: Any) -> list[dict[str, Any]]:
+    """With the fields that Celery gives its own requests, and those of a stage run."""
+    consumer = state.consumer
+    return [
+        {
+            "id": str(run["stage_run_id"]),
+            "name": TASK,
+            "args": [],
+            "kwargs": run,
+            "type": TASK,
+            "hostname": state.hostname,
+            "time_start": run["started_at"],
+            "acknowledged": True,
+            "delivery_info": {"routing_key": f"{run['pipeline']}.{run['stage']}"},
+            "worker_pid": consumer.controller.info()["pid"],
+        }
+        for run in consumer.pool.stage_runs()
+    ]

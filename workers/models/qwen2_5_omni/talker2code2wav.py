@@ -1,0 +1,67 @@
+"""``talker2code2wav``: the talker's codes → code2wav's input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.pipelines.parameters import DiffusionParameters
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
+from workers.stages.types import CodecPrompt, StageSource
+
+__all__ = ["Talker2Code2WavProcessor"]
+
+
+class Talker2Code2WavProcessor:
+    """Cuts the codes at the talker's end token and names the speaker."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Raises ConfigError when there is no model or its config does not name the codec's ends."""
+        if model is None:
+            raise ConfigError("processor talker2code2wav needs a model", field="processor", stage=stage.name)
+        self._talker = next(name for name, flow in stage.inputs.items() if flow == "codes")
+        self._ends = torch.tensor(_codec_ends(model.path))
+        self._default_voice = model.voices[0] if model.voices else None
+
+    def __call__(self, source: StageSource) -> CodecPrompt:
+        """Reads tensor ``codes`` int64 [N] and value ``voice`` (default: the pipeline's first).
+
+        Raises PayloadCorrupt naming the field, and ModelError when the talker said nothing.
+        """
+        if not isinstance(source.parameters, DiffusionParameters):
+            raise ModelError("talker2code2wav makes input for a diffusion stage", field="kind")
+        information = source.upstream[self._talker].additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information")
+        codes = to_torch(information.tensor("codes", dtypes=frozenset({"I64"}), rank=1))
+        if "voice" in information.values or self._default_voice is None:
+            voice = information.value("voice", str)
+        else:
+            voice = self._default_voice
+        spoken = self._until_end(codes)
+        if not len(spoken):
+            raise ModelError("the talker ended before it said anything", field="codes")
+        return CodecPrompt(codes=spoken, voice=voice, parameters=source.parameters, seed=source.seed)
+
+    def _until_end(self, codes: torch.Tensor) -> torch.Tensor:
+        """A copy of the codes before the first end token: the payload's memory can go."""
+        ends = torch.nonzero(torch.isin(codes, self._ends))
+        return codes[: int(ends[0])].clone() if len(ends) else codes.clone()
+
+
+def _codec_ends(checkpoint: Path) -> list[int]:
+    """The talker stops at its pad token as well as at its end token."""
+    path = checkpoint / "config.json"
+    names = ("tts_codec_pad_token_id", "tts_codec_end_token_id")
+    try:
+        section = json.loads(path.read_text(encoding="utf-8"))["talker_config"]
+        return [int(section[name]) for name in names]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"config.json must give {' and '.join(names)}", file=str(path), field="talker_config"
+        ) from error

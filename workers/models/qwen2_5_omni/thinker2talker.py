@@ -1,0 +1,139 @@
+"""``thinker2talker``: the thinker's hidden states → the talker's prompt and feed.
+
+Source of the formulas: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
+"2. Generate speech tokens from talker module". With P prompt and N generated tokens of
+the thinker, its rows [P + N - 1, H] and E its embedding table:
+
+    prompt  [codec mask] * P + [codec pad, codec bos]
+    feed    rows[:P] + E(speaker) + rows[P:] + E(tts eos) + E(tts pad)
+    M-RoPE  the thinker's positions, then two text positions; the same delta
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.payloads import FLOAT_DTYPES
+from omni_jobs.pipelines.parameters import ArParameters
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
+from workers.stages.types import OmniTokensPrompt, StageSource
+
+__all__ = ["Thinker2TalkerProcessor"]
+
+_EMBEDDING = "thinker.model.embed_tokens.weight"
+_SPEAKERS = "spk_dict.pt"
+_CODEC_PROMPT = 2
+
+
+class Thinker2TalkerProcessor:
+    """Holds the few rows of the thinker's embedding table that it needs."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        if model is None:
+            raise ConfigError("processor thinker2talker needs a model", field="processor", stage=stage.name)
+        config = _talker_config(model.path, stage.name)
+        self._upstream = next(iter(stage.inputs), "thinker")
+        self._mask: int = config.tts_codec_mask_token_id
+        self._codec_prompt: list[int] = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
+        speakers = _speaker_tokens(model.path / _SPEAKERS, stage.name)
+        if unknown := sorted(set(model.voices) - set(speakers)):
+            raise ConfigError(f"the checkpoint has no speaker {unknown[0]!r}", field="voices", stage=stage.name)
+        self._default_voice = model.voices[0] if model.voices else next(iter(speakers))
+        ids = {**speakers, "": config.tts_text_end_token_id, " ": config.tts_text_pad_token_id}
+        rows = _embedding_rows(model.path, ids, stage.name)
+        self._end, self._pad = rows.pop(""), rows.pop(" ")  # [1, H] each
+        self._speakers = rows
+
+    def __call__(self, source: StageSource) -> OmniTokensPrompt:
+        """Raises PayloadCorrupt for a payload that is not the thinker's and ModelError for an unknown voice."""
+        if not isinstance(source.parameters, ArParameters):
+            raise ModelError("thinker2talker makes input for an AR stage", field="parameters")
+        payload = source.upstream[self._upstream]
+        information = payload.additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information", stage=self._upstream)
+        rows = to_torch(information.tensor("hidden_states", dtypes=FLOAT_DTYPES, rank=2))
+        positions = to_torch(information.tensor("mrope_positions", dtypes=frozenset({"I64"}), rank=2))
+        generated = information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1).shape[0]
+        prompt = information.value("prompt_tokens", int)
+        delta = information.value("mrope_delta", int)
+
+        def refuse(message: str, field: str) -> PayloadCorrupt:
+            return PayloadCorrupt(message, field=field, key=information.key, stage=information.stage)
+
+        if prompt < 1 or generated < 1:
+            raise refuse(f"{prompt} prompt and {generated} generated tokens", "values.prompt_tokens")
+        due = (prompt + generated - 1, self._end.shape[1])
+        if tuple(rows.shape) != due:
+            raise refuse(f"{list(rows.shape)} where {list(due)} is due", "tensors.hidden_states.shape")
+        if tuple(positions.shape) != (3, prompt):
+            raise refuse(f"{list(positions.shape)} where {[3, prompt]} is due", "tensors.mrope_positions.shape")
+        highest = int(positions.max())
+        if int(positions.min()) < 0 or delta != highest + 1 - prompt:
+            raise refuse(f"{delta} does not continue the positions", "values.mrope_delta")
+
+        speaker = self._speaker(information.values.get("voice"))
+        parts = [rows[:prompt], speaker, rows[prompt:], self._end, self._pad]
+        after = torch.tensor([highest + 1, highest + 2]).expand(3, _CODEC_PROMPT)
+        return OmniTokensPrompt(
+            prompt_token_ids=[self._mask] * prompt + self._codec_prompt,
+            additional_information={
+                "feed": torch.cat([part.to(rows.dtype) for part in parts]),
+                "mrope_positions": torch.cat([positions, after], dim=1),
+                "mrope_delta": delta,
+            },
+            parameters=source.parameters,
+            seed=source.seed,
+            capture=source.capture,
+        )
+
+    def _speaker(self, voice: object) -> torch.Tensor:
+        name = self._default_voice if voice is None else voice
+        found = self._speakers.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise ModelError(f"no voice {name!r}; there is {', '.join(self._speakers)}", field="audio.voice")
+        return found
+
+
+def _talker_config(path: Path, stage: str) -> Any:
+    from transformers import Qwen2_5OmniConfig
+
+    try:
+        return Qwen2_5OmniConfig.from_pretrained(path, local_files_only=True).talker_config
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}/config.json has no talker: {error}", field="model.path", stage=stage) from error
+
+
+def _speaker_tokens(path: Path, stage: str) -> dict[str, int]:
+    """Speaker → the token that announces it. The file is the checkpoint's own; only plain tensors are unpickled."""
+    try:
+        speakers = torch.load(path, map_location="cpu", weights_only=True)
+        return {str(name): int(speaker["bos_token"]) for name, speaker in speakers.items()}
+    except (OSError, pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path} is not a table of speakers: {error}", field="model.path", stage=stage) from error
+
+
+def _embedding_rows(path: Path, ids: dict[str, int], stage: str) -> dict[str, torch.Tensor]:
+    """Rows [1, H] of the thinker's embedding table; nothing else of the checkpoint is read."""
+    index = path / "model.safetensors.index.json"
+    try:
+        file = "model.safetensors"
+        if index.is_file():
+            file = json.loads(index.read_text(encoding="utf-8"))["weight_map"][_EMBEDDING]
+        with safe_open(path / file, framework="pt") as weights:
+            table = weights.get_slice(_EMBEDDING)
+            size = table.get_shape()[0]
+            if outside := [token for token in ids.values() if not 0 <= token < size]:
+                raise ConfigError(f"token {outside[0]} is outside {_EMBEDDING}", field="model.path", stage=stage)
+            return {name: table[token : token + 1] for name, token in ids.items()}
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{path} has no {_EMBEDDING}: {error}", field="model.path", stage=stage) from error

@@ -1,0 +1,176 @@
+"""code2wav of Qwen2.5-Omni: codes → mel (diffusion transformer) → waveform (BigVGAN), in exact ragged batches.
+
+    load_token2wav(checkpoint, …) → Token2Wav            the ``token2wav.`` weights in Transformers' own modules
+    Token2Wav.denoise(requests, parameters) → Denoising  step() until done, keep() drops rows between steps
+    Token2Wav.vocode(mels) → waveforms                   of mels of one length, in vocoder_groups
+
+A request's result is Transformers' own, whatever else is in its batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.pipelines.parameters import DiffusionParameters
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising, Speaker
+
+if TYPE_CHECKING:
+    from transformers import Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
+
+__all__ = ["SAMPLING_RATE", "Token2Wav", "load_token2wav"]
+
+SAMPLING_RATE = 24_000  # Hz; BigVGAN makes 240 samples of each of the 100 mel frames per second
+
+_PREFIX = "token2wav."
+_VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call
+
+
+def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[str] = ()) -> Token2Wav:
+    """Read only the ``token2wav.`` part of a Qwen2.5-Omni checkpoint, in float32.
+
+    Raises ConfigError naming what the checkpoint lacks, ``voices`` included.
+    """
+    from transformers import Qwen2_5OmniToken2WavModel
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():  # 12 s less for the real one
+        model: Any = Qwen2_5OmniToken2WavModel(_read_config(checkpoint))
+    try:
+        model.load_state_dict(_read_weights(checkpoint))
+    except RuntimeError as error:
+        raise ConfigError(f"token2wav of {checkpoint} does not fit: {error}", field="model.path") from error
+    model.eval().requires_grad_(False)
+    return Token2Wav(model.to(device), _read_speakers(checkpoint, voices))
+
+
+def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
+    from transformers import Qwen2_5OmniToken2WavConfig
+
+    path = checkpoint / "config.json"
+    try:
+        section = json.loads(path.read_text(encoding="utf-8"))["token2wav_config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError("config.json has no token2wav_config", file=str(path), field="token2wav_config") from error
+    config = Qwen2_5OmniToken2WavConfig(**section)
+    config._attn_implementation = "sdpa"  # the only one of Transformers' that takes this model's masks
+    return config
+
+
+def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for name in _weight_files(checkpoint):
+        try:
+            with safe_open(checkpoint / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - not a mapping
+                    if key.startswith(_PREFIX):
+                        weights[key.removeprefix(_PREFIX)] = file.get_tensor(key).float()
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}", file=str(checkpoint / name)) from error
+    return weights
+
+
+def _weight_files(checkpoint: Path) -> list[str]:
+    """The safetensors files that hold token2wav, by the index where the checkpoint is sharded."""
+    index = checkpoint / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    try:
+        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({file for key, file in file_of.items() if key.startswith(_PREFIX)})
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map") from error
+
+
+def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
+    path = checkpoint / "spk_dict.pt"
+    try:
+        # The checkpoint's own format; weights_only unpickles tensors and plain containers alone.
+        speakers: dict[str, dict[str, torch.Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the unpickler meets
+        raise ConfigError(f"the speakers cannot be read: {error}", file=str(path)) from error
+    missing = [voice for voice in voices if voice not in speakers]
+    if missing:
+        known = ", ".join(sorted(speakers))
+        raise ConfigError(
+            f"no speaker {', '.join(missing)}; the checkpoint has {known}", file=str(path), field="voices"
+        )
+    return speakers
+
+
+class Token2Wav:
+    """Transformers' model and the checkpoint's voices on one device."""
+
+    def __init__(self, model: Qwen2_5OmniToken2WavModel, speakers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        self._dit: Any = model.code2wav_dit_model
+        self._vocoder: Any = model.code2wav_bigvgan_model
+        self.device = next(model.parameters()).device
+        self._speakers = {name: self._encode(speaker) for name, speaker in speakers.items()}
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._speakers)
+
+    def check(self, codes: torch.Tensor, voice: str) -> None:
+        """Raise ModelError naming the field that the model cannot speak."""
+        if voice not in self._speakers:
+            known = ", ".join(sorted(self._speakers))
+            raise ModelError(f"unknown voice {voice!r}; the checkpoint has {known}", field="voice")
+        if codes.dtype != torch.int64 or codes.ndim != 1:
+            raise ModelError(f"codes must be int64 [N], not {codes.dtype} {list(codes.shape)}", field="codes")
+        if not len(codes):
+            raise ModelError("there are no codes: the talker ended before it said anything", field="codes")
+        outside = torch.nonzero((codes < 0) | (codes > self._dit.config.num_embeds))
+        if len(outside):
+            at = int(outside[0])
+            raise ModelError(
+                f"code {int(codes[at])} at {at} is not in 0 … {self._dit.config.num_embeds}", field="codes"
+            )
+        longest = self._dit.config.max_position_embeddings
+        if self.frames(codes) > longest:
+            raise ModelError(f"{self.frames(codes)} mel frames, the model takes {longest}", field="codes")
+
+    def frames(self, codes: torch.Tensor) -> int:
+        """Mel frames of these codes; each code is two."""
+        return len(codes) * int(self._dit.repeats)
+
+    @torch.inference_mode()
+    def denoise(self, requests: Sequence[CodecRequest], parameters: DiffusionParameters) -> Denoising:
+        """Begin one ragged batch. The requests must have passed ``check``."""
+        speakers = [self._speakers[request.voice] for request in requests]
+        return Denoising(self._dit, requests, speakers, parameters, self.device)
+
+    def vocoder_groups(self, frames: Sequence[int]) -> list[list[int]]:
+        """Indices of rows of these lengths that go through the vocoder together.
+
+        They are of equal length, because the convolutions see the end; and on the CPU short, because
+        long ones are slower together than one by one (benchmarks.diffusion_runner).
+        """
+        most = _VOCODER_FRAMES[self.device.type]
+        groups: list[list[int]] = []
+        open_group: dict[int, list[int]] = {}
+        for n, length in enumerate(frames):
+            group = open_group.get(length)
+            if group is None or (len(group) + 1) * length > most:
+                group = open_group[length] = []
+                groups.append(group)
+            group.append(n)
+        return groups
+
+    @torch.inference_mode()
+    def vocode(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Mels [T, 80] of one length → waveforms float32 [240 T] on the CPU."""
+        waveforms: torch.Tensor = self._vocoder(torch.stack(list(mels)).permute(0, 2, 1))
+        return list(waveforms.reshape(len(mels), -1).unbind())
+
+    @torch.inference_mode()
+    def _encode(self, speaker: Mapping[str, torch.Tensor]) -> Speaker:
+        conditioning = speaker["cond"].to(self.device, torch.float32)
+        mel = speaker["ref_mel"].to(self.device, torch.float32)
+        return Speaker(conditioning, self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)])))

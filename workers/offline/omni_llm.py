@@ -1,0 +1,289 @@
+"""``OmniLLM``: a whole pipeline under one process, without broker, database or object store.
+
+    llm = OmniLLM("qwen2_5_omni", model="/models/Qwen2.5-Omni-7B")
+    [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
+    output.text, output.audio
+
+The same admission, the same stages, the same results as through the queue. Every
+stage works on whatever is ready for it: the talker speaks the first request while
+the thinker still thinks about the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBars
+
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.media.wall import MediaWall
+from omni_jobs.payloads import Payload
+from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.requests import Admitted, admit
+from omni_jobs.scheduling import threads_per_engine
+from omni_jobs.settings import Settings
+from omni_jobs.views import WarningView, merged_result
+from workers.offline.statistics import StageMeter, StageStatistics
+from workers.stages.stage import StageLLM
+from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
+
+__all__ = ["OmniLLM", "OmniOutput"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OmniOutput:
+    """One request's result.
+
+    result     what the job's ``result`` would be: text, finish_reason, usage, …
+    artifacts  name → stored output, ``audio.wav`` among them when audio was asked for
+    warnings   what the job's ``warnings`` would be: of each stage that was cut at its limit
+    stages     stage name → what its runner gave: tokens, finish_reason, hidden states, waveform
+    times      stage name → (begin, end) of its run, in seconds since ``generate`` or ``stream`` was called
+    """
+
+    request_index: int
+    result: Mapping[str, Any]
+    artifacts: Mapping[str, Artifact]
+    warnings: Sequence[WarningView]
+    stages: Mapping[str, OmniModelRunnerOutput] = field(repr=False)
+    times: Mapping[str, tuple[float, float]] = field(repr=False)
+
+    @property
+    def text(self) -> str | None:
+        return self.result.get("text")
+
+    @property
+    def audio(self) -> bytes | None:
+        """A WAV file, when audio was asked for."""
+        artifact = self.artifacts.get("audio.wav")
+        return artifact.data if artifact else None
+
+
+class OmniLLM:
+    """The offline entry point. Use as a context manager, or call :meth:`close`."""
+
+    def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
+        """Load every stage; takes as long as its slowest stage. Raises ConfigError, NotFound."""
+        settings = settings or Settings()
+        if model is not None:
+            settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
+        self._settings = settings
+        self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
+        self._wall = MediaWall(settings)
+        self._meters = {name: StageMeter() for name in self.pipeline.stages}
+        self._stages = {name: StageLLM.create(self.pipeline, name, settings) for name in self.pipeline.stages}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
+        self._thread.start()
+        try:
+            with _cores_divided(sum(stage.kind != "echo" for stage in self.pipeline.stages.values())):
+                self._call(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
+    ) -> list[OmniOutput | OmniJobsError]:
+        """Run all requests; the n-th result belongs to the n-th request.
+
+        A request is a job's body without ``model``, or a string: one user message, text alone.
+        All are admitted before the first runs (raises InvalidRequest); one that fails later
+        gives its error as its result and disturbs no other.
+        """
+        results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
+        for index, result in self._results(requests, progress):
+            results[index] = result
+        return [result for result in results if result is not None]
+
+    def stream(
+        self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
+    ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
+        """Like :meth:`generate`, each (index, result) as soon as it is there."""
+        return self._results(requests, progress)
+
+    def statistics(self) -> dict[str, StageStatistics]:
+        """Per stage, since the start; any thread may ask while others generate."""
+        return {name: meter.read() for name, meter in self._meters.items()}
+
+    def _results(
+        self, requests: Sequence[str | Mapping[str, Any]], progress: bool
+    ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
+        admitted = [self._admit(index, request) for index, request in enumerate(requests)]
+        begin = time.perf_counter()
+        with _bars(self._meters, admitted, progress) as advance:
+            futures = {
+                asyncio.run_coroutine_threadsafe(self._run(index, job, begin, advance), self._loop): index
+                for index, job in enumerate(admitted)
+            }
+            try:
+                for future in as_completed(futures):
+                    error = future.exception()
+                    if isinstance(error, OmniJobsError):
+                        yield futures[future], error
+                    else:
+                        yield futures[future], future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _admit(self, index: int, request: str | Mapping[str, Any]) -> Admitted:
+        body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
+        try:
+            return admit(
+                {**body, "model": self.pipeline.name}, Pipelines([self.pipeline]), self._settings, wall=self._wall
+            )
+        except OmniJobsError as error:
+            error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
+            raise
+
+    async def _run(self, index: int, job: Admitted, begin: float, advance: Callable[[str], None]) -> OmniOutput:
+        job_id = f"offline-{uuid.uuid4().hex}"
+        wanted = {stage.name for stage in job.stages}
+        outputs: dict[str, OmniModelRunnerOutput] = {}
+        results: dict[str, Mapping[str, Any]] = {}
+        artifacts: dict[str, Artifact] = {}
+        warnings: dict[str, list[WarningView]] = {}
+        times: dict[str, tuple[float, float]] = {}
+        running: dict[str, asyncio.Task[Payload | None]] = {}
+
+        async def run_stage(name: str) -> Payload | None:
+            llm = self._stages[name]
+            upstream = {earlier: await running[earlier] for earlier in llm.stage.config.inputs}
+            capture = any(consumer in wanted for consumer in self.pipeline.consumers(name))
+            source = llm.source_of(
+                job,
+                upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
+                capture=capture,
+                job_id=job_id,
+            )
+            started = time.perf_counter()
+            with self._meters[name].run() as seen:
+                async with llm.stage.time_limit() as limit:
+
+                    def report(progress: Progress) -> None:
+                        limit.see(progress)
+                        if not progress.waiting:
+                            seen(progress)
+
+                    output = await llm.generate(source, report)
+            times[name] = (started - begin, time.perf_counter() - begin)
+            outputs[name] = output
+            results[name] = llm.stage.result_of(output, source)
+            warnings[name] = [WarningView(stage=name, **each) for each in llm.stage.warnings_of(output, source)]
+            artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
+            payload = llm.stage.payload_of(output, source, attempt=1) if capture else None
+            self._meters[name].count(output, 0 if payload is None else payload.nbytes)
+            advance(name)
+            return payload
+
+        try:
+            with _first_error():
+                async with asyncio.TaskGroup() as group:
+                    for stage in job.stages:
+                        running[stage.name] = group.create_task(run_stage(stage.name))
+        finally:
+            for output in outputs.values():
+                output.free()  # what the caller keeps of it is the caller's
+        result = merged_result(results[stage.name] for stage in job.stages)
+        found = [warning for stage in job.stages for warning in warnings[stage.name]]
+        return OmniOutput(index, result, artifacts, found, outputs, times)
+
+    async def _start(self) -> None:
+        with _first_error():
+            async with asyncio.TaskGroup() as group:
+                for llm in self._stages.values():
+                    group.create_task(llm.start())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result()
+
+    def close(self) -> None:
+        """Stop every engine; safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(llm.close() for llm in self._stages.values()), asyncio.to_thread(self._wall.close))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_ENVIRONMENT = threading.Lock()
+
+
+@contextmanager
+def _cores_divided(engines: int) -> Iterator[None]:
+    """Engines that are started inside have their share of the cores each, as the embedded stack's workers do.
+
+    What the caller has set stays; afterwards the caller's environment is what it was.
+    """
+    share = {
+        "OMP_NUM_THREADS": str(threads_per_engine(engines)),
+        # vLLM's own choice binds all engines to the same first cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    with _ENVIRONMENT:
+        ours = {name: value for name, value in share.items() if name not in os.environ} if engines else {}
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            for name in ours:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first error of a task group bare: the others follow from its cancelling."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+@contextmanager
+def _bars(meters: Mapping[str, StageMeter], jobs: Sequence[Admitted], shown: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar per stage, with its rate; gives what to call when a stage of a request is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with ProgressBars(*columns, disable=not shown) as progress:
+        totals = {name: sum(name in {stage.name for stage in job.stages} for job in jobs) for name in meters}
+        bars = {name: progress.add_task(name, total=total, rate="") for name, total in totals.items() if total}
+
+        def advance(name: str) -> None:
+            found = meters[name].read()
+            rate = f"{found.units_per_s:,.0f} {found.unit}/s" if found.units else ""
+            progress.update(bars[name], advance=1, rate=rate)
+
+        yield advance

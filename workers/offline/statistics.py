@@ -1,0 +1,120 @@
+"""What a stage has done in one process: how many runs, how long, how many at once, how much came out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from workers.stages.types import OmniModelRunnerOutput, Progress
+
+__all__ = ["StageMeter", "StageStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatistics:
+    """One stage since its start.
+
+    runs, failed       that have ended; ``failed`` are among ``runs``
+    most_at_once       the most runs in flight together
+    busy_s             seconds in which at least one run was in flight
+    run_s              seconds of all runs together: ``run_s / busy_s`` is how many ran at once on average
+    units, unit        what they made, as the runner counts it: "tokens", "steps"; "" before the first
+    prompt_tokens      what AR stages read
+    payload_bytes      what was handed to the next stages
+    """
+
+    runs: int = 0
+    failed: int = 0
+    most_at_once: int = 0
+    busy_s: float = 0.0
+    run_s: float = 0.0
+    units: int = 0
+    unit: str = ""
+    prompt_tokens: int = 0
+    payload_bytes: int = 0
+
+    @property
+    def mean_run_s(self) -> float:
+        """Seconds per run; 0 before the first."""
+        return self.run_s / self.runs if self.runs else 0.0
+
+    @property
+    def units_per_s(self) -> float:
+        """Of the whole stage while it was busy; 0 before the first run."""
+        return self.units / self.busy_s if self.busy_s else 0.0
+
+
+class StageMeter:
+    """Counts one stage's runs. Runs are entered on one thread; any thread may read."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``clock``: seconds, monotone."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs = self._failed = self._most = self._prompt_tokens = self._payload_bytes = 0
+        self._busy_s = self._run_s = 0.0
+        self._done: dict[str, int] = {}  # by unit, of runs that have ended
+        self._in_flight: dict[object, Progress | None] = {}
+        self._busy_since = 0.0
+
+    @contextmanager
+    def run(self) -> Iterator[Callable[[Progress], None]]:
+        """One run, from its input to its output; gives the sink for its progress."""
+        key = object()
+        begin = self._clock()
+        with self._lock:
+            if not self._in_flight:
+                self._busy_since = begin
+            self._in_flight[key] = None
+            self._most = max(self._most, len(self._in_flight))
+
+        def seen(progress: Progress) -> None:
+            with self._lock:
+                if key in self._in_flight:
+                    self._in_flight[key] = progress
+
+        failed = True
+        try:
+            yield seen
+            failed = False
+        finally:
+            end = self._clock()
+            with self._lock:
+                last = self._in_flight.pop(key)
+                self._runs += 1
+                self._failed += failed
+                self._run_s += end - begin
+                if last is not None:
+                    self._done[last.unit] = self._done.get(last.unit, 0) + last.done
+                if not self._in_flight:
+                    self._busy_s += end - self._busy_since
+
+    def count(self, output: OmniModelRunnerOutput, payload_bytes: int) -> None:
+        """What one run read and hands on."""
+        with self._lock:
+            self._prompt_tokens += len(output.prompt_token_ids)
+            self._payload_bytes += payload_bytes
+
+    def read(self) -> StageStatistics:
+        """Up to now, runs in flight counted as far as they are."""
+        with self._lock:
+            units = dict(self._done)
+            for progress in self._in_flight.values():
+                if progress is not None:
+                    units[progress.unit] = units.get(progress.unit, 0) + progress.done
+            unit = max(units, key=lambda name: units[name], default="")
+            busy = self._clock() - self._busy_since if self._in_flight else 0.0
+            return StageStatistics(
+                runs=self._runs,
+                failed=self._failed,
+                most_at_once=self._most,
+                busy_s=self._busy_s + busy,
+                run_s=self._run_s,
+                units=units.get(unit, 0),
+                unit=unit,
+                prompt_tokens=self._prompt_tokens,
+                payload_bytes=self._payload_bytes,
+            )

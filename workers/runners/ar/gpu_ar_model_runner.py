@@ -1,0 +1,167 @@
+"""``GPUARModelRunner``: hidden states per request, for the stages that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_jobs.errors import ModelError
+from workers.models.interface import SupportsNamedOutputs
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, HostCopies, Part
+from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
+from workers.stages.types import TensorTree
+from workers.vllm_hooks.model_runner import AddedRequest, StepRows
+
+__all__ = ["GPUARModelRunner"]
+
+_CLOSED_PER_SLOT = 4  # captures kept for a taker, as a multiple of the requests in a batch
+_OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})  # in a payload
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    parts: list[Part]
+    index: slice | torch.Tensor  # the rows' places on the step's token axis
+    embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
+
+
+class GPUARModelRunner(OmniGPUModelRunner):
+    """Captures the last hidden states of the requests that ask, once per step for the whole batch.
+
+    With ``adds_embeddings`` a row is last hidden state + input embedding, the embedding part
+    zero at audio, image and video positions of the prompt (Transformers:
+    ``Qwen2_5OmniForConditionalGeneration.generate``, ``embeds_to_talker``).
+    """
+
+    adds_embeddings = False  # Component.adds_embeddings: the worker sets it
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.captures = CaptureStore(max_closed=_CLOSED_PER_SLOT * self.max_num_reqs)
+        self._copies = HostCopies(self.max_step_rows())
+        self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
+
+    def buffer_bytes(self) -> int:
+        """Of the pinned buffers through which the rows reach the host; none on a CPU."""
+        return self._copies.buffer_rows(self.device) * self.row_bytes()
+
+    def take(self, key: str) -> Capture | None:
+        """A capture with all its rows on the host; it is no longer kept here."""
+        self._copies.flush()
+        return self.captures.take(key)
+
+    def drop(self, key: str) -> None:
+        """Forget a capture, its rows that are under way to the host as well."""
+        self._copies.flush()
+        self.captures.drop(key)
+
+    def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
+        """The first ``rows`` of a taken capture, and what the model makes of them. Raises ModelError."""
+        if capture.rows is None:
+            return {}
+        found = capture.rows[:rows]
+        model = self.get_model()
+        named = model.named_outputs(found, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
+        for name, output in named.items():
+            if name in _OWN_NAMES:
+                raise ModelError("the runner's own output has this name", field=name)
+            if not _is_tensor_tree(output):
+                raise ModelError(f"{type(output).__name__} where a tensor, a list or a dict of them is due", field=name)
+        return {**named, "hidden_states": found}
+
+    def stats(self) -> dict[str, int]:
+        return {
+            **super().stats(),
+            "host_copies": self._copies.copies,
+            "held_captures": self.captures.held,
+            "held_bytes": self.captures.held_bytes,
+        }
+
+    # Hooks
+
+    def request_added(self, request: AddedRequest) -> None:
+        super().request_added(request)
+        key = request.options.get(CAPTURE)
+        if key is None or not self.holds_output():
+            return
+        zeroed = np.zeros(request.prompt_tokens, dtype=np.bool_)
+        for offset, embedded in request.media:
+            zeroed[offset : offset + len(embedded)] |= embedded
+        self.captures.open(
+            request.request_id, Capture(key, request.prompt_tokens, zeroed, request.options.get(CAPTURE_ROWS))
+        )
+        self.counts["captured_requests"] += 1
+
+    def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
+        super().positions_known(request_id, positions, delta)
+        if request_id in self.captures:
+            capture = self.captures[request_id]
+            capture.positions, capture.delta = positions, delta
+
+    def request_removed(self, request_id: str) -> None:
+        super().request_removed(request_id)
+        self.captures.close(request_id)
+
+    def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> _Kept | None:
+        if not self.captures:
+            return None
+        rows = self.step_rows(self.captures)
+        if not rows:
+            return None
+        parts = self._parts(rows)
+        index = _index(rows, self.device)
+        if not self.adds_embeddings:
+            return _Kept(parts, index, None)
+        if embeds is None:  # a model without media embeds its tokens itself
+            model: Any = self.get_model()
+            embeds = model.embed_input_ids(input_ids)
+        return _Kept(parts, index, _without_media(parts, embeds[index]))
+
+    def _parts(self, rows: list[StepRows]) -> list[Part]:
+        parts = []
+        done = 0
+        for request_id, begin, end, position in rows:
+            count = end - begin
+            parts.append((self.captures[request_id], position, done, done + count))
+            done += count
+        return parts
+
+    def after_forward(self, hidden: torch.Tensor, kept: _Kept) -> None:
+        states = hidden[kept.index]
+        self._copies.push(states if kept.embeds is None else kept.embeds.add_(states), kept.parts)
+        self.counts["captured_rows"] += kept.parts[-1][-1]
+        self.counts["captured_steps"] += 1
+
+
+def _without_media(parts: Sequence[Part], embeds: torch.Tensor) -> torch.Tensor:
+    """The rows' embeddings, zeroed at media positions; always a copy."""
+    zeroed = np.zeros(len(embeds), dtype=np.bool_)
+    for capture, position, begin, end in parts:
+        if position < capture.zeroed_end:
+            of_prompt = capture.zeroed[position : position + end - begin]
+            zeroed[begin : begin + len(of_prompt)] = of_prompt
+    if not zeroed.any():
+        return embeds.clone()
+    return embeds.masked_fill(_to_device(zeroed, embeds.device)[:, None], 0)
+
+
+def _index(rows: list[StepRows], device: torch.device) -> slice | torch.Tensor:
+    """A slice where the rows lie together, as they do when every request is captured."""
+    if all(left.end == right.begin for left, right in pairwise(rows)):
+        return slice(rows[0].begin, rows[-1].end)
+    return _to_device(np.concatenate([np.arange(part.begin, part.end) for part in rows]), device)
+
+
+def _to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _is_tensor_tree(output: object) -> bool:
+    members = output.values() if isinstance(output, dict) else output if isinstance(output, list) else [output]
+    return all(isinstance(member, torch.Tensor) for member in members)

@@ -1,0 +1,86 @@
+"""``OmniGPUModelRunner``: what AR runners share, on top of vLLM's runner, on CPU and GPU.
+
+A charter: what every AR model needs of the runner, and nothing of one model. A model's
+own wishes live behind ``workers.models.interface``; vLLM's internals behind
+``workers.vllm_hooks.model_runner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from omni_jobs.errors import ModelError
+from workers.models.interface import INFORMATION, InformedRows, SupportsAdditionalInformation
+from workers.vllm_hooks.model_runner import AddedRequest, HookedModelRunner
+
+__all__ = ["OmniGPUModelRunner"]
+
+
+class OmniGPUModelRunner(HookedModelRunner):
+    """Additional information per request and per step; M-RoPE positions from it; counts of what happened."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        self._loaded: dict[str, Any] = {}  # by key: loaded, its request not yet in the batch
+        self._informed: dict[str, Any] = {}  # by request id: in the batch
+        self.counts = {"requests": 0, "resumed": 0, "cached_tokens": 0}
+
+    # From the worker, between steps
+
+    def load_information(self, key: str, information: Mapping[str, Any], prompt_tokens: int) -> None:
+        """Prepare a coming request's information. Raises ModelError naming the field that does not fit."""
+        model = self.get_model()
+        if not isinstance(model, SupportsAdditionalInformation):
+            raise ModelError(f"{type(model).__name__} takes no additional information", field="additional_information")
+        if not self.embeds_inputs():
+            raise ModelError("its component lacks the engine argument enable_prompt_embeds", field="engine_args")
+        self._loaded[key] = model.load_information(information, prompt_tokens)
+
+    def drop_information(self, key: str) -> None:
+        """Forget the information of a request that will not come."""
+        self._loaded.pop(key, None)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start and what is held now."""
+        return {**self.counts, "informed": len(self._informed), "loaded": len(self._loaded)}
+
+    @property
+    def _informed_model(self) -> SupportsAdditionalInformation:
+        """The model, once it has loaded information."""
+        return cast("SupportsAdditionalInformation", self.get_model())
+
+    # Hooks
+
+    def request_added(self, request: AddedRequest) -> None:
+        super().request_added(request)
+        self.counts["requests"] += 1
+        self.counts["cached_tokens"] += request.cached_tokens
+        key = request.options.get(INFORMATION)
+        if key is not None and key in self._loaded:
+            self._informed[request.request_id] = self._loaded.pop(key)
+
+    def request_resumed(self, request_id: str) -> None:
+        super().request_resumed(request_id)
+        self.counts["resumed"] += 1
+
+    def request_removed(self, request_id: str) -> None:
+        super().request_removed(request_id)
+        self._informed.pop(request_id, None)
+
+    def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
+        loaded = self._informed.get(request_id)
+        return None if loaded is None else self._informed_model.information_positions(loaded)
+
+    def edit_inputs(self, embeds: torch.Tensor) -> None:
+        super().edit_inputs(embeds)
+        if not self._informed:
+            return
+        step = [
+            InformedRows(self._informed[rows.request_id], rows.begin, rows.end, rows.position)
+            for rows in self.step_rows(self._informed)
+        ]
+        if step:
+            self._informed_model.embed_information(embeds, step)

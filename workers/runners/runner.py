@@ -1,0 +1,40 @@
+"""What every runner is: it loads one stage's model and runs its stage inputs in batches.
+
+A charter: only what AR, diffusion and echo runners share belongs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
+
+__all__ = ["ProgressSink", "Runner"]
+
+ProgressSink = Callable[[Progress], None]
+"""Called on the event loop, as often as the runner likes: the receiver throttles."""
+
+
+class Runner(Protocol):
+    """One stage's model. All methods run on one event loop.
+
+    ``run`` is called for many stage inputs at once; the runner batches them.
+    Cancelling a ``run`` frees what it holds in the engine.
+    """
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError for what the checkpoint lacks."""
+
+    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run one input to its end.
+
+        Raises ModelError (final), OutOfMemory or EngineDead (retryable).
+        """
+
+    async def close(self) -> None:
+        """Free everything; safe to call twice and after a failed start."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine can take another run."""

@@ -1,0 +1,100 @@
+"""``OmniModelConfig`` and ``OmniEngineArgs``: a stage's model and engine, typed, on top of vLLM's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, StageConfig
+from omni_jobs.prompts.checkpoint_files import check_checkpoint
+from omni_jobs.settings import Settings
+from workers.stages.devices import Device, resolve_device
+
+__all__ = ["OmniEngineArgs", "OmniModelConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelConfig:
+    """Which part of which checkpoint a stage loads."""
+
+    path: Path  # a checkpoint directory in the Hugging Face layout
+    architecture: str  # qwen2_5_omni …
+    component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
+    voices: tuple[str, ...] = ()
+    prompt_embeds: bool = False  # whether its prompts may be embeddings
+
+    @classmethod
+    def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
+        """None for a pipeline without a model. Raises ConfigError when the checkpoint is missing."""
+        if pipeline.model is None:
+            return None
+        found = path or (Path(pipeline.model.path) if pipeline.model.path else None)
+        if found is None:
+            raise ConfigError(
+                f"pipeline {pipeline.name} needs a checkpoint: give --model PATH or OMNI_JOBS_MODELS",
+                field="model.path",
+                stage=stage.name,
+            )
+        try:
+            check_checkpoint(found)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the checkpoint cannot be used: {error}", field="model.path", stage=stage.name
+            ) from error
+        if not (found / "config.json").is_file():
+            raise ConfigError(f"no checkpoint at {found}: config.json is missing", field="model.path", stage=stage.name)
+        prompt_embeds = "prompt_embeds" in pipeline.accepts and not stage.inputs
+        return cls(found, pipeline.model.architecture, stage.component, pipeline.voices, prompt_embeds)
+
+
+@dataclass(frozen=True, slots=True)
+class OmniEngineArgs:
+    """Everything a runner needs to start its engine."""
+
+    stage: str
+    model: OmniModelConfig
+    device: Device
+    device_index: int | None
+    max_in_flight: int  # the stage's slots
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    spool_dir: Path | None = None  # where the engine leaves tensors for the worker; None: /dev/shm
+    min_free_bytes: int = 0  # there
+    capture_bytes: int | None = None  # of hidden states kept at a time; None: as the host has room
+
+    @classmethod
+    def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
+        """The stage config under this process's settings, for the device at hand.
+
+        Raises ConfigError when there is no such device.
+        """
+        kind, index = resolve_device(_wanted_device(stage, settings), stage.name)
+        engine = stage.engine.on(kind)
+        if kind == "cuda" and settings.gpu_memory_utilization is not None:
+            engine = engine.model_copy(update={"gpu_memory_utilization": settings.gpu_memory_utilization})
+        return cls(
+            stage=stage.name,
+            model=model,
+            device=kind,
+            device_index=index,
+            max_in_flight=stage.slots,
+            engine=engine,
+            spool_dir=settings.spool_dir,
+            min_free_bytes=settings.min_free_bytes,
+            capture_bytes=settings.capture_bytes,
+        )
+
+    def vllm_args(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""
+        args = self.engine.model_dump(exclude_none=True, exclude={"max_batch_frames"})
+        if self.model.prompt_embeds:
+            args["enable_prompt_embeds"] = True
+        return {"model": str(self.model.path), "disable_log_stats": True, **args}
+
+
+def _wanted_device(stage: StageConfig, settings: Settings) -> str:
+    """The setting's device over the stage config's, whose ``cuda:1`` is still the one meant by ``cuda``."""
+    if settings.device == "auto" or stage.device.startswith(settings.device):
+        return stage.device
+    return settings.device

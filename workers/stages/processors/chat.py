@@ -1,0 +1,93 @@
+"""``chat``: a job's messages and media → the first AR stage's prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
+from omni_jobs.pipelines.parameters import ArParameters
+from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts import load_renderer
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
+from workers.stages.types import OmniTextPrompt, OmniTokensPrompt, StageSource
+
+__all__ = ["ChatProcessor"]
+
+AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
+
+
+class ChatProcessor:
+    """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        if model is None:
+            raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
+        self._renderer = load_renderer(model.architecture, model.path)
+
+    def __call__(self, source: StageSource) -> OmniTextPrompt | OmniTokensPrompt:
+        """Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
+        PayloadCorrupt for embeddings that do not decode.
+        """
+        if not isinstance(source.parameters, ArParameters):
+            raise ModelError("chat makes input for an AR stage", field="kind")
+        if "prompt_embeds" in source.request:
+            return self._embedded(source, source.parameters)
+        token_ids = self._renderer.encode(source.request)
+        if token_ids is not None:
+            return OmniTokensPrompt(
+                prompt_token_ids=token_ids,
+                additional_information={},
+                parameters=source.parameters,
+                seed=source.seed,
+                capture=source.capture,
+            )
+        data: dict[str, list[Any]] = {}
+        for field, kind, number in _media(source.request["messages"]):
+            data.setdefault(kind, []).append(self._decoded(source, kind, number, field))
+        return OmniTextPrompt(
+            prompt=self._renderer.render(source.request),
+            multi_modal_data=data,
+            parameters=source.parameters,
+            seed=source.seed,
+            capture=source.capture,
+        )
+
+    def _decoded(self, source: StageSource, kind: str, number: int, field: str) -> Any:
+        if source.wall is None:
+            raise ConfigError("a stage without a media wall takes no media", field=field)
+        data = source.media[number]
+        try:
+            if kind == "audio":
+                return source.wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
+            return source.wall.decode_image(data) if kind == "image" else source.wall.decode_video(data)
+        except OmniJobsError as error:
+            error.field = field
+            raise
+
+    def _embedded(self, source: StageSource, parameters: ArParameters) -> OmniTokensPrompt:
+        data = source.media[source.request["prompt_embeds"]["media"]]
+        embeds = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data))).embeds
+        if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
+            raise ModelError(
+                f"rows of {embeds.shape[1]}, not {self._renderer.hidden_size}", field="prompt_embeds.shape"
+            )
+        return OmniTokensPrompt(
+            prompt_token_ids=(),
+            additional_information={},
+            parameters=parameters,
+            seed=source.seed,
+            capture=source.capture,
+            prompt_embeds=to_torch(embeds),
+        )
+
+
+def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
+    """(field, kind, number) of the media in prompt order."""
+    for position, message in enumerate(messages):
+        content = message["content"]
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] != "text":
+                yield f"messages.{position}.content.{place}", part["type"], part["media"]
