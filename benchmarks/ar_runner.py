@@ -35,10 +35,9 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from omni_jobs.bundled import bundled
 from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.pipelines.stage_config import load_pipeline
-from omni_jobs.settings import Settings
+from omni_jobs.settings import Settings, packaged_directory
 from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.captures import CAPTURE
@@ -140,7 +139,7 @@ def _compared(rounds: Rounds, count: int, tokens: int) -> list[Figure]:
 
 
 def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
-    pipeline = load_pipeline(bundled("stage_configs") / "qwen2_5_omni.yaml")
+    pipeline = load_pipeline(packaged_directory("stage_configs") / "qwen2_5_omni.yaml")
     config = pipeline.stage("thinker")
     model = Stage(pipeline, config, checkpoint).model
     if model is None:

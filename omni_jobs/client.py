@@ -39,7 +39,6 @@ from omni_jobs.errors import (
     OmniJobsError,
     ServerUnavailable,
     TooManyJobs,
-    kind_of,
 )
 from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
 
@@ -133,7 +132,7 @@ class Client:
                 if '"lines"' not in answer[:9]:
                     yield BulkAnswer.model_validate_json(answer)
                 elif (error := json.loads(answer).get("error")) is not None:  # the last: their counts
-                    raise _error_told(error)
+                    raise OmniJobsError.from_dict(error)
 
     def pipelines(self) -> Sequence[PipelineView]:
         """What the server can be asked for; ``model`` of a submit is the name of one."""
@@ -341,29 +340,18 @@ def user_message(
 
 
 def error_of(response: httpx.Response) -> OmniJobsError:
-    """The error a response tells of, as the class of its code."""
+    """Return the error that a response carries, as an instance of the class that its code names."""
     try:
-        return _error_told(response.json()["error"], response.headers.get("Retry-After", ""))
+        error = OmniJobsError.from_dict(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
         if response.status_code in (502, 503, 504):
             return ServerUnavailable(message)
         return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
-
-
-def _error_told(told: Mapping[str, Any], retry_after: str = "") -> OmniJobsError:
-    """The error of the API's one shape, as the class of its code. Raises KeyError, TypeError where it is another."""
-    code, message = str(told["code"]), str(told["message"])
-    kind = kind_of(code)
-    about = {name: told[name] for name in ("field", "stage", "key") if isinstance(told.get(name), str)}
-    if kind is None:
-        return OmniJobsError(f"{code}: {message}", **about)
-    if issubclass(kind, ConfigError):
-        about.pop("key", None)
-    if issubclass(kind, TooManyJobs):
-        wait_s = int(retry_after) if retry_after.isdecimal() else 1
-        return kind(message, retry_after_s=wait_s, field=about.get("field"))
-    return kind(message, **about)
+    retry_after = response.headers.get("Retry-After", "")
+    if isinstance(error, TooManyJobs) and retry_after.isdecimal():
+        error.retry_after_s = int(retry_after)
+    return error
 
 
 def _duration(cancel_after: float | str) -> str:

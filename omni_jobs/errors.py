@@ -52,6 +52,7 @@ A class's docstring is its default message.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -101,7 +102,6 @@ __all__ = [
     "UnknownHost",
     "UnsupportedContentType",
     "WorkerLost",
-    "kind_of",
 ]
 
 
@@ -116,6 +116,7 @@ class OmniJobsError(Exception):
     retryable: ClassVar[bool] = False
     retry_class: ClassVar[RetryClass | None] = None  # counted against the stage's ``retries`` of that name
     http_status: ClassVar[int] = 500
+    details: ClassVar[tuple[str, ...]] = ("field", "stage", "key")  # keyword arguments and attributes: what it is about
 
     def __init__(
         self,
@@ -140,16 +141,27 @@ class OmniJobsError(Exception):
         return f"{self.message} ({', '.join(about)})" if about else self.message
 
     def to_dict(self) -> dict[str, Any]:
-        """What the API shows and SQL keeps; absent parts are left out."""
-        found = {
+        """Return the error as JSON: code, message, retryable, and those of its details that are not None."""
+        details = {name: getattr(self, name) for name in self.details}
+        return {
             "code": self.code,
             "message": self.message,
             "retryable": self.retryable,
-            "field": self.field,
-            "stage": self.stage,
-            "key": self.key,
+            **{name: value for name, value in details.items() if value is not None},
         }
-        return {name: value for name, value in found.items() if value is not None}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> OmniJobsError:
+        """Return the error that ``to_dict`` wrote, as an instance of the class that its code names.
+
+        A code that this build does not know gives an OmniJobsError whose message begins with the code.
+        Details of other types than str and int are dropped. Raises KeyError without a code or a message.
+        """
+        code, message = str(data["code"]), str(data["message"])
+        kind = _by_code().get(code)
+        if kind is None:
+            kind, message = OmniJobsError, f"{code}: {message}"
+        return kind(message, **{name: data[name] for name in kind.details if isinstance(data.get(name), str | int)})
 
 
 class InvalidInput(OmniJobsError):
@@ -213,6 +225,8 @@ class RangeNotSatisfiable(InvalidInput):
     code = "range_not_satisfiable"
     http_status = 416
 
+    details = ("field", "size")
+
     def __init__(self, message: str | None = None, *, size: int | None = None, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.size = size  # bytes of the whole
@@ -223,6 +237,7 @@ class ConfigError(InvalidInput):
 
     code = "invalid_config"
     http_status = 500
+    details = ("field", "stage", "file", "line")
 
     def __init__(
         self,
@@ -391,6 +406,8 @@ class TooManyJobs(OmniJobsError):
     retryable = True
     http_status = 429
 
+    details = ("field", "retry_after_s")
+
     def __init__(self, message: str | None = None, *, retry_after_s: int = 1, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.retry_after_s = retry_after_s
@@ -479,13 +496,12 @@ class Fenced(OmniJobsError):
 
 
 @cache
-def kind_of(code: str) -> type[OmniJobsError] | None:
-    """The class of an error that arrives as its code; None for one that this build does not know."""
-    return _kinds(OmniJobsError).get(code)
-
-
-def _kinds(of: type[OmniJobsError]) -> dict[str, type[OmniJobsError]]:
-    found = {of.code: of}
-    for kind in of.__subclasses__():
-        found |= _kinds(kind)
+def _by_code() -> dict[str, type[OmniJobsError]]:
+    """Return every class of the tree by its code."""
+    found: dict[str, type[OmniJobsError]] = {}
+    waiting = [OmniJobsError]
+    while waiting:
+        kind = waiting.pop()
+        found[kind.code] = kind
+        waiting += kind.__subclasses__()
     return found

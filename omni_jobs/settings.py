@@ -25,10 +25,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from omni_jobs.bundled import bundled
 from omni_jobs.errors import ConfigError
 
-__all__ = ["Settings", "read_settings", "settings"]
+__all__ = ["Settings", "packaged_directory", "read_settings", "settings"]
 
 
 _SECRETS: Final = ("broker_url", "database_url")
@@ -185,7 +184,7 @@ class Settings(BaseSettings):
     def resolved_stage_configs(self) -> Path:
         """Those of the setting; unset, those of the working directory, or else the package's own."""
         if "stage_configs" not in self.model_fields_set and not self.stage_configs.is_dir():
-            return bundled("stage_configs")
+            return packaged_directory("stage_configs")
         return self.stage_configs.expanduser().resolve()
 
     @classmethod
@@ -283,3 +282,13 @@ def read_settings() -> Settings:
 def settings() -> Settings:
     """This process's settings, read once."""
     return read_settings()
+
+
+def packaged_directory(name: Literal["stage_configs", "migrations"]) -> Path:
+    """Return the directory of files that come with the package.
+
+    A wheel carries it inside ``omni_jobs``; a checkout has it beside ``omni_jobs``.
+    """
+    package = Path(__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

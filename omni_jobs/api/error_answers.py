@@ -54,8 +54,9 @@ def install(app: FastAPI) -> None:
 
 
 def shown(error: Mapping[str, Any]) -> dict[str, Any]:
-    """An error as clients see it: what of it quotes their own text is cut to a bounded length."""
-    cut = {**error, "message": str(error["message"])[:_LONGEST_MESSAGE]}
+    """Return the fields of an error that clients see; cut the texts, because they may quote the client's own."""
+    cut = {name: value for name, value in error.items() if name in ErrorView.model_fields}
+    cut["message"] = str(cut["message"])[:_LONGEST_MESSAGE]
     if "field" in cut:
         cut["field"] = cut["field"][:_LONGEST_FIELD]
     return cut

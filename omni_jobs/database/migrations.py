@@ -7,7 +7,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from omni_jobs.bundled import bundled
+from omni_jobs.settings import packaged_directory
 
 __all__ = ["downgrade", "newest_revision", "upgrade"]
 
@@ -29,6 +29,6 @@ def newest_revision() -> str | None:
 
 def _config(connection: Connection | None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(bundled("migrations")).replace("%", "%%"))
+    config.set_main_option("script_location", str(packaged_directory("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config

@@ -175,11 +175,11 @@ def test_wheel_has_the_licence(wheel: Path) -> None:
 def test_wheel_finds_its_stage_configs_and_migrations(wheel: Path, tmp_path: Path) -> None:
     """As installed: no checkout beside it, and any working directory."""
     code = """
-from omni_jobs.bundled import bundled
+from omni_jobs.settings import packaged_directory
 from omni_jobs.settings import Settings
 from omni_jobs.pipelines.stage_config import load_pipelines
 print(*load_pipelines(Settings().resolved_stage_configs))
-print(bundled("migrations"))
+print(packaged_directory("migrations"))
 """
     names, migrations = python(code, path=wheel, cwd=tmp_path).splitlines()
     assert names.split() == sorted(path.stem for path in (ROOT / "stage_configs").glob("*.yaml"))

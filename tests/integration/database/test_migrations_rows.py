@@ -16,11 +16,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, text
 
-from omni_jobs.bundled import bundled
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import Base
 from omni_jobs.jobs import Jobs
+from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
 from tests.integration.job_steps import complete_all, register
 
@@ -35,7 +35,7 @@ CHANGED = {("jobs", "pipeline_digest")}
 def revisions() -> list[str]:
     """All but the newest, the oldest first."""
     config = Config()
-    config.set_main_option("script_location", str(bundled("migrations")))
+    config.set_main_option("script_location", str(packaged_directory("migrations")))
     newest_first = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     return newest_first[:0:-1]
 

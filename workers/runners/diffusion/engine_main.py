@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import uvloop
 
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ModelError, OmniJobsError
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.parent_death import end_with_parent
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
@@ -50,7 +50,7 @@ class EngineMain:
             runner = DiffusionRunner(ARGS.validate_python(start["args"]))
             await runner.start()
         except OmniJobsError as error:
-            self._say({"error": _told(error)})
+            self._say({"error": error.to_dict()})
             await self._flushed()
             return
         gc.collect()
@@ -84,10 +84,10 @@ class EngineMain:
             spool.write(name, {**output.multimodal_outputs, "values": dict(output.values)})
             self._say({"run": number, "output": name})
         except OmniJobsError as error:
-            self._say({"run": number, "error": _told(error)})
+            self._say({"run": number, "error": error.to_dict()})
         except Exception as error:
             logger.exception("run %d", number)
-            self._say({"run": number, "error": _told(ModelError(f"{type(error).__name__}: {error}"))})
+            self._say({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
 
     async def _hear(self) -> dict[str, Any]:
         line = await self._reader.readline()
@@ -108,11 +108,6 @@ class EngineMain:
     async def _flushed(self) -> None:
         await asyncio.sleep(0)
         await self._writer.drain()
-
-
-def _told(error: OmniJobsError) -> dict[str, Any]:
-    where = {"file": error.file, "line": error.line} if isinstance(error, ConfigError) else {}
-    return error.to_dict() | where
 
 
 async def _main(connection: socket.socket) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, kind_of
+from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
@@ -104,7 +104,7 @@ class EngineProcess:
         if not line:
             raise EngineDead("the engine's process ended during its start", stage=self._args.stage)
         if (told := json.loads(line).get("error")) is not None:
-            raise _error_of(told)
+            raise OmniJobsError.from_dict(told)
 
     async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
         """What ``DiffusionRunner.run`` gives, and raises; EngineDead as well when the process has ended."""
@@ -186,7 +186,7 @@ class EngineProcess:
         elif "output" in told:
             run.outcome.set_result(told["output"])
         else:
-            error = _error_of(told["error"])
+            error = OmniJobsError.from_dict(told["error"])
             if isinstance(error, EngineDead):
                 self._end(error.message)
             if not run.outcome.done():
@@ -211,11 +211,3 @@ def _end_process(process: subprocess.Popen[bytes], within_s: float) -> None:
         return
     process.kill()
     process.wait()
-
-
-def _error_of(told: dict[str, Any]) -> OmniJobsError:
-    kind = kind_of(told["code"]) or OmniJobsError
-    about = {name: told.get(name) for name in ("field", "stage")}
-    if issubclass(kind, ConfigError):
-        return kind(told["message"], file=told.get("file"), line=told.get("line"), **about)
-    return kind(told["message"], key=told.get("key"), **about)
