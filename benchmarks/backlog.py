@@ -36,7 +36,7 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker, HintPublisher, read_hints
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
-from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, Submitted, new_job_id
+from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
 from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
@@ -195,7 +195,7 @@ class _Side:
             new = self._new_jobs(min(_AT_ONCE, count - start))
             answers = self.jobs.submit_all([(job, None) for job in new])
             self.publisher.publish(
-                [hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints]
+                [hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints]
             )
             if start % (_AT_ONCE * max(1, count // 100_000)) == 0:
                 self.known += [job.job_id for job in new]

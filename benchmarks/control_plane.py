@@ -29,7 +29,7 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker, HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
-from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
+from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import admit
 from omni_jobs.settings import Settings
@@ -122,7 +122,7 @@ def _through(jobs: Jobs, publisher: HintPublisher, db: Database, settings: Setti
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
         answers = jobs.submit_all(wishes[start : start + _AT_ONCE])
-        publisher.publish([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
+        publisher.publish([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
     _wait_until(lambda: _is_done(db, wishes[-1][0].job_id))
     return time.perf_counter() - begin
 

@@ -36,7 +36,7 @@ from benchmarks.services import database
 from omni_jobs.broker.broker import Broker, HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
-from omni_jobs.jobs import Jobs, NewJob, Submitted, new_job_id
+from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
@@ -170,7 +170,7 @@ class Arrivals:
 
     def _submit(self, job: NewJob) -> None:
         [answer] = self._jobs.submit_all([(job, None)])
-        if not isinstance(answer, Submitted):
+        if not isinstance(answer, SubmitResult):
             raise SystemExit(f"a job is refused: {answer}")
         self._publisher.publish(answer.hints)
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from omni_jobs.errors import Conflict, DatabaseUnavailable
-from omni_jobs.jobs import Hint, NewJob, Submitted
+from omni_jobs.jobs import Hint, NewJob, SubmitResult
 
 __all__ = ["Submitter", "submit_apart"]
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 _MOST_AT_ONCE = 256
 
 Wishes = Sequence[tuple[NewJob, str | None]]
-SubmitAll = Callable[[Wishes], Sequence[Submitted | Conflict]]
+SubmitAll = Callable[[Wishes], Sequence[SubmitResult | Conflict]]
 
 
-def submit_apart(submit_all: SubmitAll, wishes: Wishes) -> Sequence[Submitted | Exception]:
+def submit_apart(submit_all: SubmitAll, wishes: Wishes) -> Sequence[SubmitResult | Exception]:
     """Submit jobs with their idempotency keys together; the answers in their order, errors among them.
 
     What the database refuses of one fails no other. DatabaseUnavailable is the answer where the database
@@ -48,7 +48,7 @@ def submit_apart(submit_all: SubmitAll, wishes: Wishes) -> Sequence[Submitted | 
 class _Wish:
     job: NewJob
     idempotency_key: str | None
-    answer: Future[Submitted] = field(default_factory=Future)
+    answer: Future[SubmitResult] = field(default_factory=Future)
 
 
 class Submitter:
@@ -64,7 +64,7 @@ class Submitter:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: NewJob, idempotency_key: str | None) -> Future[Submitted]:
+    def submit(self, job: NewJob, idempotency_key: str | None) -> Future[SubmitResult]:
         """Soon: the answer to the job, which it made or whose key named another before.
 
         It raises Conflict, and DatabaseUnavailable: the job may exist all the same
@@ -108,9 +108,9 @@ class Submitter:
 
     def _answer(self, wishes: Sequence[_Wish]) -> None:
         answers = submit_apart(self._submit_all, [(wish.job, wish.idempotency_key) for wish in wishes])
-        self._send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
+        self._send([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
         for wish, answer in zip(wishes, answers, strict=True):
-            if isinstance(answer, Submitted):
+            if isinstance(answer, SubmitResult):
                 wish.answer.set_result(answer)
             else:
                 wish.answer.set_exception(answer)

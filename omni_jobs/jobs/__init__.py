@@ -58,12 +58,12 @@ from omni_jobs.jobs.values import (
     NewWorker,
     Outcome,
     ProgressReport,
-    Pruned,
-    Rescued,
+    PruneResult,
+    RescueResult,
     Retention,
     SlotHolder,
     StoredArtifact,
-    Submitted,
+    SubmitResult,
 )
 from omni_jobs.states import JobState
 from omni_jobs.views import (
@@ -101,14 +101,14 @@ __all__ = [
     "Page",
     "ProgressReport",
     "ProgressView",
-    "Pruned",
-    "Rescued",
+    "PruneResult",
+    "RescueResult",
     "Retention",
     "SlotHolder",
     "StageCount",
     "StageRunView",
     "StoredArtifact",
-    "Submitted",
+    "SubmitResult",
     "WorkerView",
     "as_written",
     "new_job_id",
@@ -138,7 +138,7 @@ class Jobs:
 
     # A job's life.
 
-    def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> Submitted:
+    def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> SubmitResult:
         """Write the job with its stage runs, the first of them queued.
 
         A known ``idempotency_key`` of its tenant gives the job it named, with ``created`` False; raises
@@ -149,7 +149,7 @@ class Jobs:
             raise answer
         return answer
 
-    def submit_all(self, wishes: Sequence[tuple[NewJob, str | None]]) -> list[Submitted | Conflict]:
+    def submit_all(self, wishes: Sequence[tuple[NewJob, str | None]]) -> list[SubmitResult | Conflict]:
         """Jobs with their idempotency keys, in one transaction; answers in the same order.
 
         A key of another request gets its Conflict as its answer, and disturbs no other.
@@ -311,7 +311,7 @@ class Jobs:
         """For a worker that was fenced and lives: that it was lost counts as ``fenced`` against these stage runs."""
         self._db.run(partial(leases.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
 
-    def rescue(self) -> Rescued:
+    def rescue(self) -> RescueResult:
         """Take stage runs from workers whose lease ran out or who are unknown; expire jobs whose time is
         over; hint again what waits unhinted.
 
@@ -339,11 +339,11 @@ class Jobs:
                 places=self._announcing,
             )
         )
-        return Rescued(freed, hints, expired)
+        return RescueResult(freed, hints, expired)
 
     # What is kept, and for how long.
 
-    def prune(self, keep: Retention, at_most: int = 500) -> Pruned:
+    def prune(self, keep: Retention, at_most: int = 500) -> PruneResult:
         """Forget what has been kept long enough of up to ``at_most`` jobs that have ended, and as many events."""
         return self._db.run(partial(retention.prune, retention=keep, at_most=at_most))
 

@@ -32,7 +32,7 @@ from omni_jobs.database.batch import Batch, listed, one_of
 from omni_jobs.database.database import now
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
-from omni_jobs.jobs.values import Garbage, Pruned, Retention
+from omni_jobs.jobs.values import Garbage, PruneResult, Retention
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 
@@ -80,7 +80,7 @@ _KEY = re.compile(
 )
 
 
-def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
+def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     """Forget what is due of up to ``at_most`` jobs, and as many events."""
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
@@ -100,7 +100,7 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
     ).all()
     events = _prune_events(tx, at - retention.events_s, at_most)
     if not jobs:
-        return Pruned(events=events)
+        return PruneResult(events=events)
     whole = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
     rest = [job for job in jobs if job.finished_at + retention.jobs_s > at]
     payloads = [job for job in rest if not job.payloads_gone and _payloads_due(job, retention) <= at]
@@ -117,7 +117,7 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> Pruned:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
     gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
     _LOOKED_AT.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
-    return Pruned(
+    return PruneResult(
         looked_at=len(jobs),
         payloads=len(payloads),
         inputs=len(inputs),

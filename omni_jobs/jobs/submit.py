@@ -16,7 +16,7 @@ from omni_jobs.database.database import now
 from omni_jobs.database.statement import Statement, in_one_message
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.errors import Conflict
-from omni_jobs.jobs.values import Hint, NewJob, NewStage, Submitted
+from omni_jobs.jobs.values import Hint, NewJob, NewStage, SubmitResult
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
@@ -108,7 +108,7 @@ def draft(job: NewJob, key: str | None) -> Draft:
     return Draft(job, key, _job(job, key), _stage_runs(job))
 
 
-def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) -> list[Submitted | Conflict]:
+def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) -> list[SubmitResult | Conflict]:
     """Write jobs unless they are there, each with its idempotency key; answers in the same order.
 
     A Conflict is the answer to the key of another request; the other jobs are written all the same.
@@ -118,7 +118,7 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
     in_order = sorted(drafts, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
     if written == len(drafts):
-        answers: dict[str, Submitted | Conflict] = {}
+        answers: dict[str, SubmitResult | Conflict] = {}
         ours = drafts
     else:
         answers = _there_already(tx, drafts)
@@ -134,24 +134,24 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
     created_at = at if not answers and written == len(drafts) else None
     for each in ours:
         job_id = each.job.job_id
-        answers[job_id] = Submitted(job_id, created=True, hints=hints[job_id], created_at=created_at)
+        answers[job_id] = SubmitResult(job_id, created=True, hints=hints[job_id], created_at=created_at)
     return [answers[each.job.job_id] for each in drafts]
 
 
-def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, Submitted | Conflict]:
+def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, SubmitResult | Conflict]:
     """The answers to drafts whose key another job has, by the id theirs would have had."""
     ids, keys = [each.job.job_id for each in drafts], [each.key for each in drafts if each.key is not None]
     tenants = {each.job.tenant for each in drafts}
     found = tx.execute(_THERE, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
     there = {row.id for row in found}
     by_key = {(row.tenant, row.idempotency_key): row for row in found if row.idempotency_key is not None}
-    answers: dict[str, Submitted | Conflict] = {}
+    answers: dict[str, SubmitResult | Conflict] = {}
     for job, key, *_ in drafts:
         if job.job_id in there:
             continue
         row = by_key[job.tenant, key]
         if row.request_digest == job.request_digest:
-            answers[job.job_id] = Submitted(row.id, created=False)
+            answers[job.job_id] = SubmitResult(row.id, created=False)
         else:
             answers[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
     return answers

@@ -30,12 +30,12 @@ __all__ = [
     "NewWorker",
     "Outcome",
     "ProgressReport",
-    "Pruned",
-    "Rescued",
+    "PruneResult",
+    "RescueResult",
     "Retention",
     "SlotHolder",
     "StoredArtifact",
-    "Submitted",
+    "SubmitResult",
 ]
 
 
@@ -79,7 +79,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmitResult:
     """The job of a submit, and what to publish."""
 
     job_id: str
@@ -210,7 +210,7 @@ class ProgressReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescued:
+class RescueResult:
     """What a round of the rescuer did."""
 
     freed: int  # stage runs taken from workers that are gone
@@ -245,7 +245,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """What a call of ``prune`` took: of how many jobs the payloads, inputs, artifacts; jobs whole; events."""
 
     looked_at: int = 0  # jobs that were due; 0: none is left

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from omni_jobs.errors import OmniJobsError, StorageError
-from omni_jobs.jobs import Pruned, Retention
+from omni_jobs.jobs import PruneResult, Retention
 
 if TYPE_CHECKING:
     from omni_jobs.database.database import Database
@@ -120,9 +120,9 @@ class Pruner:
             orphans=sum(self.sweep()),
         )
 
-    def prune(self) -> Pruned:
+    def prune(self) -> PruneResult:
         """Let SQL forget what is due, until nothing is left."""
-        total = Pruned()
+        total = PruneResult()
         while not self._stopped.is_set():
             found = self._jobs.prune(self._retention, at_most=_JOBS_AT_ONCE)
             if not found.looked_at and not found.events:
@@ -213,8 +213,8 @@ class Pruner:
         return deleted
 
 
-def _sum(one: Pruned, other: Pruned) -> Pruned:
-    return Pruned(
+def _sum(one: PruneResult, other: PruneResult) -> PruneResult:
+    return PruneResult(
         looked_at=one.looked_at + other.looked_at,
         payloads=one.payloads + other.payloads,
         inputs=one.inputs + other.inputs,

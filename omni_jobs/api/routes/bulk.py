@@ -36,7 +36,7 @@ from omni_jobs.errors import (
 from omni_jobs.intake.backlog import Place
 from omni_jobs.intake.group_commit import submit_apart
 from omni_jobs.intake.stored_media import forget_media, new_job, store_media
-from omni_jobs.jobs import NewJob, Submitted, new_job_id
+from omni_jobs.jobs import NewJob, SubmitResult, new_job_id
 from omni_jobs.requests import Admitted, cancel_after, parse
 
 __all__ = ["router"]
@@ -317,14 +317,14 @@ class _Bulk:
             jobs[number] = new_job(job_id, request, media, tenant=self._tenant, expires_in_s=self._expires_in_s)
         keys = (_key_of(self._idempotency_key, number) for number in jobs)
         answers = submit_apart(services.jobs.submit_all, list(zip(jobs.values(), keys, strict=True)))
-        services.relay.send([hint for answer in answers if isinstance(answer, Submitted) for hint in answer.hints])
+        services.relay.send([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
         told: dict[int, dict[str, Any]] = {}
         for (number, job), answer in zip(jobs.items(), answers, strict=True):
             if isinstance(answer, DatabaseUnavailable):
                 raise answer
-            if not isinstance(answer, Submitted) or not answer.created:
+            if not isinstance(answer, SubmitResult) or not answer.created:
                 forget_media(job.media, services.store)
-            if isinstance(answer, Submitted):
+            if isinstance(answer, SubmitResult):
                 told[number] = {"id": answer.job_id, "created": answer.created}
             else:
                 told[number] = _refusal(answer if isinstance(answer, OmniJobsError) else unforeseen())

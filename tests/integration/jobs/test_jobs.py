@@ -32,7 +32,7 @@ from omni_jobs.jobs import (
     NewArtifact,
     NewWorker,
     ProgressReport,
-    Submitted,
+    SubmitResult,
     as_written,
     new_job_id,
 )
@@ -198,13 +198,13 @@ def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
     assert isinstance(conflict, Conflict)
     assert conflict.field == "Idempotency-Key"
     assert [answer.created for answer in (first, again, diamond)] == [True, False, True]  # type: ignore[union-attr]
-    assert isinstance(one, Submitted)
-    assert isinstance(other, Submitted)
+    assert isinstance(one, SubmitResult)
+    assert isinstance(other, SubmitResult)
     assert (again.job_id, one.job_id) == (known.job_id, other.job_id)  # type: ignore[union-attr]
     assert [one.created, other.created].count(True) == 1
     assert len(jobs.list().jobs) == 4
     for answer, queue in ((first, "echo.first"), (diamond, "echo.a")):
-        assert isinstance(answer, Submitted)
+        assert isinstance(answer, SubmitResult)
         assert [hint.queue for hint in answer.hints] == [queue]
     assert [hint.queue for answer in (one, other) for hint in answer.hints] == ["echo.only"]
     assert stages(jobs, diamond.job_id)["a"] == "queued"  # type: ignore[union-attr]
@@ -217,7 +217,7 @@ def test_batches_that_share_keys_make_each_job_once(jobs: Jobs) -> None:
     def submit(seed: int) -> list[str]:
         mine = random.Random(seed).sample(keys, len(keys))
         answers = jobs.submit_all([(new_job(), key) for key in mine])
-        return [answer.job_id for answer in answers if isinstance(answer, Submitted) and answer.created]
+        return [answer.job_id for answer in answers if isinstance(answer, SubmitResult) and answer.created]
 
     with ThreadPoolExecutor(4) as pool:
         made = [job_id for batch in pool.map(submit, range(12)) for job_id in batch]

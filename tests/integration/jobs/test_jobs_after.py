@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
-from omni_jobs.jobs import Hint, Jobs, JobView, NewArtifact, NewStage, Pruned, Retention
+from omni_jobs.jobs import Hint, Jobs, JobView, NewArtifact, NewStage, PruneResult, Retention
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
 from tests.integration.job_steps import (
@@ -333,7 +333,7 @@ def test_each_kind_has_its_own_time(jobs: Jobs, database: Database) -> None:
     assert collect(jobs) == [job_prefix(job_id)]
     with pytest.raises(NotFound):
         jobs.get(job_id)
-    assert jobs.prune(KEEP) == Pruned()
+    assert jobs.prune(KEEP) == PruneResult()
 
 
 def test_payloads_of_completed_jobs_go_at_once(jobs: Jobs) -> None:
@@ -358,7 +358,7 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
     complete_all(patient, "w", hints)
     assert patient.prune(KEEP).looked_at == (1 if lost else 0)
     pass_time(database, KEEP.completed_s + 1)
-    assert patient.prune(KEEP) == Pruned(looked_at=1, inputs=1)
+    assert patient.prune(KEEP) == PruneResult(looked_at=1, inputs=1)
 
 
 def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from omni_jobs.errors import NotFound
-from omni_jobs.jobs import Jobs, NewWorker, Rescued
+from omni_jobs.jobs import Jobs, NewWorker, RescueResult
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.storage import input_key, open_store, payload_key
 from tests.integration.echo_stack import EchoStack
@@ -85,7 +85,7 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
     rounds: list[str] = []
 
     class Buggy(Jobs):
-        def rescue(self) -> Rescued:
+        def rescue(self) -> RescueResult:
             rounds.append("")
             if len(rounds) == 1:
                 raise RuntimeError("nobody thought of this")

@@ -10,16 +10,16 @@ import pytest
 
 from omni_jobs.errors import Conflict, DatabaseUnavailable
 from omni_jobs.intake.group_commit import Submitter
-from omni_jobs.jobs import Hint, NewJob, Submitted
+from omni_jobs.jobs import Hint, NewJob, SubmitResult
 from tests.integration.job_steps import new_job
 
-Answers = list[Submitted | Conflict]
+Answers = list[SubmitResult | Conflict]
 
 
 class Store:
     """Notes the groups it is given; the first waits until it is let go."""
 
-    def __init__(self, answer: Callable[[NewJob], Submitted | Conflict] | None = None) -> None:
+    def __init__(self, answer: Callable[[NewJob], SubmitResult | Conflict] | None = None) -> None:
         self.groups: list[list[str]] = []
         self.began, self.go_on = threading.Event(), threading.Event()
         self._answer = answer or made
@@ -31,8 +31,8 @@ class Store:
         return [self._answer(job) for job, _ in wishes]
 
 
-def made(job: NewJob) -> Submitted:
-    return Submitted(job.job_id, created=True, hints=[Hint(1, 0, job.job_id)])
+def made(job: NewJob) -> SubmitResult:
+    return SubmitResult(job.job_id, created=True, hints=[Hint(1, 0, job.job_id)])
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def test_a_conflict_is_its_own() -> None:
 def test_what_the_database_refuses_of_one_fails_no_other() -> None:
     bad = new_job()
 
-    def answer(job: NewJob) -> Submitted:
+    def answer(job: NewJob) -> SubmitResult:
         if job is bad:
             raise ValueError("not JSON")
         return made(job)
@@ -97,7 +97,7 @@ def test_a_database_that_is_away_is_everybodys_answer_and_it_goes_on() -> None:
     away = threading.Event()
     away.set()
 
-    def answer(job: NewJob) -> Submitted:
+    def answer(job: NewJob) -> SubmitResult:
         if away.is_set():
             raise DatabaseUnavailable
         return made(job)
