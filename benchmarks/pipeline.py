@@ -108,10 +108,10 @@ class InWaves(OmniLLM):
     async def _one(self, llm: StageLLM, job: Admitted, made: Mapping[str, Payload]) -> Payload:
         upstream = {name: made[name] for name in llm.stage.config.inputs}
         is_taken = bool(self.pipeline.consumers(llm.stage.name))
-        source = llm.source_of(job, upstream=upstream, capture=is_taken)
-        output = await llm.generate(source)
+        stage_input = llm.input_of(job, upstream=upstream, capture=is_taken)
+        output = await llm.generate(stage_input)
         llm.stage.artifacts_of(output)
-        return llm.stage.payload_of(output, source, attempt=1)
+        return llm.stage.payload_of(output, stage_input, attempt=1)
 
 
 def _alternate(

@@ -25,7 +25,7 @@ from workers.consumer.pool import HintIntake
 from workers.runners.echo import EchoRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.stage import StageLLM
-from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 __all__ = ["app"]
 
@@ -44,7 +44,7 @@ class Stall(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no typ
         signal.signal(signal.SIGUSR1, stall)
 
 
-async def run_deaf(self: EchoRunner, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+async def run_deaf(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
     progress(Progress(0, 1, "steps"))
     while True:
         try:

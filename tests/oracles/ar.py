@@ -20,7 +20,7 @@ from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageSource
+from workers.stages.types import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
 
 PIPELINE = load_pipeline(Path(__file__).parents[2] / "stage_configs" / "qwen2_5_omni.yaml")
 THINKER_TOKENS = 24
@@ -105,7 +105,7 @@ def quiet(progress: Progress) -> None:
 
 
 def thinker_payload(checkpoint: Path, output: OmniModelRunnerOutput, voice: str = "Chelsie") -> Payload:
-    return Stage(PIPELINE, PIPELINE.stage("thinker"), checkpoint).payload_of(output, _source({}, voice), 1)
+    return Stage(PIPELINE, PIPELINE.stage("thinker"), checkpoint).payload_of(output, _stage_input({}, voice), 1)
 
 
 def expected_payload(checkpoint: Path, expected: ReferenceResult, positions: torch.Tensor) -> Payload:
@@ -122,11 +122,11 @@ def expected_payload(checkpoint: Path, expected: ReferenceResult, positions: tor
 
 def talker_prompt(processor: Thinker2TalkerProcessor, payload: Payload, **parameters: Any) -> OmniTokensPrompt:
     merged = {"temperature": 0, "repetition_penalty": 1.05, "max_tokens": TALKER_TOKENS, **parameters}
-    return processor(_source({"thinker": payload}, "Chelsie", ArParameters(**merged)))
+    return processor(_stage_input({"thinker": payload}, "Chelsie", ArParameters(**merged)))
 
 
-def _source(upstream: Mapping[str, Payload], voice: str, parameters: ArParameters | None = None) -> StageSource:
-    return StageSource(
+def _stage_input(upstream: Mapping[str, Payload], voice: str, parameters: ArParameters | None = None) -> StageInput:
+    return StageInput(
         job_id="job-1",
         request={"audio": {"voice": voice}},
         media=[],

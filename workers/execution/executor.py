@@ -29,7 +29,7 @@ from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.time_limit import TimeLimit
 from workers.execution.waiting_hints import WaitingHints
-from workers.stages.types import OmniModelRunnerOutput, Progress, StageSource
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
@@ -240,16 +240,16 @@ class Executor:
             self._make_room()
 
     async def _execute(self, claim: Claim, limit: TimeLimit) -> Completion:
-        source = await self._load(claim)
-        output = await self._run(claim, source, limit)
+        stage_input = await self._load(claim)
+        output = await self._run(claim, stage_input, limit)
         try:
-            return await self._keep(claim, source, output)
+            return await self._keep(claim, stage_input, output)
         finally:
             output.free()
 
     # Load.
 
-    async def _load(self, claim: Claim) -> StageSource:
+    async def _load(self, claim: Claim) -> StageInput:
         """What the stage's input is made from: the request, its media, the payloads of earlier stages."""
         if self._handoff.needs_store(claim):
             return await self._in_thread(lambda: self._handoff.source(claim))
@@ -257,7 +257,7 @@ class Executor:
 
     # Run.
 
-    async def _run(self, claim: Claim, source: StageSource, limit: TimeLimit) -> OmniModelRunnerOutput:
+    async def _run(self, claim: Claim, stage_input: StageInput, limit: TimeLimit) -> OmniModelRunnerOutput:
         def report(progress: Progress) -> None:
             limit.see(progress)
             self._ledger.report_progress(
@@ -271,16 +271,16 @@ class Executor:
                 )
             )
 
-        return await self._llm.generate(source, report)
+        return await self._llm.generate(stage_input, report)
 
     # Store.
 
-    async def _keep(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Completion:
+    async def _keep(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Completion:
         """Payload and artifacts in the object store, or inline, before anything says that they exist."""
-        payload = self._handoff.payload(claim, source, output)
+        payload = self._handoff.payload(claim, stage_input, output)
         if self._handoff.makes_artifacts or not self._handoff.fits_inline(payload):
-            return await self._in_thread(lambda: self._handoff.complete(claim, source, output, payload))
-        return self._handoff.complete(claim, source, output, payload)
+            return await self._in_thread(lambda: self._handoff.complete(claim, stage_input, output, payload))
+        return self._handoff.complete(claim, stage_input, output, payload)
 
     # Complete, or not.
 

@@ -18,7 +18,7 @@ from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, Sto
 from omni_jobs.jobs import Claim, Completion, NewArtifact
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
-from workers.stages.types import OmniModelRunnerOutput, StageSource
+from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 if TYPE_CHECKING:
     from workers.stages.stage import Stage
@@ -46,10 +46,10 @@ class HandOff:
     def needs_store(self, claim: Claim) -> bool:
         return bool(claim.media) or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values())
 
-    def source(self, claim: Claim) -> StageSource:
+    def source(self, claim: Claim) -> StageInput:
         """Raises StorageError, and PayloadError naming stage, key and field."""
         refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
-        return self._stage.source(
+        return self._stage.input_of(
             job_id=claim.job_id,
             request=claim.request,
             media=[self._read(ref, max_bytes=ref.size) for ref in refs],
@@ -77,11 +77,11 @@ class HandOff:
 
     # Out.
 
-    def payload(self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput) -> Payload | None:
+    def payload(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Payload | None:
         """What later stages get; None when there are none. Raises PayloadTooLarge."""
         if not claim.capture:
             return None
-        payload = self._stage.payload_of(output, source, claim.attempt)
+        payload = self._stage.payload_of(output, stage_input, claim.attempt)
         size, most = payload.nbytes, self._stage.config.max_payload_bytes
         if size > most:
             key = payload_key(claim.job_id, claim.stage, claim.attempt)
@@ -96,7 +96,7 @@ class HandOff:
         return self._stage.makes_artifacts
 
     def complete(
-        self, claim: Claim, source: StageSource, output: OmniModelRunnerOutput, payload: Payload | None
+        self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput, payload: Payload | None
     ) -> Completion:
         """Store what there is. Raises StorageError; what was stored until then is deleted."""
         stored: list[ObjectRef] = []
@@ -120,9 +120,9 @@ class HandOff:
                 inline_payload=inline,
                 payload_bytes=0 if payload is None else payload.nbytes,
                 artifacts=artifacts,
-                result=self._stage.result_of(output, source),
+                result=self._stage.result_of(output, stage_input),
                 finish_reason=output.finish_reason,
-                warnings=self._stage.warnings_of(output, source),
+                warnings=self._stage.warnings_of(output, stage_input),
             )
         except Exception:
             self._delete(stored)

@@ -1,6 +1,6 @@
 """What a model class implements to read additional information, and to hand more on than rows.
 
-A stage input's ``additional_information`` (OmniTokensPrompt) reaches the model in the
+The ``additional_information`` of an OmniTokensPrompt reaches the model in the
 engine's process before the request enters the batch; ``load_information`` checks and
 prepares it once, the other methods use what it made. The runner knows nothing of its
 contents: workers.models.qwen2_5_omni.talker is one example, tests/example_model another,

@@ -165,7 +165,7 @@ class OmniLLM:
             llm = self._stages[name]
             upstream = {earlier: await running[earlier] for earlier in llm.stage.config.inputs}
             capture = any(consumer in wanted for consumer in self.pipeline.consumers(name))
-            source = llm.source_of(
+            stage_input = llm.input_of(
                 job,
                 upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
                 capture=capture,
@@ -180,13 +180,13 @@ class OmniLLM:
                         if not progress.waiting:
                             seen(progress)
 
-                    output = await llm.generate(source, report)
+                    output = await llm.generate(stage_input, report)
             times[name] = (started - begin, time.perf_counter() - begin)
             outputs[name] = output
-            results[name] = llm.stage.result_of(output, source)
-            warnings[name] = [WarningView(stage=name, **each) for each in llm.stage.warnings_of(output, source)]
+            results[name] = llm.stage.result_of(output, stage_input)
+            warnings[name] = [WarningView(stage=name, **each) for each in llm.stage.warnings_of(output, stage_input)]
             artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
-            payload = llm.stage.payload_of(output, source, attempt=1) if capture else None
+            payload = llm.stage.payload_of(output, stage_input, attempt=1) if capture else None
             self._meters[name].count(output, 0 if payload is None else payload.nbytes)
             advance(name)
             return payload

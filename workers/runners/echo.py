@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_jobs.errors import ModelError
 from workers.runners.runner import ProgressSink
-from workers.stages.types import EchoPrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import EchoPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,24 +29,24 @@ class EchoRunner:
     async def start(self) -> None:
         """Nothing to load."""
 
-    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Wait ``delay_s``, then give the text and ``payload_bytes`` pseudo-random bytes (uint8 [B]) from the seed."""
-        if not isinstance(stage_input, EchoPrompt):
-            raise ModelError(f"the echo runner takes an EchoPrompt, not {type(stage_input).__name__}")
-        if stage_input.parameters.delay_s:
-            await _wait(stage_input.parameters.delay_s, progress)
+        if not isinstance(prompt, EchoPrompt):
+            raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")
+        if prompt.parameters.delay_s:
+            await _wait(prompt.parameters.delay_s, progress)
         outputs = {}
-        if stage_input.capture:
-            size = stage_input.parameters.payload_bytes
+        if prompt.capture:
+            size = prompt.parameters.payload_bytes
             outputs["bytes"] = (
-                await asyncio.to_thread(_bytes, stage_input.seed, size)
+                await asyncio.to_thread(_bytes, prompt.seed, size)
                 if size > _IN_THREAD_BYTES
-                else _bytes(stage_input.seed, size)
+                else _bytes(prompt.seed, size)
             )
         return OmniModelRunnerOutput(
-            text=stage_input.text,
+            text=prompt.text,
             multimodal_outputs=outputs,
-            values={"text": stage_input.text[:_TEXT_CHARACTERS], "upstream_bytes": stage_input.upstream_bytes},
+            values={"text": prompt.text[:_TEXT_CHARACTERS], "upstream_bytes": prompt.upstream_bytes},
         )
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What every runner is: it loads one stage's model and runs its stage inputs in batches.
+"""What every runner is: it loads one stage's model and runs its prompts in batches.
 
 A charter: only what AR, diffusion and echo runners share belongs here.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 __all__ = ["ProgressSink", "Runner"]
 
@@ -19,15 +19,15 @@ ProgressSink = Callable[[Progress], None]
 class Runner(Protocol):
     """One stage's model. All methods run on one event loop.
 
-    ``run`` is called for many stage inputs at once; the runner batches them.
+    ``run`` is called for many prompts at once; the runner batches them.
     Cancelling a ``run`` frees what it holds in the engine.
     """
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError for what the checkpoint lacks."""
 
-    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Run one input to its end.
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run one prompt to its end.
 
         Raises ModelError (final), OutOfMemory or EngineDead (retryable).
         """

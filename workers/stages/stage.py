@@ -30,7 +30,7 @@ from workers.execution.time_limit import TimeLimit
 from workers.runners import create_runner
 from workers.runners.runner import ProgressSink, Runner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress, StageInput, StageSource
+from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, Progress, StageInput
 
 if TYPE_CHECKING:
     from omni_jobs.requests import Admitted
@@ -39,7 +39,7 @@ __all__ = ["InputProcessor", "Stage", "StageLLM"]
 
 
 class InputProcessor(Protocol):
-    """Makes a stage's input from the job and the payloads of earlier stages.
+    """Makes the engine's prompt from the job and the payloads of earlier stages.
 
     What it takes stands in its declaration, an ``omni_jobs.pipelines.declarations.ProcessorDeclaration``.
     """
@@ -47,7 +47,7 @@ class InputProcessor(Protocol):
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Raises ConfigError when the checkpoint lacks what it needs."""
 
-    def __call__(self, source: StageSource) -> StageInput:
+    def __call__(self, stage_input: StageInput) -> EnginePrompt:
         """Raises PayloadError or ModelError naming the field that does not fit."""
 
 
@@ -83,7 +83,7 @@ class Stage:
     def _parameters(self) -> StageParameters:
         return self.config.parameters_with({})
 
-    def source(
+    def input_of(
         self,
         *,
         job_id: str,
@@ -92,7 +92,7 @@ class Stage:
         upstream: Mapping[str, Payload],
         seed: int,
         capture: bool,
-    ) -> StageSource:
+    ) -> StageInput:
         """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest.
 
         ``capture``: whether a later stage of the job takes this stage's payload.
@@ -104,7 +104,7 @@ class Stage:
             first = error.errors()[0]
             field = ".".join(str(part) for part in ("stages", self.name, *first["loc"]))
             raise InvalidRequest(first["msg"], field=field, stage=self.name) from None
-        return StageSource(
+        return StageInput(
             job_id=job_id,
             request=request,
             media=media,
@@ -136,15 +136,15 @@ class Stage:
         seconds = self.config.time_limit_s
         return TimeLimitExceeded(f"not done after {seconds:g} s, the stage's time limit", stage=self.name)
 
-    def make_input(self, source: StageSource) -> StageInput:
-        """The runner's input. Errors carry this stage's name."""
+    def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
+        """The runner's prompt. Errors carry this stage's name."""
         try:
-            return self.processor(source)
+            return self.processor(stage_input)
         except OmniJobsError as error:
             error.stage = error.stage or self.name
             raise
 
-    def payload_of(self, output: OmniModelRunnerOutput, source: StageSource, attempt: int) -> Payload:
+    def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
         """What the next stage gets: the captured rows, the tokens, the named outputs."""
         tensors: dict[str, Any] = {name: _to_wire(value) for name, value in output.multimodal_outputs.items()}
         if output.hidden_states is not None:
@@ -155,39 +155,42 @@ class Stage:
         values = dict(output.values)
         if output.prompt_token_ids:
             values["prompt_tokens"] = len(output.prompt_token_ids)
-        voice = (source.request.get("audio") or {}).get("voice")
+        voice = (stage_input.request.get("audio") or {}).get("voice")
         if voice is not None:
             values["voice"] = voice
         return Payload(
-            manifest=Manifest(kind=self.config.produces, job_id=source.job_id, stage=self.name, attempt=attempt),
+            manifest=Manifest(kind=self.config.produces, job_id=stage_input.job_id, stage=self.name, attempt=attempt),
             prompt_embeds=None,
             additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
         )
 
-    def result_of(self, output: OmniModelRunnerOutput, source: StageSource) -> dict[str, Any]:
+    def result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
         """What of the job's result this stage knows: JSON, small."""
         result: dict[str, Any] = {}
         text_output = self.pipeline.outputs.get("text")
         if text_output is not None and text_output.stage == self.name:
-            if "text" in source.request.get("modalities", ()):
+            if "text" in stage_input.request.get("modalities", ()):
                 result["text"] = output.text or ""
             if output.finish_reason is not None:
                 result["finish_reason"] = output.finish_reason
         if self.config.kind == "ar":
             usage = {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": len(output.token_ids)}
             result["usage"] = {self.name: usage}
-            if source.request.get("return_token_ids"):
+            if stage_input.request.get("return_token_ids"):
                 result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
-    def warnings_of(self, output: OmniModelRunnerOutput, source: StageSource) -> list[dict[str, str]]:
+    def warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[dict[str, str]]:
         """What the user should know of this stage's output: {code, message} each."""
         if output.finish_reason != "length":
             return []
         what = "speech" if self.config.produces == "codes" else "text"
         limit = "at the end of its context"
-        if isinstance(source.parameters, ArParameters) and len(output.token_ids) >= source.parameters.max_tokens:
-            limit = f"at its max_tokens of {source.parameters.max_tokens}"
+        if (
+            isinstance(stage_input.parameters, ArParameters)
+            and len(output.token_ids) >= stage_input.parameters.max_tokens
+        ):
+            limit = f"at its max_tokens of {stage_input.parameters.max_tokens}"
         return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {what} is probably cut"}]
 
     @property
@@ -253,16 +256,16 @@ class StageLLM:
         _ = self.stage.processor
         await self.runner.start()
 
-    def source_of(
+    def input_of(
         self,
         job: Admitted,
         *,
         upstream: Mapping[str, Payload] | None = None,
         capture: bool = False,
         job_id: str = "offline",
-    ) -> StageSource:
+    ) -> StageInput:
         """An admitted request at this stage; ``upstream``: the payloads of the stage's ``inputs``."""
-        return self.stage.source(
+        return self.stage.input_of(
             job_id=job_id,
             request=job.request,
             media=[media.data for media in job.media],
@@ -271,19 +274,19 @@ class StageLLM:
             capture=capture,
         )
 
-    async def generate(self, source: StageSource, progress: ProgressSink = _unread) -> OmniModelRunnerOutput:
+    async def generate(self, stage_input: StageInput, progress: ProgressSink = _unread) -> OmniModelRunnerOutput:
         """Run one job's stage. Raises OmniJobsError carrying the stage's name."""
         try:
-            return await self.runner.run(await self._make_input(source), progress)
+            return await self.runner.run(await self._make_prompt(stage_input), progress)
         except OmniJobsError as error:
             error.stage = error.stage or self.stage.name
             raise
 
-    async def _make_input(self, source: StageSource) -> StageInput:
+    async def _make_prompt(self, stage_input: StageInput) -> EnginePrompt:
         if self.stage.config.kind == "echo":
-            return self.stage.make_input(source)
+            return self.stage.make_prompt(stage_input)
         # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
-        return await asyncio.to_thread(self.stage.make_input, source)
+        return await asyncio.to_thread(self.stage.make_prompt, stage_input)
 
     async def close(self) -> None:
         try:

@@ -26,12 +26,12 @@ __all__ = [
     "Artifact",
     "CodecPrompt",
     "EchoPrompt",
+    "EnginePrompt",
     "OmniModelRunnerOutput",
     "OmniTextPrompt",
     "OmniTokensPrompt",
     "Progress",
     "StageInput",
-    "StageSource",
     "TensorTree",
 ]
 
@@ -41,8 +41,8 @@ TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Ten
 """The kinds of multimodal output a stage may yield per request."""
 
 
-class StageSource(NamedTuple):
-    """What an input processor makes a stage input from: one job, at one stage."""
+class StageInput(NamedTuple):
+    """One job at one stage: the values from which an input processor makes the engine's prompt."""
 
     job_id: str
     request: Mapping[str, Any]  # the admitted request (omni_jobs.requests), media by number
@@ -107,7 +107,7 @@ class EchoPrompt(NamedTuple):
     capture: bool
 
 
-StageInput = OmniTextPrompt | OmniTokensPrompt | CodecPrompt | EchoPrompt
+EnginePrompt = OmniTextPrompt | OmniTokensPrompt | CodecPrompt | EchoPrompt
 
 
 WAITING = "waiting"

@@ -11,7 +11,7 @@ from omni_jobs.pipelines.parameters import ArParameters, EchoParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import EchoPrompt, OmniTokensPrompt, StageSource
+from workers.stages.types import EchoPrompt, OmniTokensPrompt, StageInput
 
 __all__ = ["SummaryProcessor", "TintProcessor"]
 
@@ -25,18 +25,18 @@ class TintProcessor:
         self._renderer = load_renderer(model.architecture, model.path)
         self._tints = load_file(model.path / "tints" / "tints.safetensors")
 
-    def __call__(self, source: StageSource) -> OmniTokensPrompt:
-        if not isinstance(source.parameters, ArParameters):
+    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
+        if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("tint makes input for an AR stage", field="kind")
-        tint = self._tints.get(str(source.request["messages"][0]["content"]))
+        tint = self._tints.get(str(stage_input.request["messages"][0]["content"]))
         if tint is None:
             raise ModelError("the first message names no tint", field="messages.0.content")
         return OmniTokensPrompt(
-            prompt_token_ids=list(self._renderer.encode(source.request) or ()),
+            prompt_token_ids=list(self._renderer.encode(stage_input.request) or ()),
             additional_information={"tint": tint, "drift": self._tints["drift"]},
-            parameters=source.parameters,
-            seed=source.seed,
-            capture=source.capture,
+            parameters=stage_input.parameters,
+            seed=stage_input.seed,
+            capture=stage_input.capture,
         )
 
 
@@ -46,10 +46,10 @@ class SummaryProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         self._upstream = next(iter(stage.inputs))
 
-    def __call__(self, source: StageSource) -> EchoPrompt:
-        if not isinstance(source.parameters, EchoParameters):
+    def __call__(self, stage_input: StageInput) -> EchoPrompt:
+        if not isinstance(stage_input.parameters, EchoParameters):
             raise ModelError("tint_summary makes input for an echo stage", field="kind")
-        payload = source.upstream[self._upstream]
+        payload = stage_input.upstream[self._upstream]
         information = payload.additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information")
@@ -59,4 +59,4 @@ class SummaryProcessor:
         if not isinstance(per_eight, list) or not isinstance(per_part, Mapping):
             raise PayloadCorrupt("no list and dict of tensors", field="tensors.per_eight")
         text = f"{rows} rows of {mean}; {len(per_eight)} in eights; parts {', '.join(per_part)}"
-        return EchoPrompt(text, payload.nbytes, source.parameters, source.seed, source.capture)
+        return EchoPrompt(text, payload.nbytes, stage_input.parameters, stage_input.seed, stage_input.capture)

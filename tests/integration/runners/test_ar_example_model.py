@@ -30,7 +30,7 @@ from workers.models.components import component_of
 from workers.runners.ar.ar_runner import ARRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.stage import Stage, StageLLM
-from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt, StageSource
+from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt, StageInput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -49,14 +49,14 @@ class Tinted:
     def stage(self, name: str) -> Stage:
         return Stage(self._pipeline, self._pipeline.stage(name), self._checkpoint)
 
-    def source(self, words: str, tint: str = "warm", **parameters: Any) -> StageSource:
+    def stage_input(self, words: str, tint: str = "warm", **parameters: Any) -> StageInput:
         merged = {"temperature": 0, "max_tokens": 24, **parameters}
         messages = [{"role": "system", "content": tint}, {"role": "user", "content": words}]
-        return StageSource("job-1", {"messages": messages}, [], {}, ArParameters(**merged), seed=1, capture=True)
+        return StageInput("job-1", {"messages": messages}, [], {}, ArParameters(**merged), seed=1, capture=True)
 
     def prompt(self, words: str, tint: str | None = "warm", **parameters: Any) -> OmniTokensPrompt:
         """None: without information."""
-        made = self.llm.stage.make_input(self.source(words, tint or "warm", **parameters))
+        made = self.llm.stage.make_prompt(self.stage_input(words, tint or "warm", **parameters))
         assert isinstance(made, OmniTokensPrompt)
         return made if tint is not None else replace(made, additional_information={})
 
@@ -130,15 +130,15 @@ async def tinted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -
 
 async def test_from_a_request_to_the_next_stages_input(tinted: Tinted) -> None:
     """Tensor, list and dict, from the model's named outputs through the payload's bytes to the next processor."""
-    source = tinted.source("Hello there")
-    output = await tinted.llm.generate(source, quiet)
+    stage_input = tinted.stage_input("Hello there")
+    output = await tinted.llm.generate(stage_input, quiet)
     prompt = tinted.prompt("Hello there")
     tinted.check(output, prompt)
-    sent = b"".join(tinted.llm.stage.payload_of(output, source, attempt=1).buffers())
+    sent = b"".join(tinted.llm.stage.payload_of(output, stage_input, attempt=1).buffers())
     payload = Payload.decode(sent, PayloadLimits(max_bytes=len(sent)))
-    summary = StageSource("job-1", {}, [], {"tint": payload}, EchoParameters(), seed=1, capture=False)
+    summary = StageInput("job-1", {}, [], {"tint": payload}, EchoParameters(), seed=1, capture=False)
     rows = len(prompt.prompt_token_ids) + len(output.token_ids) - 1
-    made = tinted.stage("summary").make_input(summary)
+    made = tinted.stage("summary").make_prompt(summary)
     assert made.text == f"{rows} rows of {HIDDEN}; {-(-rows // 8)} in eights; parts prompt, answer"
 
 

@@ -22,7 +22,7 @@ from workers.models.qwen2_5_omni.token2wav import load_token2wav
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress, StageInput
+from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -123,7 +123,7 @@ async def test_what_the_model_refuses_comes_as_its_error(engine: EngineProcess) 
 
 
 async def test_another_kind_of_input_is_refused(engine: EngineProcess) -> None:
-    wrong: StageInput = OmniTokensPrompt([1], {}, ArParameters(), 0, False)
+    wrong: EnginePrompt = OmniTokensPrompt([1], {}, ArParameters(), 0, False)
     with pytest.raises(ModelError, match="OmniTokensPrompt"):
         await engine.run(wrong, nothing)
 

@@ -14,7 +14,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.qwen2_5_omni.talker2code2wav import Talker2Code2WavProcessor
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch
-from workers.stages.types import StageSource
+from workers.stages.types import StageInput
 
 STAGE = StageConfig(
     name="code2wav",
@@ -32,13 +32,13 @@ def _processor(directory: Path, voices: tuple[str, ...] = ("Chelsie", "Ethan")) 
     return Talker2Code2WavProcessor(STAGE, OmniModelConfig(directory, "qwen2_5_omni", "code2wav", voices))
 
 
-def _source(codes: torch.Tensor | None, *, parameters: StageParameters | None = None, **values: Any) -> StageSource:
+def _stage_input(codes: torch.Tensor | None, *, parameters: StageParameters | None = None, **values: Any) -> StageInput:
     tensors = {} if codes is None else {"codes": from_torch(codes)}
     payload = Payload(
         Manifest(kind="codes", job_id="job-1", stage="talker", attempt=1),
         additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
     )
-    return StageSource(
+    return StageInput(
         job_id="job-1",
         request={},
         media=(),
@@ -60,51 +60,51 @@ def _source(codes: torch.Tensor | None, *, parameters: StageParameters | None = 
     ],
 )
 def test_codes_are_cut_at_the_first_end(tmp_path: Path, codes: list[int], spoken: list[int]) -> None:
-    prompt = _processor(tmp_path)(_source(torch.tensor(codes), voice="Ethan"))
+    prompt = _processor(tmp_path)(_stage_input(torch.tensor(codes), voice="Ethan"))
     assert prompt.codes.tolist() == spoken
     assert prompt.codes.dtype == torch.int64
     assert (prompt.voice, prompt.seed, prompt.parameters) == ("Ethan", 11, DiffusionParameters(steps=5))
 
 
 def test_without_a_voice_the_first_speaks(tmp_path: Path) -> None:
-    assert _processor(tmp_path)(_source(torch.tensor([1]))).voice == "Chelsie"
+    assert _processor(tmp_path)(_stage_input(torch.tensor([1]))).voice == "Chelsie"
 
 
 @pytest.mark.parametrize("codes", [[], [8294], [8292, 5]])
 def test_a_silent_talker_is_an_error(tmp_path: Path, codes: list[int]) -> None:
     with pytest.raises(ModelError, match="before it said anything") as caught:
-        _processor(tmp_path)(_source(torch.tensor(codes, dtype=torch.int64)))
+        _processor(tmp_path)(_stage_input(torch.tensor(codes, dtype=torch.int64)))
     assert caught.value.field == "codes"
 
 
 @pytest.mark.parametrize(
-    ("source", "field"),
+    ("stage_input", "field"),
     [
-        (_source(None, voice="Ethan"), "tensors.codes"),
-        (_source(torch.tensor([1.0])), "tensors.codes.dtype"),
-        (_source(torch.tensor([1], dtype=torch.int32)), "tensors.codes.dtype"),
-        (_source(torch.tensor([[1]])), "tensors.codes.shape"),
-        (_source(torch.tensor([1]), voice=3), "values.voice"),
+        (_stage_input(None, voice="Ethan"), "tensors.codes"),
+        (_stage_input(torch.tensor([1.0])), "tensors.codes.dtype"),
+        (_stage_input(torch.tensor([1], dtype=torch.int32)), "tensors.codes.dtype"),
+        (_stage_input(torch.tensor([[1]])), "tensors.codes.shape"),
+        (_stage_input(torch.tensor([1]), voice=3), "values.voice"),
     ],
 )
-def test_a_wrong_payload_names_the_field(tmp_path: Path, source: StageSource, field: str) -> None:
+def test_a_wrong_payload_names_the_field(tmp_path: Path, stage_input: StageInput, field: str) -> None:
     with pytest.raises(PayloadCorrupt) as caught:
-        _processor(tmp_path)(source)
+        _processor(tmp_path)(stage_input)
     assert caught.value.field == field
 
 
 def test_a_payload_without_information_is_refused(tmp_path: Path) -> None:
-    source = _source(None)
-    bare = Payload(source.upstream["talker"].manifest)
+    stage_input = _stage_input(None)
+    bare = Payload(stage_input.upstream["talker"].manifest)
     with pytest.raises(PayloadCorrupt, match="additional_information"):
         _processor(tmp_path)(
-            StageSource(source.job_id, {}, (), {"talker": bare}, source.parameters, seed=0, capture=False)
+            StageInput(stage_input.job_id, {}, (), {"talker": bare}, stage_input.parameters, seed=0, capture=False)
         )
 
 
 def test_parameters_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="diffusion"):
-        _processor(tmp_path)(_source(torch.tensor([1]), parameters=ArParameters()))
+        _processor(tmp_path)(_stage_input(torch.tensor([1]), parameters=ArParameters()))
 
 
 def test_it_needs_a_model_that_names_the_ends(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from omni_jobs.pipelines.stage_config import load_pipeline
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch
-from workers.stages.types import StageSource
+from workers.stages.types import StageInput
 
 PIPELINE = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
 TALKER = load_pipeline(PIPELINE).stage("talker")
@@ -56,8 +56,8 @@ def thinker_payload(**changes: Any) -> Payload:
     )
 
 
-def source(payload: Payload) -> StageSource:
-    return StageSource(
+def stage_input(payload: Payload) -> StageInput:
+    return StageInput(
         job_id="job-1",
         request={},
         media=[],
@@ -70,7 +70,7 @@ def source(payload: Payload) -> StageSource:
 
 def test_prompt_feed_and_positions(processor: Thinker2TalkerProcessor, tiny_checkpoint: Path) -> None:
     payload = thinker_payload()
-    made = processor(source(payload))
+    made = processor(stage_input(payload))
     weights = load_file(tiny_checkpoint / "model.safetensors")["thinker.model.embed_tokens.weight"]
     speakers = torch.load(tiny_checkpoint / "spk_dict.pt", weights_only=True)
     config = _talker_config(tiny_checkpoint)
@@ -90,24 +90,24 @@ def test_prompt_feed_and_positions(processor: Thinker2TalkerProcessor, tiny_chec
 
 def test_media_positions_go_on_after_the_highest(processor: Thinker2TalkerProcessor) -> None:
     positions = torch.tensor([[0, 1, 1, 1, 2], [0, 1, 2, 2, 3], [0, 1, 1, 2, 3]])
-    made = processor(source(thinker_payload(mrope_positions=positions, mrope_delta=-1)))
+    made = processor(stage_input(thinker_payload(mrope_positions=positions, mrope_delta=-1)))
     assert made.additional_information["mrope_positions"][:, -2:].tolist() == [[4, 5]] * 3
     assert made.additional_information["mrope_delta"] == -1
 
 
 def test_one_generated_token_leaves_the_end_where_the_reply_would_begin(processor: Thinker2TalkerProcessor) -> None:
     payload = thinker_payload(hidden_states=torch.zeros(P, 128), token_ids=torch.zeros(1, dtype=torch.int64))
-    assert processor(source(payload)).additional_information["feed"].shape == (P + 3, 128)
+    assert processor(stage_input(payload)).additional_information["feed"].shape == (P + 3, 128)
 
 
 def test_the_feed_has_the_rows_dtype(processor: Thinker2TalkerProcessor) -> None:
     payload = thinker_payload(hidden_states=torch.zeros(P + N - 1, 128, dtype=torch.bfloat16))
-    assert processor(source(payload)).additional_information["feed"].dtype == torch.bfloat16
+    assert processor(stage_input(payload)).additional_information["feed"].dtype == torch.bfloat16
 
 
 def test_without_a_voice_the_first_speaks(processor: Thinker2TalkerProcessor) -> None:
-    first = processor(source(thinker_payload(voice=None))).additional_information["feed"][P]
-    named = processor(source(thinker_payload(voice="Chelsie"))).additional_information["feed"][P]
+    first = processor(stage_input(thinker_payload(voice=None))).additional_information["feed"][P]
+    named = processor(stage_input(thinker_payload(voice="Chelsie"))).additional_information["feed"][P]
     assert torch.equal(first, named)
 
 
@@ -131,17 +131,17 @@ def test_a_payload_that_does_not_fit_names_the_field(
     processor: Thinker2TalkerProcessor, changes: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(PayloadCorrupt) as caught:
-        processor(source(thinker_payload(**changes)))
+        processor(stage_input(thinker_payload(**changes)))
     assert caught.value.field == field
 
 
 def test_an_unknown_voice_and_a_payload_without_information(processor: Thinker2TalkerProcessor) -> None:
     with pytest.raises(ModelError, match="no voice 'Nobody'"):
-        processor(source(thinker_payload(voice="Nobody")))
+        processor(stage_input(thinker_payload(voice="Nobody")))
     with pytest.raises(PayloadCorrupt):
-        processor(source(replace(thinker_payload(), additional_information=None)))
+        processor(stage_input(replace(thinker_payload(), additional_information=None)))
     with pytest.raises(ModelError):
-        processor(source(thinker_payload())._replace(parameters=DiffusionParameters()))
+        processor(stage_input(thinker_payload())._replace(parameters=DiffusionParameters()))
 
 
 def test_a_checkpoint_without_its_parts_is_a_config_error(tiny_checkpoint: Path, tmp_path: Path) -> None:

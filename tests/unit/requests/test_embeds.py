@@ -126,8 +126,8 @@ def test_the_processor_passes_them_on(
     job = admitting(save({"prompt_embeds": embeds}))
 
     def made_of(data: bytes) -> OmniTokensPrompt:
-        source = stage.source(job_id="j", request=job.request, media=[data], upstream={}, seed=1, capture=True)
-        prompt = stage.make_input(source)
+        stage_input = stage.input_of(job_id="j", request=job.request, media=[data], upstream={}, seed=1, capture=True)
+        prompt = stage.make_prompt(stage_input)
         assert isinstance(prompt, OmniTokensPrompt)
         return prompt
 

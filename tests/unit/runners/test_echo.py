@@ -8,15 +8,15 @@ from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.parameters import DiffusionParameters, EchoParameters
 from workers.runners.echo import EchoRunner
 from workers.stages.processors.echo import EchoProcessor
-from workers.stages.types import CodecPrompt, EchoPrompt, Progress, StageSource
+from workers.stages.types import CodecPrompt, EchoPrompt, Progress, StageInput
 
 
 def prompt(text: str = "hi", *, capture: bool = True, seed: int = 1, **parameters: float) -> EchoPrompt:
     return EchoPrompt(text, 0, EchoParameters.model_validate(parameters), seed, capture)
 
 
-def source(messages: list[dict[str, object]]) -> StageSource:
-    return StageSource("job-1", {"messages": messages}, (), {}, EchoParameters(), 1, True)
+def stage_input(messages: list[dict[str, object]]) -> StageInput:
+    return StageInput("job-1", {"messages": messages}, (), {}, EchoParameters(), 1, True)
 
 
 async def test_emits_seeded_bytes() -> None:
@@ -69,4 +69,4 @@ async def test_refuses_another_stage_s_input() -> None:
     ],
 )
 def test_the_last_user_message_is_the_text(messages: list[dict[str, object]], text: str) -> None:
-    assert EchoProcessor(None, None)(source(messages)).text == text  # type: ignore[arg-type]
+    assert EchoProcessor(None, None)(stage_input(messages)).text == text  # type: ignore[arg-type]

@@ -9,14 +9,14 @@ import pytest
 
 from omni_jobs.pipelines.stage_config import load_pipelines
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, StageSource
+from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 OMNI = load_pipelines(Path(__file__).parents[3] / "stage_configs")["qwen2_5_omni"]
 
 
 def warned(checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **parameters: Any) -> list[dict[str, str]]:
     stage = Stage(OMNI, OMNI.stage(stage_name), checkpoint)
-    source = stage.source(
+    stage_input = stage.input_of(
         job_id="job-1",
         request={"parameters": {stage_name: parameters}},
         media=[],
@@ -24,8 +24,8 @@ def warned(checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **p
         seed=0,
         capture=False,
     )
-    assert isinstance(source, StageSource)
-    return stage.warnings_of(output, source)
+    assert isinstance(stage_input, StageInput)
+    return stage.warnings_of(output, stage_input)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import CodecPrompt, StageSource
+from workers.stages.types import CodecPrompt, StageInput
 
 __all__ = ["Talker2Code2WavProcessor"]
 
@@ -28,14 +28,14 @@ class Talker2Code2WavProcessor:
         self._ends = torch.tensor(_codec_ends(model.path))
         self._default_voice = model.voices[0] if model.voices else None
 
-    def __call__(self, source: StageSource) -> CodecPrompt:
+    def __call__(self, stage_input: StageInput) -> CodecPrompt:
         """Reads tensor ``codes`` int64 [N] and value ``voice`` (default: the pipeline's first).
 
         Raises PayloadCorrupt naming the field, and ModelError when the talker said nothing.
         """
-        if not isinstance(source.parameters, DiffusionParameters):
+        if not isinstance(stage_input.parameters, DiffusionParameters):
             raise ModelError("talker2code2wav makes input for a diffusion stage", field="kind")
-        information = source.upstream[self._talker].additional_information
+        information = stage_input.upstream[self._talker].additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information")
         codes = to_torch(information.tensor("codes", dtypes=frozenset({"I64"}), rank=1))
@@ -46,7 +46,7 @@ class Talker2Code2WavProcessor:
         spoken = self._until_end(codes)
         if not len(spoken):
             raise ModelError("the talker ended before it said anything", field="codes")
-        return CodecPrompt(codes=spoken, voice=voice, parameters=source.parameters, seed=source.seed)
+        return CodecPrompt(codes=spoken, voice=voice, parameters=stage_input.parameters, seed=stage_input.seed)
 
     def _until_end(self, codes: torch.Tensor) -> torch.Tensor:
         """A copy of the codes before the first end token: the payload's memory can go."""

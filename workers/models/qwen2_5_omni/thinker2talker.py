@@ -25,7 +25,7 @@ from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import OmniTokensPrompt, StageSource
+from workers.stages.types import OmniTokensPrompt, StageInput
 
 __all__ = ["Thinker2TalkerProcessor"]
 
@@ -53,11 +53,11 @@ class Thinker2TalkerProcessor:
         self._end, self._pad = rows.pop(""), rows.pop(" ")  # [1, H] each
         self._speakers = rows
 
-    def __call__(self, source: StageSource) -> OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
         """Raises PayloadCorrupt for a payload that is not the thinker's and ModelError for an unknown voice."""
-        if not isinstance(source.parameters, ArParameters):
+        if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("thinker2talker makes input for an AR stage", field="parameters")
-        payload = source.upstream[self._upstream]
+        payload = stage_input.upstream[self._upstream]
         information = payload.additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information", stage=self._upstream)
@@ -91,9 +91,9 @@ class Thinker2TalkerProcessor:
                 "mrope_positions": torch.cat([positions, after], dim=1),
                 "mrope_delta": delta,
             },
-            parameters=source.parameters,
-            seed=source.seed,
-            capture=source.capture,
+            parameters=stage_input.parameters,
+            seed=stage_input.seed,
+            capture=stage_input.capture,
         )
 
     def _speaker(self, voice: object) -> torch.Tensor:

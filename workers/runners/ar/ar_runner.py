@@ -32,7 +32,14 @@ from workers.runners.ar.coalesced_calls import GroupedCalls
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import WAITING, OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
+from workers.stages.types import (
+    WAITING,
+    EnginePrompt,
+    OmniModelRunnerOutput,
+    OmniTextPrompt,
+    OmniTokensPrompt,
+    Progress,
+)
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -110,9 +117,9 @@ class ARRunner:
         device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
         return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
 
-    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt to its end; see ``Runner.run``."""
-        task = asyncio.create_task(self._run(stage_input, progress))
+        task = asyncio.create_task(self._run(prompt, progress))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         try:
@@ -123,29 +130,29 @@ class ARRunner:
                 raise EngineDead("the engine was closed", stage=self._args.stage) from None
             raise
 
-    async def _run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
-        if not isinstance(stage_input, OmniTextPrompt | OmniTokensPrompt):
-            raise ModelError(f"an AR stage takes no {type(stage_input).__name__}", field="kind")
+    async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        if not isinstance(prompt, OmniTextPrompt | OmniTokensPrompt):
+            raise ModelError(f"an AR stage takes no {type(prompt).__name__}", field="kind")
         key = uuid.uuid4().hex
-        prompt: Mapping[str, Any] = _vllm_prompt(stage_input)
+        vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
         async with self._request(key) as held:
-            if not stage_input.capture:
-                options = await self._inform(stage_input, key)
-                return await self._generate(stage_input, prompt, key, options, progress)
-            if isinstance(stage_input, OmniTextPrompt):
-                prompt = await self._running().render(prompt)
-            rows = self._most_rows(stage_input, prompt)
-            held.room = await self._reserve(rows, stage_input.parameters.max_tokens, progress)
-            options = await self._inform(stage_input, key)
+            if not prompt.capture:
+                options = await self._inform(prompt, key)
+                return await self._generate(prompt, vllm_prompt, key, options, progress)
+            if isinstance(prompt, OmniTextPrompt):
+                vllm_prompt = await self._running().render(vllm_prompt)
+            rows = self._most_rows(prompt, vllm_prompt)
+            held.room = await self._reserve(rows, prompt.parameters.max_tokens, progress)
+            options = await self._inform(prompt, key)
             options |= {CAPTURE: key, CAPTURE_ROWS: rows}
-            output = await self._generate(stage_input, prompt, key, options, progress)
+            output = await self._generate(prompt, vllm_prompt, key, options, progress)
             return await self._take(output, key, held.room)
 
-    def _most_rows(self, stage_input: OmniTextPrompt | OmniTokensPrompt, prompt: Mapping[str, Any]) -> int:
+    def _most_rows(self, prompt: OmniTextPrompt | OmniTokensPrompt, vllm_prompt: Mapping[str, Any]) -> int:
         """The rows of the prompt and of all tokens it may get; a step too far is the last one's."""
-        embeds = prompt.get("prompt_embeds")
-        tokens = len(prompt["prompt_token_ids"] if embeds is None else embeds)
-        return min(tokens + stage_input.parameters.max_tokens, self._running().max_model_len)
+        embeds = vllm_prompt.get("prompt_embeds")
+        tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
+        return min(tokens + prompt.parameters.max_tokens, self._running().max_model_len)
 
     async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> Reservation:
         """Room for that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
@@ -237,15 +244,13 @@ class ARRunner:
         finally:
             held.free()
 
-    async def _inform(self, stage_input: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
+    async def _inform(self, prompt: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
         """Hand the additional information to the engine. Raises ModelError naming the field."""
-        if isinstance(stage_input, OmniTextPrompt) or not stage_input.additional_information:
+        if isinstance(prompt, OmniTextPrompt) or not prompt.additional_information:
             return {}
         spool = self._spooled()
-        await asyncio.to_thread(spool.write, key, stage_input.additional_information)
-        prompt_tokens = len(
-            stage_input.prompt_token_ids if stage_input.prompt_embeds is None else stage_input.prompt_embeds
-        )
+        await asyncio.to_thread(spool.write, key, prompt.additional_information)
+        prompt_tokens = len(prompt.prompt_token_ids if prompt.prompt_embeds is None else prompt.prompt_embeds)
         answers = await self._load(key, prompt_tokens)
         spool.remove(key)
         _raise_first(answers)
@@ -253,22 +258,22 @@ class ARRunner:
 
     async def _generate(
         self,
-        stage_input: OmniTextPrompt | OmniTokensPrompt,
-        prompt: Mapping[str, Any],
+        prompt: OmniTextPrompt | OmniTokensPrompt,
+        vllm_prompt: Mapping[str, Any],
         key: str,
         options: Mapping[str, Any],
         progress: ProgressSink,
     ) -> OmniModelRunnerOutput:
-        sampling = self._sampling(stage_input, options)
+        sampling = self._sampling(prompt, options)
         if INFORMATION in options:
             # What is computed of these inputs must not be read by a request with the same token ids.
-            prompt = {**prompt, "cache_salt": key}
+            vllm_prompt = {**vllm_prompt, "cache_salt": key}
         token_ids: list[int] = []
         text: list[str] = []
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
-        total = stage_input.parameters.max_tokens
-        async with aclosing(self._running().generate(prompt, sampling, key)) as outputs:
+        total = prompt.parameters.max_tokens
+        async with aclosing(self._running().generate(vllm_prompt, sampling, key)) as outputs:
             async for output in outputs:
                 part = output.outputs[0]
                 token_ids.extend(part.token_ids)
@@ -306,11 +311,11 @@ class ARRunner:
             room=room,
         )
 
-    def _sampling(self, stage_input: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:
+    def _sampling(self, prompt: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        parameters: ArParameters = stage_input.parameters
+        parameters: ArParameters = prompt.parameters
         text = self._component.text
         return SamplingParams(
             temperature=parameters.temperature,
@@ -325,7 +330,7 @@ class ARRunner:
             stop=list(parameters.stop) if text else None,
             stop_token_ids=[] if parameters.ignore_eos else self._stop_ids,
             ignore_eos=parameters.ignore_eos or not text,
-            seed=None if parameters.temperature == 0 else stage_input.seed,
+            seed=None if parameters.temperature == 0 else prompt.seed,
             detokenize=text,
             output_kind=RequestOutputKind.DELTA,
             # Cached tokens are not computed: they have no hidden states, and a prompt of
@@ -335,17 +340,17 @@ class ARRunner:
         )
 
 
-def _vllm_prompt(stage_input: OmniTextPrompt | OmniTokensPrompt) -> dict[str, Any]:
-    if isinstance(stage_input, OmniTextPrompt):
-        prompt: dict[str, Any] = {"prompt": stage_input.prompt}
-        if stage_input.multi_modal_data:
-            prompt["multi_modal_data"] = dict(stage_input.multi_modal_data)
-        if stage_input.mm_processor_kwargs:
-            prompt["mm_processor_kwargs"] = dict(stage_input.mm_processor_kwargs)
-        return prompt
-    if stage_input.prompt_embeds is not None:
-        return {"prompt_embeds": stage_input.prompt_embeds}
-    return {"prompt_token_ids": list(stage_input.prompt_token_ids)}
+def _vllm_prompt(prompt: OmniTextPrompt | OmniTokensPrompt) -> dict[str, Any]:
+    if isinstance(prompt, OmniTextPrompt):
+        vllm_prompt: dict[str, Any] = {"prompt": prompt.prompt}
+        if prompt.multi_modal_data:
+            vllm_prompt["multi_modal_data"] = dict(prompt.multi_modal_data)
+        if prompt.mm_processor_kwargs:
+            vllm_prompt["mm_processor_kwargs"] = dict(prompt.mm_processor_kwargs)
+        return vllm_prompt
+    if prompt.prompt_embeds is not None:
+        return {"prompt_embeds": prompt.prompt_embeds}
+    return {"prompt_token_ids": list(prompt.prompt_token_ids)}
 
 
 def _raise_first(answers: Sequence[dict[str, str] | None]) -> None:

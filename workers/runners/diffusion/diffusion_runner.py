@@ -22,7 +22,7 @@ from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.runner import ProgressSink
 from workers.stages.devices import Device
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
 __all__ = ["Batching", "DiffusionRunner"]
 
@@ -103,17 +103,17 @@ class DiffusionRunner:
         await loaded
         self._ready = True
 
-    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Codes to ``multimodal_outputs["waveform"]``: float32 [S] on the CPU, ``values["sampling_rate"]`` in Hz.
 
         Waits while the queue is full. Raises ModelError naming the field the model cannot take,
         OutOfMemory when the prompt does not fit even alone, EngineDead when the runner closes or broke.
         """
-        if not isinstance(stage_input, CodecPrompt):
-            raise ModelError(f"a diffusion stage takes codes, not {type(stage_input).__name__}", stage=self._stage)
-        frames = self._worker.model_runner.check(stage_input)
+        if not isinstance(prompt, CodecPrompt):
+            raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._stage)
+        frames = self._worker.model_runner.check(prompt)
         async with self._room:
-            entry = _Entry(stage_input, frames, progress, asyncio.get_running_loop())
+            entry = _Entry(prompt, frames, progress, asyncio.get_running_loop())
             self._offer(entry)
             try:
                 return await entry.outcome

@@ -25,7 +25,7 @@ from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
 __all__ = ["ARGS", "LONGEST_LINE", "EngineProcess"]
 
@@ -106,10 +106,10 @@ class EngineProcess:
         if (told := json.loads(line).get("error")) is not None:
             raise OmniJobsError.from_dict(told)
 
-    async def run(self, stage_input: StageInput, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """What ``DiffusionRunner.run`` gives, and raises; EngineDead as well when the process has ended."""
-        if not isinstance(stage_input, CodecPrompt):
-            raise ModelError(f"a diffusion stage takes codes, not {type(stage_input).__name__}", stage=self._args.stage)
+        if not isinstance(prompt, CodecPrompt):
+            raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._args.stage)
         if self._dead is not None:
             raise EngineDead(self._dead, stage=self._args.stage)
         number = next(self._numbers)
@@ -117,10 +117,10 @@ class EngineProcess:
         self._tell(
             {
                 "run": number,
-                "codes": stage_input.codes.tolist(),
-                "voice": stage_input.voice,
-                "seed": stage_input.seed,
-                "parameters": stage_input.parameters.model_dump(mode="json"),
+                "codes": prompt.codes.tolist(),
+                "voice": prompt.voice,
+                "seed": prompt.seed,
+                "parameters": prompt.parameters.model_dump(mode="json"),
             }
         )
         try:

@@ -12,7 +12,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import OmniTextPrompt, OmniTokensPrompt, StageSource
+from workers.stages.types import OmniTextPrompt, OmniTokensPrompt, StageInput
 
 __all__ = ["ChatProcessor"]
 
@@ -27,48 +27,48 @@ class ChatProcessor:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
         self._renderer = load_renderer(model.architecture, model.path)
 
-    def __call__(self, source: StageSource) -> OmniTextPrompt | OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
         """Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
         PayloadCorrupt for embeddings that do not decode.
         """
-        if not isinstance(source.parameters, ArParameters):
+        if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("chat makes input for an AR stage", field="kind")
-        if "prompt_embeds" in source.request:
-            return self._embedded(source, source.parameters)
-        token_ids = self._renderer.encode(source.request)
+        if "prompt_embeds" in stage_input.request:
+            return self._embedded(stage_input, stage_input.parameters)
+        token_ids = self._renderer.encode(stage_input.request)
         if token_ids is not None:
             return OmniTokensPrompt(
                 prompt_token_ids=token_ids,
                 additional_information={},
-                parameters=source.parameters,
-                seed=source.seed,
-                capture=source.capture,
+                parameters=stage_input.parameters,
+                seed=stage_input.seed,
+                capture=stage_input.capture,
             )
         data: dict[str, list[Any]] = {}
-        for field, kind, number in _media(source.request["messages"]):
-            data.setdefault(kind, []).append(self._decoded(source, kind, number, field))
+        for field, kind, number in _media(stage_input.request["messages"]):
+            data.setdefault(kind, []).append(self._decoded(stage_input, kind, number, field))
         return OmniTextPrompt(
-            prompt=self._renderer.render(source.request),
+            prompt=self._renderer.render(stage_input.request),
             multi_modal_data=data,
-            parameters=source.parameters,
-            seed=source.seed,
-            capture=source.capture,
+            parameters=stage_input.parameters,
+            seed=stage_input.seed,
+            capture=stage_input.capture,
         )
 
-    def _decoded(self, source: StageSource, kind: str, number: int, field: str) -> Any:
-        if source.wall is None:
+    def _decoded(self, stage_input: StageInput, kind: str, number: int, field: str) -> Any:
+        if stage_input.wall is None:
             raise ConfigError("a stage without a media wall takes no media", field=field)
-        data = source.media[number]
+        data = stage_input.media[number]
         try:
             if kind == "audio":
-                return source.wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
-            return source.wall.decode_image(data) if kind == "image" else source.wall.decode_video(data)
+                return stage_input.wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
+            return stage_input.wall.decode_image(data) if kind == "image" else stage_input.wall.decode_video(data)
         except OmniJobsError as error:
             error.field = field
             raise
 
-    def _embedded(self, source: StageSource, parameters: ArParameters) -> OmniTokensPrompt:
-        data = source.media[source.request["prompt_embeds"]["media"]]
+    def _embedded(self, stage_input: StageInput, parameters: ArParameters) -> OmniTokensPrompt:
+        data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
         embeds = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data))).embeds
         if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
             raise ModelError(
@@ -78,8 +78,8 @@ class ChatProcessor:
             prompt_token_ids=(),
             additional_information={},
             parameters=parameters,
-            seed=source.seed,
-            capture=source.capture,
+            seed=stage_input.seed,
+            capture=stage_input.capture,
             prompt_embeds=to_torch(embeds),
         )
 

@@ -8,7 +8,7 @@ from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.parameters import EchoParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import EchoPrompt, StageSource
+from workers.stages.types import EchoPrompt, StageInput
 
 __all__ = ["EchoProcessor"]
 
@@ -19,15 +19,15 @@ class EchoProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Needs nothing of either."""
 
-    def __call__(self, source: StageSource) -> EchoPrompt:
-        if not isinstance(source.parameters, EchoParameters):
+    def __call__(self, stage_input: StageInput) -> EchoPrompt:
+        if not isinstance(stage_input.parameters, EchoParameters):
             raise ModelError("an echo stage has echo parameters", field="parameters")
         return EchoPrompt(
-            text=_last_user_text(source.request.get("messages", ())),
-            upstream_bytes=sum(payload.tensor_bytes for payload in source.upstream.values()),
-            parameters=source.parameters,
-            seed=source.seed,
-            capture=source.capture,
+            text=_last_user_text(stage_input.request.get("messages", ())),
+            upstream_bytes=sum(payload.tensor_bytes for payload in stage_input.upstream.values()),
+            parameters=stage_input.parameters,
+            seed=stage_input.seed,
+            capture=stage_input.capture,
         )
 
 
