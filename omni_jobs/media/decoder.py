@@ -25,7 +25,6 @@ from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 from omni_jobs.media.wall import KEPT_BYTES
-from omni_jobs.scheduling import give_way
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +53,6 @@ def confine(memory_bytes: int) -> None:
     if os.getppid() != parent:  # it ended before the kernel knew
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for C code that never returns
-    give_way()
     os.nice(_NICE)  # who serves comes first
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # the libraries' own complaints, of which a hostile file can cause any number

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from omni_jobs.scheduling import give_way
+from omni_jobs.stack.cores import use_batch_policy
 
 __all__ = ["UMASK", "Child", "ChildState", "ChildView"]
 
@@ -58,9 +58,9 @@ class Child:
         directory: Path,
         log: Path,
         pass_fds: Sequence[int] = (),
-        gives_way: bool = False,
+        batch_policy: bool = False,
     ) -> None:
-        """``gives_way``: to models that compute (``omni_jobs.scheduling``)."""
+        """``batch_policy``: put the process under SCHED_BATCH (:mod:`omni_jobs.stack.cores`)."""
         self.name = name
         self.command = list(command)
         self.log = log
@@ -71,7 +71,7 @@ class Child:
         self._environment = dict(environment)
         self._directory = directory
         self._pass_fds = tuple(pass_fds)
-        self._gives_way = gives_way
+        self._batch_policy = batch_policy
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at: float | None = None
         self._ready_at: float | None = None
@@ -106,8 +106,8 @@ class Child:
                 pass_fds=self._pass_fds,
                 umask=UMASK,
             )
-        if self._gives_way:
-            give_way(self._process.pid)
+        if self._batch_policy:
+            use_batch_policy(self._process.pid)
         self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
         self.state = ChildState.STARTING
         process = self._process

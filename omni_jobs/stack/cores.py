@@ -1,27 +1,34 @@
-"""How the cores are shared between models and all that serves them."""
+"""CPU cores: each engine's share of them, and the scheduling policy of the processes beside the engines."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["give_way", "threads_per_engine"]
+__all__ = ["threads_per_engine", "use_batch_policy"]
 
 
 def threads_per_engine(engines: int) -> int:
-    """An engine's share of all cores but one: its threads all wait for the one that something else delays."""
+    """Return how many threads each of ``engines`` engines on this host may compute with; at least 1.
+
+    One core is left over, because an engine's threads wait for each other: if anything else delays one, all stand
+    still.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     return max(1, (cores - 1) // max(1, engines))
 
 
-def give_way(process: int = 0) -> bool:
-    """From now on this thread, and what it starts, takes no core from a computation by waking up.
+def use_batch_policy(process: int = 0) -> bool:
+    """Put this thread and its future children under SCHED_BATCH, so that their wake-ups do not preempt a model.
 
-    ``process``: its first thread, in place of the caller's.
+    A broker or a worker's control threads wake up hundreds of times a second. Under the usual policy Linux interrupts
+    the model's thread each time; under SCHED_BATCH the one that wakes up waits some milliseconds for a core. Its share
+    of the cores stays the same.
 
-    What serves a model wakes up for a moment hundreds of times a second. Linux would let it interrupt
-    the model's thread each time, though another core is free or about to be; a task of ``SCHED_BATCH``
-    gets the same share of the cores, and waits those milliseconds for it. False, and nothing is changed,
-    where the operator chose another policy, and where the system has none or does not allow it.
+    Args:
+        process: the id of another process, whose main thread is put under the policy; 0 means the calling thread.
+
+    Returns:
+        True if the policy was set. False if the operator chose another policy, the system has none, or it refuses.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return False
@@ -29,6 +36,6 @@ def give_way(process: int = 0) -> bool:
         if os.sched_getscheduler(process) != os.SCHED_OTHER:
             return False
         os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a sandbox may not know the call, or the process has ended
+    except OSError:  # a sandbox may refuse the call, and the process may have ended
         return False
     return True

@@ -40,9 +40,9 @@ from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, St
 from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.stage_config import Pipeline, Pipelines, load_pipelines
 from omni_jobs.prompts import load_renderer
-from omni_jobs.scheduling import threads_per_engine
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState, ChildView
+from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.sentinel import end_sessions
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
@@ -287,7 +287,7 @@ class EmbeddedStack:
             directory=self._directory.path,
             log=self._directory.log_of(name.replace(" ", "-")),
             pass_fds=pass_fds,
-            gives_way=name != API,  # people wait for its answers, behind its decoders and whatever else computes
+            batch_policy=name != API,  # people wait for its answers, behind its decoders and whatever else computes
         )
 
     # -- the thread that owns the children -------------------------------------------------

@@ -38,7 +38,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.pipelines.stage_config import Pipeline, Pipelines
-from omni_jobs.scheduling import give_way
+from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
 from workers.consumer.liveness import Liveness
 from workers.execution import incarnation
@@ -110,7 +110,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def on_start(self) -> None:
         """Claim the slot, load the engine. Celery's consumer starts after it; raises WorkerShutdown if it must not."""
-        give_way()
+        use_batch_policy()
         self._thread.start()
         try:
             self._wait(self._open())

@@ -32,8 +32,8 @@ from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
 from omni_jobs.requests import Admitted, admit
-from omni_jobs.scheduling import threads_per_engine
 from omni_jobs.settings import Settings
+from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.views import WarningView, merged_result
 from workers.offline.statistics import StageMeter, StageStatistics
 from workers.stages.stage import StageLLM

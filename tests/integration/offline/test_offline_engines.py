@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.scheduling import threads_per_engine
+from omni_jobs.stack.cores import threads_per_engine
 from workers.offline.omni_llm import _cores_divided
 
 ROOT = Path(__file__).parents[3]
