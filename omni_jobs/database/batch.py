@@ -46,7 +46,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from omni_jobs.database.statement import Call, Statement, in_one_message
+from omni_jobs.database.statement import Call, Statement, execute_pipelined
 from omni_jobs.database.tables import Base, encode_json
 
 __all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "paired", "run_all"]
@@ -200,19 +200,19 @@ def run_all(
     No row of a table may be changed by two of them, and none depend on another: those of few rows are
     parts of one statement for PostgreSQL, which all see what was there before it. Each of the first
     ``exact`` of them is to change as many rows as it is given, or all is undone: raises RuntimeError.
-    ``then``, ``commit``: of ``in_one_message``.
+    ``then``, ``commit``: of ``execute_pipelined``.
     """
     there = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
     if tx.dialect.name == "sqlite":
         for number, batch, rows in there:
             if batch.run(tx, rows) != len(rows) and number < exact:
                 raise RuntimeError(_NOT_EXACT)
-        return in_one_message(tx, then)
+        return execute_pipelined(tx, then)
     are_few = sum(len(rows) for _, _, rows in there) <= _FEW
     groups = [there] if there and are_few else [[each] for each in there]
     calls = [_all_of(group, exact) for group in groups]
     try:
-        return in_one_message(tx, [*calls, *then], commit=commit)[len(calls) :]
+        return execute_pipelined(tx, [*calls, *then], commit=commit)[len(calls) :]
     except DataError as error:
         if getattr(error.orig, "sqlstate", None) == _DIVISION_BY_ZERO:
             raise RuntimeError(_NOT_EXACT) from error

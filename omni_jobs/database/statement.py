@@ -1,7 +1,7 @@
 """Statements that SQLAlchemy writes once and the database's own driver runs: those of every job.
 
     Statement.rows, .run    one
-    in_one_message          several, one after the other; with PostgreSQL in one round trip
+    execute_pipelined          several, one after the other; with PostgreSQL in one round trip
 
 To run a statement through SQLAlchemy costs the client as much again as the driver and the
 network do, and every round trip costs both sides more than most statements (docs/performance.md).
@@ -20,7 +20,7 @@ import xxhash
 from sqlalchemy import Connection, Dialect, exc
 from sqlalchemy.sql.base import Executable
 
-__all__ = ["Call", "Statement", "in_one_message", "prepare_nothing", "prepares_nothing"]
+__all__ = ["Call", "Statement", "execute_pipelined", "prepare_nothing", "prepares_nothing"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ Call = tuple[Statement, Mapping[str, Any]]
 """A statement and its parameters."""
 
 
-def in_one_message(tx: Connection, calls: Sequence[Call], *, commit: bool = False) -> list[_Rows]:
+def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = False) -> list[_Rows]:
     """Run each of these, which all give rows, and all of whose parameters are text; the rows of each.
 
-    In a transaction that ``Database.run_in_messages`` has left for this to begin, PostgreSQL begins it
+    In a transaction that ``Database.run_pipelined`` has left for this to begin, PostgreSQL begins it
     with the message; with ``commit``, which says that nothing follows in it, it ends it as well.
     """
     if tx.dialect.name != "postgresql" or not calls:

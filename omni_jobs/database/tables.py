@@ -55,29 +55,28 @@ __all__ = [
 
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_SHORT = 16_384  # text that may be taken apart and put together again for a moment
 
 
 def encode_json(value: Any) -> str:
-    """JSON as the columns keep it. Raises ValueError for NaN and infinities, TypeError for what JSON does not know."""
+    """Return ``value`` as the ASCII text that the columns keep.
+
+    Raises ValueError for NaN and infinities, and TypeError for a type that JSON does not know. Integers must
+    have 64 bits at most: ``decode_json`` returns larger ones as floats.
+    """
     try:
         text = orjson.dumps(value, option=_PLAIN)
-    except TypeError:  # also for lone surrogates and integers of more than 64 bits, which the columns can hold
+    except TypeError:  # also for lone surrogates, which the columns can hold
         return _encode_exactly(value)
     # orjson writes text as UTF-8, and NaN as null.
     return text.decode("ascii") if text.isascii() and text.find(b"null") < 0 else _encode_exactly(value)
 
 
 def decode_json(text: str) -> Any:
-    """What ``encode_json`` wrote."""
-    if len(text) <= _SHORT:
-        try:
-            found = orjson.loads(text)
-            if orjson.dumps(found) == text.encode():  # or orjson took an integer of more than 64 bits for a float
-                return found
-        except ValueError:  # a lone surrogate
-            pass
-    return json.loads(text)
+    """Return the value that ``encode_json`` was given."""
+    try:
+        return orjson.loads(text)
+    except ValueError:  # a lone surrogate
+        return json.loads(text)
 
 
 class JsonText(TypeDecorator[Any]):

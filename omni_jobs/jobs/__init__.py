@@ -157,7 +157,7 @@ class Jobs:
         if not wishes:
             return []
         drafts = [draft(job, key) for job, key in wishes]
-        return self._db.run_in_messages(partial(submit, drafts=drafts, announce_after_s=self._announce_after_s))
+        return self._db.run_pipelined(partial(submit, drafts=drafts, announce_after_s=self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Make stage runs this worker's: those of ``(stage_run_id, attempt)`` that are queued, due and untouched.
@@ -181,7 +181,7 @@ class Jobs:
         are completed. ``won`` is False when the attempt is not this worker's any more or its
         job is to stop: payload and artifacts are not recorded then.
         """
-        return self._db.run_in_messages(partial(self._complete, completions=completions, commit=True)).read()
+        return self._db.run_pipelined(partial(self._complete, completions=completions, commit=True)).read()
 
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
@@ -193,7 +193,7 @@ class Jobs:
         attempts = claims.attempts_of(hints)
         if claims.are_few(attempts, self._db.dialect):
             few = claims.claim_few(worker_id, attempts)
-            completed = self._db.run_in_messages(
+            completed = self._db.run_pipelined(
                 partial(self._complete, completions=completions, then=[few], commit=True)
             )
             claimed = claims.few_claimed(completed.then[0], attempts)

@@ -18,7 +18,7 @@ from collections import defaultdict
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select, true, update
 
-from omni_jobs.database.database import now
+from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import StageRunState

@@ -24,7 +24,8 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from omni_jobs.database.batch import among, in_pairs, listed, one_of, paired
-from omni_jobs.database.database import Database, now
+from omni_jobs.database.clock import now
+from omni_jobs.database.database import Database
 from omni_jobs.database.statement import Call, Statement
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.errors import Fenced
@@ -238,7 +239,7 @@ def claim(db: Database, worker_id: str, attempts: Mapping[int, int]) -> list[Cla
     found: list[Claim] = []
     if are_few(attempts, db.dialect):
         statement, parameters = claim_few(worker_id, attempts)
-        rows = db.run_in_messages(partial(statement.rows, parameters=parameters))
+        rows = db.run_pipelined(partial(statement.rows, parameters=parameters))
         claimed = few_claimed(rows, attempts)
         found, attempts = claimed.read(), claimed.missed(attempts)
     return found + db.run(partial(claim_many, worker_id=worker_id, attempts=attempts)).read() if attempts else found

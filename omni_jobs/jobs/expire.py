@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, or_, select
 
-from omni_jobs.database.database import now
+from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is, state_seen
 from omni_jobs.errors import DeadlineExceeded, Expired, QueueTimeLimit
 from omni_jobs.jobs.transition import LockedJobs

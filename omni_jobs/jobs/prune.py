@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from omni_jobs.database.batch import Batch, listed, one_of
-from omni_jobs.database.database import now
+from omni_jobs.database.clock import now
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.values import Garbage, PruneResult, Retention

@@ -28,7 +28,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.database.batch import listed, one_of
-from omni_jobs.database.database import now
+from omni_jobs.database.clock import now
 from omni_jobs.database.tables import (
     WISH,
     ArtifactRow,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
 
 from omni_jobs.database.batch import Batch, listed, one_of
-from omni_jobs.database.database import now
-from omni_jobs.database.statement import Statement, in_one_message
+from omni_jobs.database.clock import now
+from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, SubmitResult
@@ -113,7 +113,7 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
 
     A Conflict is the answer to the key of another request; the other jobs are written all the same.
     """
-    [[(at,)]] = in_one_message(tx, [(_NOW, {})])
+    [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
     # In the order of their keys: two batches that share some must not wait for each other.
     in_order = sorted(drafts, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
@@ -161,7 +161,7 @@ def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[s
     """Hints of those that are queued, by job; also of those that are there already."""
     written: Sequence[tuple[Any, ...]] = ()
     if tx.dialect.name == "postgresql" and rows:
-        [written] = in_one_message(tx, [_INSERT_STAGE_RUNS.returning(rows, *_HINT, StageRunRow.state)], commit=True)
+        [written] = execute_pipelined(tx, [_INSERT_STAGE_RUNS.returning(rows, *_HINT, StageRunRow.state)], commit=True)
     else:
         _INSERT_STAGE_RUNS.run(tx, rows)
     hinted: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]

@@ -34,8 +34,8 @@ from sqlalchemy import (
 )
 
 from omni_jobs.database.batch import Batch, Given, among, listed, one_of, run_all
-from omni_jobs.database.database import now
-from omni_jobs.database.statement import Call, Statement, in_one_message
+from omni_jobs.database.clock import now
+from omni_jobs.database.statement import Call, Statement, execute_pipelined
 from omni_jobs.database.tables import (
     ArtifactRow,
     AttemptErrorRow,
@@ -261,7 +261,7 @@ class LockedJobs:
     ) -> None:
         # Each sees what is committed when it begins: the second, all that the first has waited for.
         these = {"ids": listed(ids)}
-        locked, runs = in_one_message(tx, [(lock, these), (read, these)])
+        locked, runs = execute_pipelined(tx, [(lock, these), (read, these)])
         self._tx = tx
         self._announce_after_s = announce_after_s
         self.now: float = locked[0][-1] if locked else 0.0
@@ -460,7 +460,7 @@ class LockedJobs:
         )
         if to_cancel:  # what was queued again a moment ago may be among them; nobody is to claim it before
             self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
-            found = in_one_message(self._tx, then, commit=commit)
+            found = execute_pipelined(self._tx, then, commit=commit)
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:

@@ -29,9 +29,9 @@ class ForgetfulDatabase(Database):
         super().run(transaction)
         return super().run(transaction)
 
-    def run_in_messages(self, transaction: Callable[[Connection], T]) -> T:
-        super().run_in_messages(transaction)
-        return super().run_in_messages(transaction)
+    def run_pipelined(self, transaction: Callable[[Connection], T]) -> T:
+        super().run_pipelined(transaction)
+        return super().run_pipelined(transaction)
 
 
 def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, exc, select, text
 
-from omni_jobs.database import database as db
-from omni_jobs.database.database import Database, now
+from omni_jobs.database import sqlite
+from omni_jobs.database.clock import now
+from omni_jobs.database.database import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -111,7 +112,7 @@ def test_a_database_that_stays_read_only_is_unavailable(database: Database, data
     read_only = Database(database_url, retry_for_s=0.3)
     with database.begin() as tx:
         tx.execute(text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
-    for write in (read_only.run, read_only.run_in_messages):
+    for write in (read_only.run, read_only.run_pipelined):
         with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
             write(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
     with pytest.raises(DatabaseUnavailable, match="takes no writes"):
@@ -208,7 +209,7 @@ def test_a_locked_file_is_waited_for(database: Database) -> None:
 def test_a_file_that_stays_locked_is_unavailable(
     database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db, "_LOCK_S", 0.2)
+    monkeypatch.setattr(sqlite, "_LOCK_S", 0.2)
     other = Database(database_url, retry_for_s=0.1)
     with database.begin() as tx:
         tx.execute(INSERT_WORKER, {"id": "a"})
@@ -240,7 +241,13 @@ def test_urls_that_cannot_work_are_refused(url: str) -> None:
 
 def test_sqlite_is_set_up_for_several_processes(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/x.sqlite")
-    names = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
+    names = {
+        "journal_mode": "wal",
+        "synchronous": 1,
+        "foreign_keys": 1,
+        "busy_timeout": 10_000,
+        "wal_autocheckpoint": 4_000,
+    }
     found = database.read(lambda tx: {name: tx.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names})
     database.close()
     assert found == names

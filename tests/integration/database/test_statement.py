@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Text, bindparam, exc, insert, literal_column,
 
 from omni_jobs.database.batch import Batch, run_all
 from omni_jobs.database.database import Database
-from omni_jobs.database.statement import Statement, in_one_message
+from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import WorkerRow
 from tests.services.postgres import until_one_waits_for_a_lock
 
@@ -54,7 +54,7 @@ def read(database: Database, statement: Statement = SLOTS, **parameters: Any) ->
 def test_it_gives_its_rows_or_how_many_it_changed(database: Database, worker: str) -> None:
     assert read(database) == [("a", 0)]
     assert database.run(lambda tx: SET_HOST.rows(tx, {"worker": worker, "its_host": "y"})) == [(0,)]
-    assert database.run_in_messages(lambda tx: HOST.rows(tx, {"worker": worker})) == [("y",)]
+    assert database.run_pipelined(lambda tx: HOST.rows(tx, {"worker": worker})) == [("y",)]
     assert database.run(lambda tx: MORE_SLOTS.run(tx, {"worker": worker})) == 1
     assert database.run(lambda tx: MORE_SLOTS.run(tx, {"worker": "nobody"})) == 0
     assert read(database) == [("a", 1)]
@@ -65,46 +65,48 @@ def test_any_text_reaches_the_database_as_it_is(database: Database, worker: str)
     @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
     def reaches(host: str) -> None:
         these = {"worker": worker, "its_host": host}
-        found = database.run_in_messages(lambda tx: in_one_message(tx, [(SET_HOST, these), (HOST, these)], commit=True))
+        found = database.run_pipelined(
+            lambda tx: execute_pipelined(tx, [(SET_HOST, these), (HOST, these)], commit=True)
+        )
         assert found == [[(0,)], [(host,)]]
 
     reaches()
 
 
 @pytest.mark.parametrize("host", ["'); DROP TABLE workers; --", "\\' OR 1=1", "$1 %s %(worker)s %%", "é漢😀"])
-@pytest.mark.parametrize("run", [Database.run, Database.run_in_messages])
+@pytest.mark.parametrize("run", [Database.run, Database.run_pipelined])
 def test_statements_of_one_message_see_those_before(
     database: Database, worker: str, host: str, run: Callable[..., Any]
 ) -> None:
     these = {"worker": worker, "its_host": host}
     for _ in range(2):  # the second finds all prepared
-        found = run(database, lambda tx: in_one_message(tx, [(SET_HOST, these), (HOST, these)], commit=True))
+        found = run(database, lambda tx: execute_pipelined(tx, [(SET_HOST, these), (HOST, these)], commit=True))
         assert found == [[(0,)], [(host,)]]
     assert read(database, HOST, worker=worker) == [(host,)]
 
 
 def test_none_is_no_message(database: Database) -> None:
-    assert database.run_in_messages(lambda tx: in_one_message(tx, [], commit=True)) == []
+    assert database.run_pipelined(lambda tx: execute_pipelined(tx, [], commit=True)) == []
 
 
 def test_what_a_message_began_an_error_rolls_back(database: Database, worker: str) -> None:
     def spoiled(tx: Connection) -> None:
-        in_one_message(tx, [(SET_HOST, {"worker": worker, "its_host": "y"})])
+        execute_pipelined(tx, [(SET_HOST, {"worker": worker, "its_host": "y"})])
         raise LookupError
 
     with pytest.raises(LookupError):
-        database.run_in_messages(spoiled)
+        database.run_pipelined(spoiled)
     assert read(database, HOST, worker=worker) == [("x",)]
 
 
 @postgresql_only
 def test_with_commit_it_is_there_before_the_transaction_ends(database: Database, worker: str) -> None:
     def transaction(tx: Connection) -> None:
-        in_one_message(tx, [(LOCKED, {"worker": worker})])
-        in_one_message(tx, [(SET_HOST, {"worker": worker, "its_host": "y"})], commit=True)
+        execute_pipelined(tx, [(LOCKED, {"worker": worker})])
+        execute_pipelined(tx, [(SET_HOST, {"worker": worker, "its_host": "y"})], commit=True)
         assert read(database, HOST, worker=worker) == [("y",)]
 
-    database.run_in_messages(transaction)
+    database.run_pipelined(transaction)
 
 
 @postgresql_only
@@ -113,12 +115,12 @@ def test_a_wrong_statement_in_a_message_keeps_nothing(database: Database, worker
 
     def transaction(tx: Connection) -> None:
         calls = [(SET_HOST, {"worker": worker, "its_host": "y"}), (wrong, {"zero": "0"})]
-        in_one_message(tx, calls, commit=True)
+        execute_pipelined(tx, calls, commit=True)
 
     with pytest.raises(exc.DataError, match="division by zero"):
-        database.run_in_messages(transaction)
+        database.run_pipelined(transaction)
     assert read(database, HOST, worker=worker) == [("x",)]
-    assert database.run_in_messages(lambda tx: in_one_message(tx, [(SLOTS, {})])) == [[("a", 0)]]
+    assert database.run_pipelined(lambda tx: execute_pipelined(tx, [(SLOTS, {})])) == [[("a", 0)]]
 
 
 @postgresql_only
@@ -128,7 +130,7 @@ def test_a_statement_sees_what_the_one_before_it_waited_for(database: Database, 
         with database.begin() as tx:
             SET_HOST.rows(tx, these)
             waiting = pool.submit(
-                database.run_in_messages, lambda tx: in_one_message(tx, [(LOCKED, these), (HOST, these)])
+                database.run_pipelined, lambda tx: execute_pipelined(tx, [(LOCKED, these), (HOST, these)])
             )
             until_one_waits_for_a_lock(database)
         assert waiting.result() == [[(0,)], [("y",)]]
@@ -150,12 +152,12 @@ def test_rows_that_are_not_there_undo_what_is_to_be_exact(database: Database, wo
         run_all(tx, [(UPDATE, there + gone)], exact=1, commit=True)
 
     with pytest.raises(RuntimeError, match="rows have changed"):
-        database.run_in_messages(transaction)
+        database.run_pipelined(transaction)
     assert read(database, HOST, worker=worker) == [("x",)]
-    assert database.run_in_messages(
+    assert database.run_pipelined(
         lambda tx: run_all(tx, [(UPDATE, there)], exact=1, then=[(HOST, {"worker": worker})], commit=True)
     ) == [[("y",)]]
-    database.run_in_messages(lambda tx: run_all(tx, [(UPDATE, gone)], exact=0))
+    database.run_pipelined(lambda tx: run_all(tx, [(UPDATE, gone)], exact=0))
 
 
 def test_constants_are_to_be_literal(database: Database) -> None:
@@ -173,10 +175,10 @@ def test_a_lost_session_is_a_new_one_with_its_own_statements(database: Database,
             lost.append(tx.execute(PID).scalar_one())
             with database.begin() as other:
                 other.execute(END_SESSION, {"pid": lost[0]})
-        return in_one_message(tx, [(LOCKED, {"worker": worker}), (HOST, {"worker": worker})])
+        return execute_pipelined(tx, [(LOCKED, {"worker": worker}), (HOST, {"worker": worker})])
 
-    assert database.run_in_messages(lambda tx: in_one_message(tx, [(HOST, {"worker": worker})])) == [[("x",)]]
-    assert database.run_in_messages(transaction) == [[(0,)], [("x",)]]
+    assert database.run_pipelined(lambda tx: execute_pipelined(tx, [(HOST, {"worker": worker})])) == [[("x",)]]
+    assert database.run_pipelined(transaction) == [[(0,)], [("x",)]]
 
 
 @postgresql_only
@@ -186,24 +188,24 @@ def test_behind_a_pooler_statements_go_one_by_one(
     """Another session than the one that prepared them: a pooler's, between one transaction and the next."""
     these = {"worker": worker, "its_host": "y"}
     calls = [(LOCKED, these), (SET_HOST, these)]
-    database.run_in_messages(lambda tx: in_one_message(tx, calls, commit=True))
-    database.run_in_messages(lambda tx: tx.execute(FORGET))
+    database.run_pipelined(lambda tx: execute_pipelined(tx, calls, commit=True))
+    database.run_pipelined(lambda tx: tx.execute(FORGET))
     with caplog.at_level(logging.WARNING):
         for host in ("z", "w"):
             these["its_host"] = host
-            assert database.run_in_messages(lambda tx: in_one_message(tx, calls, commit=True)) == [[(0,)], [(0,)]]
+            assert database.run_pipelined(lambda tx: execute_pipelined(tx, calls, commit=True)) == [[(0,)], [(0,)]]
             assert read(database, HOST, worker=worker) == [(host,)]
     assert [record.message for record in caplog.records if "pooler" in record.message] == [
         "a pooler stands before the database: nothing is prepared, statements go one by one"
     ]
 
     def spoiled(tx: Connection) -> None:
-        in_one_message(tx, calls, commit=True)
+        execute_pipelined(tx, calls, commit=True)
         raise LookupError
 
     these["its_host"] = "not kept"
     with pytest.raises(LookupError):
-        database.run_in_messages(spoiled)
+        database.run_pipelined(spoiled)
     assert read(database, HOST, worker=worker) == [("w",)]
 
 
@@ -213,7 +215,7 @@ def test_behind_a_pooler_psycopg_prepares_nothing_either(database: Database, wor
     for _ in range(8):
         assert read(database) == [(worker, 0)]
     assert PREPARED in database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all())[0]
-    database.run_in_messages(lambda tx: tx.execute(FORGET))
+    database.run_pipelined(lambda tx: tx.execute(FORGET))
     for _ in range(8):
         assert read(database) == [(worker, 0)]
     assert database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()) == []

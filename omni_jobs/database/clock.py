@@ -1,0 +1,31 @@
+"""The database's clock as an SQL expression: the one clock that leases, deadlines and pauses are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Double
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+__all__ = ["now"]
+
+
+class now(FunctionElement[float]):
+    """Seconds since 1970 UTC by the database's clock; the same value all through one statement."""
+
+    type = Double()
+    inherit_cache = True
+    name = "now"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
+    # unixepoch('subsec') is younger than Debian 12's SQLite.
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
+    # Not clock_timestamp(): no index serves a comparison with a volatile function.
+    return "extract(epoch from statement_timestamp())::double precision"

@@ -1,0 +1,130 @@
+"""PostgreSQL: its engine, how its transactions begin, and the meaning of its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
+
+from omni_jobs.database.statement import Statement, prepares_nothing
+
+if TYPE_CHECKING:
+    import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
+
+__all__ = ["PostgreSQL"]
+
+_BEGIN_WRITING = Statement(text("BEGIN"))
+_BEGIN_READING = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+_IS_READ_ONLY = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
+_SCHEMA_LOCK = 7305818263117
+
+# SQLSTATE codes after which the same transaction may well succeed.
+_TRANSIENT_CLASSES = ("08", "40")  # connection lost; serialization failure, deadlock
+_TRANSIENT_CODES = frozenset(
+    {
+        "25P03",  # idle_in_transaction_session_timeout
+        "53300",  # too many connections
+        "55P03",  # lock_timeout
+        "57P01",  # admin shutdown
+        "57P02",  # crash shutdown
+        "57P03",  # starting up
+    }
+)
+_FOREIGN_SESSION_CODES = frozenset({"26000", "42P05"})  # a prepared statement is not there, or there already
+# read_only_sql_transaction: after a failover this session may lead to a replica. A new one finds the primary.
+_WRONG_SERVER_CODES = frozenset({"25006"})
+# Disk full, out of memory, input/output error, statement_timeout: somebody must make room or mend the server.
+_EXHAUSTED_CODES = frozenset({"53100", "53200", "58030", "57014"})
+
+
+class PostgreSQL:
+    """One PostgreSQL database."""
+
+    def __init__(self, url: URL, connections: int) -> None:
+        """Prepare an engine of at most ``connections`` pooled connections. It connects when it is first used."""
+        self.engine = _engine(url.set(drivername="postgresql+psycopg"), connections)
+        self.writing = self.engine
+        self.reading = self.engine.execution_options(omni_jobs_begin=_BEGIN_READING)
+        self.pipelined = self.engine.execution_options(omni_jobs_begin=None)
+
+    @contextmanager
+    def migrating(self) -> Iterator[Engine]:
+        """Yield the engine for migrations."""
+        yield self.writing
+
+    def lock_schema(self, connection: Connection) -> None:
+        """Wait until no other transaction migrates, and let this one take as long as it takes."""
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
+
+    def is_read_only(self, connection: Connection) -> bool:
+        """Return whether the server is a replica, or set to take no writes."""
+        return bool(connection.execute(_IS_READ_ONLY).scalar())
+
+    def is_transient(self, error: exc.DBAPIError) -> bool:
+        """Return whether the same transaction may succeed when it is tried again."""
+        if error.connection_invalidated:
+            return True
+        code = _code(error)
+        if code is None:  # no answer from the server
+            return isinstance(error, exc.OperationalError | exc.InterfaceError)
+        codes = _TRANSIENT_CODES | _FOREIGN_SESSION_CODES | _WRONG_SERVER_CODES
+        return code.startswith(_TRANSIENT_CLASSES) or code in codes
+
+    def is_exhausted(self, error: exc.DBAPIError) -> bool:
+        """Return whether the server or its disk has to be mended first: to try again at once is useless."""
+        return _code(error) in _EXHAUSTED_CODES
+
+    def needs_new_connections(self, error: exc.DBAPIError) -> bool:
+        """Return whether the open connections lead to a replica."""
+        return _code(error) in _WRONG_SERVER_CODES
+
+    def is_foreign_session(self, error: exc.DBAPIError) -> bool:
+        """Return whether a pooler has changed the session between two transactions of one connection."""
+        return _code(error) in _FOREIGN_SESSION_CODES
+
+
+def _code(error: exc.DBAPIError) -> str | None:
+    """Return the SQLSTATE of an error that the server has sent; None when it has sent none."""
+    return getattr(error.orig, "sqlstate", None)
+
+
+def _engine(url: URL, connections: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=connections,
+        isolation_level="AUTOCOMMIT",  # BEGIN is ours: psycopg's takes a round trip of its own
+        connect_args={
+            "connect_timeout": 5,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,  # ms; a cable that is pulled under a statement
+            "application_name": "omni-jobs",
+            "client_encoding": "utf8",
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: psycopg.Connection[Any], record: object) -> None:
+        # A process that is stopped in the middle of a transaction must not hold its locks for ever.
+        connection.execute("SET idle_in_transaction_session_timeout = '15s'")
+        connection.execute("SET lock_timeout = '10s'")
+        connection.execute("SET statement_timeout = '60s'")
+        # The server keeps the plans of prepared statements, and a plan made while a table was small would scan
+        # all of it when it is large. Every statement here has its index; those that count have nothing to gain.
+        connection.execute("SET enable_seqscan = off")
+        connection.execute("SET jit = off")  # a plan with a forbidden scan counts as dear, and would be compiled
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if prepares_nothing(engine.dialect):
+            raw: Any = connection.connection.dbapi_connection
+            raw.prepare_threshold = None
+        statement: Statement | None = connection.get_execution_options().get("omni_jobs_begin", _BEGIN_WRITING)
+        if statement is not None:
+            statement.run(connection, {})
+
+    return engine

@@ -1,0 +1,139 @@
+"""SQLite: its engine, how its writers take turns, and the meaning of its errors."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+
+from omni_jobs.errors import ConfigError
+
+__all__ = ["SQLite"]
+
+_CACHE_KIB = 16_000  # of each connection: room for the upper pages of every index on a million jobs
+_CHECKPOINT_PAGES = 4_000  # 16 MB of log: with more pages fewer are copied twice, with fewer a commit waits less
+_LOCK_S = 10.0  # how long a writer waits for the other writers
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.0005
+
+_TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+# The file may have been replaced, mended or made writable: another connection may find it so.
+_WRONG_FILE = ("SQLITE_READONLY", "SQLITE_NOTADB", "SQLITE_CORRUPT")
+_EXHAUSTED = (
+    *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM", "SQLITE_PERM"),
+    *_WRONG_FILE,
+)
+
+
+class SQLite:
+    """One SQLite file, which several processes of one host share."""
+
+    def __init__(self, url: URL, connections: int) -> None:
+        """Prepare an engine of at most ``connections`` pooled connections.
+
+        Raises ConfigError when the URL names no file, because a database in memory is not shared.
+        """
+        if not url.database or url.database == ":memory:":
+            raise ConfigError("SQLite needs a file: several processes share it", field="database_url")
+        self._file = Path(url.database)
+        self._url = url.set(drivername="sqlite")
+        self.engine = _engine(self._url, connections)
+        self.writing = self.engine.execution_options(omni_jobs_writing=True)
+        self.reading = self.engine
+        self.pipelined = self.writing
+
+    @contextmanager
+    def migrating(self) -> Iterator[Engine]:
+        """Yield an engine for migrations, and create the file's directory.
+
+        Its foreign keys are off: a migration copies a table and drops the old one, and the rows that refer to
+        the old one must stay.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        engine = _engine(self._url, 1, foreign_keys=False)
+        try:
+            yield engine.execution_options(omni_jobs_writing=True)
+        finally:
+            engine.dispose()
+
+    def lock_schema(self, connection: Connection) -> None:
+        """Do nothing: the transaction of a migration holds the file's write lock already."""
+
+    def is_read_only(self, connection: Connection) -> bool:
+        """Return False: a file that cannot be written shows it with the first write."""
+        return False
+
+    def is_transient(self, error: exc.DBAPIError) -> bool:
+        """Return whether the same transaction may succeed when it is tried again."""
+        return error.connection_invalidated or _name(error).startswith(_TRANSIENT)
+
+    def is_exhausted(self, error: exc.DBAPIError) -> bool:
+        """Return whether the disk, the memory or the file has to be mended first: to try again at once is useless."""
+        return _name(error).startswith(_EXHAUSTED)
+
+    def needs_new_connections(self, error: exc.DBAPIError) -> bool:
+        """Return whether the open connections may lead to a file that is no longer the database."""
+        return _name(error).startswith(_WRONG_FILE)
+
+    def is_foreign_session(self, error: exc.DBAPIError) -> bool:
+        """Return False: no pooler stands before a file."""
+        return False
+
+
+def _name(error: exc.DBAPIError) -> str:
+    """Return the name of SQLite's error code; "" when the error is not SQLite's."""
+    return getattr(error.orig, "sqlite_errorname", "")
+
+
+def _engine(url: URL, connections: int, *, foreign_keys: bool = True) -> Engine:
+    engine = create_engine(url, pool_size=connections, connect_args={"timeout": _LOCK_S})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # BEGIN is ours: the driver's comes too late for BEGIN IMMEDIATE
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later would find the file changed meanwhile.
+        if connection.get_execution_options().get("omni_jobs_writing", False):
+            _begin_immediate(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """Begin a transaction with the write lock; while another writer has it, try every fraction of a millisecond.
+
+    SQLite's own wait sleeps up to a tenth of a second between two tries. The lock is held for a few
+    milliseconds, so that under load the writers would mostly sleep.
+    """
+    raw: Any = connection.connection.dbapi_connection
+    deadline = time.monotonic() + _LOCK_S
+    pause = _SHORTEST_PAUSE_S
+    raw.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    break
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 — spreads the rivals
+            pause = min(pause * 1.2, _LONGEST_PAUSE_S)
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {round(_LOCK_S * 1000)}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails with SQLAlchemy's error, or succeeds late
