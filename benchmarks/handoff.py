@@ -11,10 +11,9 @@ worked on   the first's ``finished_at`` to the second's ``finished_at``: the han
             payload read and its digest checked, the runner run, and the end brought to the database
 whole job   ``created_at`` to the job's ``finished_at``: the payload made and stored as well
 
-Stores: a local directory, which is synced; S3, a real SeaweedFS on this machine, alone and behind the
-cache of the host (``host_cache_dir``). With S3 a quarter of the jobs arrive: the service itself takes
-much of the machine, which it, the database, the broker, the workers and the load all share. What the
-cache saves of one payload is measured by itself as well: puts and reads of both, in turns.
+Stores: a local directory, which is synced; S3, a real SeaweedFS on this machine. With S3 a quarter of
+the jobs arrive: the service itself takes much of the machine, which it, the database, the broker, the
+workers and the load all share. Puts and reads of one payload in S3 are measured by themselves as well.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from omni_jobs.storage import open_store, payload_key
 from tests.services.seaweedfs import running_seaweedfs
 
 PAYLOAD_BYTES = 1_000_000
-STORES = {"local": 1.0, "s3": 0.25, "s3, host cache": 0.25}
+STORES = {"local": 1.0, "s3": 0.25}
 """By name: which part of the jobs arrive."""
 
 _DRAIN_S = 60.0
@@ -77,8 +76,8 @@ def main() -> None:
     try:
         for store in arguments.store or STORES:
             found += _of(store, arguments.rate * STORES[store], arguments.seconds, arguments.runs)
-            if store == "s3, host cache":
-                found += _of_the_cache(3 if arguments.quick else 100)
+            if store == "s3":
+                found += _puts_and_reads(3 if arguments.quick else 100)
     finally:
         report(found, arguments.json)  # what was measured before a store that is too slow stays
 
@@ -112,25 +111,23 @@ def _of(store: str, rate: float, seconds: float, runs: int) -> Iterator[Figure]:
             yield figure(f"{store}: {name}, p{percent}", "ms", values, at_most=target if is_target else None)
 
 
-def _of_the_cache(rounds: int) -> list[Figure]:
-    """One put and one read of a payload, with the cache of the host and without, by turns."""
+def _puts_and_reads(rounds: int) -> list[Figure]:
+    """Return the times of single puts and reads of a payload in S3, in ms."""
     payload = os.urandom(PAYLOAD_BYTES)
-    times: dict[str, list[float]] = {}
+    puts: list[float] = []
+    reads: list[float] = []
     with ExitStack() as opened:
-        settings = _stored_in("s3, host cache", Settings(), opened)
-        stores = {"": open_store(settings.model_copy(update={"host_cache_dir": None}))}
-        stores[", host cache"] = open_store(settings)
+        store = open_store(_stored_in("s3", Settings(), opened))
         for number in range(rounds + 3):
-            for name, store in stores.items():
-                begin = time.perf_counter()
-                ref = store.put(payload_key(f"job-{number}", "first", 1), [payload])
-                between = time.perf_counter()
-                store.read(ref, max_bytes=PAYLOAD_BYTES)
-                end = time.perf_counter()
-                if number >= 3:  # the first warm
-                    times.setdefault(f"s3{name}: a put", []).append((between - begin) * 1000)
-                    times.setdefault(f"s3{name}: a read", []).append((end - between) * 1000)
-    return [figure(name, "ms", found) for name, found in times.items()]
+            begin = time.perf_counter()
+            ref = store.put(payload_key(f"job-{number}", "first", 1), [payload])
+            between = time.perf_counter()
+            store.read(ref, max_bytes=PAYLOAD_BYTES)
+            end = time.perf_counter()
+            if number >= 3:  # the first rounds warm up
+                puts.append((between - begin) * 1000)
+                reads.append((end - between) * 1000)
+    return [figure("s3: a put", "ms", puts), figure("s3: a read", "ms", reads)]
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:
@@ -207,12 +204,9 @@ def _stored_in(store: str, settings: Settings, opened: ExitStack) -> Settings:
     if store == "local":
         return settings
     service = opened.enter_context(running_seaweedfs())
-    found = {"storage_url": f"s3://{service.bucket}/handoff", "s3_endpoint_url": service.endpoint_url}
-    if store == "s3":
-        return settings.model_copy(update=found)
-    shared_memory = Path("/dev/shm")  # noqa: S108 — a directory of our own within
-    cache = opened.enter_context(tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-", dir=shared_memory))
-    return settings.model_copy(update={**found, "host_cache_dir": Path(cache)})
+    return settings.model_copy(
+        update={"storage_url": f"s3://{service.bucket}/handoff", "s3_endpoint_url": service.endpoint_url}
+    )
 
 
 if __name__ == "__main__":

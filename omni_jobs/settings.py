@@ -48,8 +48,6 @@ class Settings(BaseSettings):
     broker_key_prefix: str = ""  # before every key, where a Redis is shared
     storage_url: str | None = None  # file:///dir or s3://bucket/prefix; None: data_dir/objects
     storage_sync: bool = True  # local directory: an object survives a power loss once it is put
-    host_cache_dir: Path | None = None  # where workers of one host keep payloads for each other: in /dev/shm; None: not
-    host_cache_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str = "us-east-1"
     stage_configs: Path = Path("stage_configs")

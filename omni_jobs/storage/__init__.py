@@ -1,4 +1,4 @@
-"""The object store: a local directory or S3, behind one small interface; and a cache of this host before either."""
+"""The object store: a local directory or S3, behind one small interface."""
 
 from __future__ import annotations
 
@@ -28,25 +28,11 @@ __all__ = [
 
 
 def open_store(settings: Settings) -> ObjectStore:
-    """The object store of ``storage_url``, behind a cache of this host where ``host_cache_dir`` names one.
+    """Return the object store that the setting ``storage_url`` names: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    ``storage_url``: ``file:///directory`` or ``s3://bucket/prefix``. Raises ConfigError for another URL.
-    The store may be away: it is asked for nothing yet.
+    Raises ConfigError for any other URL. An unreachable store raises nothing here: its methods raise
+    StorageUnavailable until it answers.
     """
-    store = _open_plain(settings)
-    if settings.host_cache_dir is None:
-        return store
-    from omni_jobs.storage.host_cache import HostCache
-
-    return HostCache(
-        store,
-        settings.host_cache_dir,
-        max_bytes=settings.host_cache_bytes,
-        namespace=f"{settings.s3_endpoint_url or ''} {settings.resolved_storage_url}",
-    )
-
-
-def _open_plain(settings: Settings) -> ObjectStore:
     url = urlsplit(settings.resolved_storage_url)
     if url.query or url.fragment or "@" in url.netloc:
         raise ConfigError("takes no credentials, query or fragment", field="storage_url")

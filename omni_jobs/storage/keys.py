@@ -20,7 +20,6 @@ __all__ = [
     "check_key",
     "check_prefix",
     "input_key",
-    "is_handed_on",
     "job_prefix",
     "payload_key",
 ]
@@ -51,11 +50,6 @@ def payload_key(job_id: str, stage: str, attempt: int) -> str:
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
     """An output the user may fetch."""
     return f"{job_prefix(job_id)}artifacts/{stage}/{attempt}/{name}"
-
-
-def is_handed_on(key: str) -> bool:
-    """Whether a stage reads it: a payload or a medium, not an artifact."""
-    return key.startswith("jobs/") and key.split("/")[3:4] in (["payloads"], ["inputs"])
 
 
 def check_key(key: str) -> str:

@@ -86,16 +86,15 @@ def running_seaweedfs() -> Iterator[SeaweedFS]:
         yield service
 
 
-@pytest.fixture(params=["local", "s3", "host cache"])
+@pytest.fixture(params=["local", "s3"])
 def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings of an empty object store, on both kinds in turn, and behind the cache of the host."""
+    """Settings of an empty object store, on both kinds in turn."""
     if request.param != "s3":
         return Settings(
             data_dir=tmp_path,
             storage_url=(tmp_path / "objects").as_uri(),
             storage_sync=False,
             min_free_bytes=0,
-            host_cache_dir=tmp_path / "cache" if request.param == "host cache" else None,
         )
     service: SeaweedFS = request.getfixturevalue("seaweedfs")
     return service.settings(tmp_path, f"test-{uuid4().hex}")
