@@ -33,7 +33,8 @@ from sqlalchemy import text
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker.broker import Broker, HintPublisher, read_hints
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.hints import HintPublisher, read_hints
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id

@@ -26,7 +26,8 @@ from sqlalchemy import Connection, text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker.broker import Broker, HintPublisher
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id

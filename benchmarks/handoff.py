@@ -32,7 +32,8 @@ from sqlalchemy import text
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
-from omni_jobs.broker.broker import Broker, HintPublisher
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id

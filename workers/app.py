@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import workers.consumer.remote_control  # noqa: F401  (registers its commands with Celery)
-from omni_jobs.broker.broker import TASK
 from omni_jobs.broker.celery_app import celery_app
+from omni_jobs.broker.hints import TASK
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import load_pipelines
 from omni_jobs.settings import settings

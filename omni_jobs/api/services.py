@@ -14,7 +14,9 @@ from fastapi import Depends, Request
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.job_waits import Ends
 from omni_jobs.api.sampled import Sampled
-from omni_jobs.broker.broker import Broker, HintPublisher, Relay
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.intake.backlog import Backlog
 from omni_jobs.intake.group_commit import Submitter

@@ -15,7 +15,8 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from omni_jobs.broker.broker import Broker, HintPublisher
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 from omni_jobs.jobs import Jobs

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import redis
 
-from omni_jobs.broker.broker import HintPublisher
 from omni_jobs.broker.celery_app import celery_app
+from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs, JobView, NewJob, NewStage, WorkerView, new_job_id
 from omni_jobs.maintenance.rescuer import Rescuer

@@ -25,7 +25,7 @@ from kombu.connection import Connection
 from kombu.transport.redis import Channel
 from redis.exceptions import RedisError, ResponseError
 
-from omni_jobs.broker.broker import POISON_SUFFIX, read_hints
+from omni_jobs.broker.hints import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
 
 __all__ = ["ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops"]

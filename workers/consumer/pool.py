@@ -32,8 +32,9 @@ from celery.exceptions import WorkerShutdown
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.tasks import Tasks
 
-from omni_jobs.broker.broker import HintPublisher, Relay
 from omni_jobs.broker.celery_app import OmniCelery
+from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention

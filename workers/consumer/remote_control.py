@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command
 
-from omni_jobs.broker.broker import TASK
+from omni_jobs.broker.hints import TASK
 
 __all__: list[str] = []
 

@@ -30,7 +30,7 @@ from omni_jobs.jobs import Claim, Completion, Failure, Hint, NewWorker, Outcome,
 from workers.execution import incarnation
 
 if TYPE_CHECKING:
-    from omni_jobs.broker.broker import Relay
+    from omni_jobs.broker.relay import Relay
     from omni_jobs.jobs import Jobs
     from omni_jobs.settings import Settings
 

