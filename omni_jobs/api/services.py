@@ -100,7 +100,7 @@ class Services:
             small_admissions=CapacityLimiter(max(2, os.cpu_count() or 2)),
             admissions=CapacityLimiter(1),
             bulks=CapacityLimiter(1),
-            media_admissions=CapacityLimiter(wall.places),
+            media_admissions=CapacityLimiter(wall.capacity),
             bulk_answers=AllAnswers(settings),
             lists=CapacityLimiter(max(2, os.cpu_count() or 2)),
         )

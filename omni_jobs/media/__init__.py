@@ -1,14 +1,15 @@
-"""Audio, images and video of a request, from encoded bytes to what a model takes.
+"""Decode the audio, images and video of a request.
 
-probe_audio, probe_image, probe_video     at the edge: accepted, and how large, or InvalidRequest
-decode_audio, decode_image, decode_video  in a worker: the samples and pixels themselves
+header_of_audio, header_of_image, header_of_video  read a medium's sizes from its header
+probe_audio, probe_image, probe_video              decode as much as is needed to accept a medium
+decode_audio, decode_image, decode_video           return samples and pixels for a model
 
-They stand in ``audio``, ``image`` and ``video``, which load libsndfile, Pillow and FFmpeg;
-this package itself loads none of them.
+These functions stand in ``audio``, ``image`` and ``video``, which load libsndfile, Pillow and FFmpeg. They
+run in decoders, processes behind ``wall``. This package itself loads no media library.
 
-What bytes are is told from the bytes, never from the type a client claims; only the
-containers listed in each module are handed to a decoder. Sizes are checked from
-headers before anything is decoded. Errors carry no field: the caller knows it.
+Each module recognises a medium by its bytes, never by the type that a client claims, and decodes only the
+containers that it lists. It checks sizes from headers before it decodes anything. The errors carry no
+field, because only the caller knows it.
 """
 
 from __future__ import annotations

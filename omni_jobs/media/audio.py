@@ -1,4 +1,4 @@
-"""Audio: WAV, FLAC, MP3 and Ogg through libsndfile → mono float32 at the model's rate."""
+"""Decode WAV, FLAC, MP3 and Ogg with libsndfile to mono float32 at a model's sampling rate."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["decode_audio", "header_of_audio", "probe_audio"]
 
 MIN_S = 0.1
 _MIN_RATE = 4_000
-_LOUDEST = 100.0  # full scale is 1; what is far beyond is no audio
+_LOUDEST = 100.0  # full scale is 1; samples far beyond it are no audio
 _BLOCK = 1 << 16  # frames decoded at a time
 
-# A WAV written to a pipe cannot know its length: its size says about 2 or 4 GiB, or 0.
+# A WAV that was written to a pipe states a wrong size, about 2 or 4 GiB or 0, because its writer could not seek.
 _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
 def header_of_audio(
     data: bytes | memoryview, limits: MediaLimits | Settings, sampling_rate: int = SAMPLING_RATE
 ) -> AudioInfo:
-    """What the header alone says; the shortest clip there is where it does not know.
+    """Read the clip's length from its header alone; take the shortest clip allowed where the header has no length.
 
-    Raises InvalidRequest or RequestTooLarge.
+    Raise InvalidRequest or RequestTooLarge.
     """
     media_type = _media_type(data)
     with _opened(data, media_type, limits) as file:
@@ -52,9 +52,9 @@ def probe_audio(
     *,
     enough_s: float | None = None,
 ) -> AudioInfo:
-    """Decode it all, keep its length. Raises InvalidRequest or RequestTooLarge.
+    """Decode the clip and return its length. Raise InvalidRequest or RequestTooLarge.
 
-    ``enough_s``: decode no further once it is longer, where its receiver takes no more.
+    ``enough_s``: stop decoding once the clip is longer, because its receiver takes no more.
     """
     samples = decode_audio(data, sampling_rate, limits=limits, enough_s=enough_s)
     if len(samples) < MIN_S * sampling_rate:
@@ -69,12 +69,12 @@ def decode_audio(
     limits: MediaLimits | Settings | None = None,
     enough_s: float | None = None,
 ) -> np.ndarray[Any, Any]:
-    """float32 [T] in -1 … 1: the mean of the channels, resampled (libswresample) to ``sampling_rate``.
+    """Return float32 [T] in -1 … 1: the mean of the channels, resampled (libswresample) to ``sampling_rate`` Hz.
 
-    T is the number of frames times the ratio of the rates, rounded up. ``limits`` bound the
-    duration, the rate, the channels and all their samples together; None: nothing does. What comes
-    more than a block after ``enough_s`` seconds is not decoded. Raises InvalidRequest for what is no
-    audio, is cut off, or does not decode; RequestTooLarge for what is too long.
+    T is the number of frames times the ratio of the rates, rounded up. ``limits`` bound the duration,
+    the rate, the channels and the samples of all channels; None sets no bound. Decoding stops at the
+    first block that ends more than one second after ``enough_s``. Raise InvalidRequest for bytes that are
+    no audio, are cut off or do not decode, and RequestTooLarge for a clip beyond the limits.
     """
     with _opened(data, _media_type(data), limits) as file:
         blocks = _mono_blocks(file, limits, enough_s)
@@ -86,7 +86,7 @@ def decode_audio(
 def _opened(
     data: bytes | memoryview, media_type: str, limits: MediaLimits | Settings | None
 ) -> Iterator[soundfile.SoundFile]:
-    """The file, its header checked; what libsndfile says of it inside is said of the audio."""
+    """Open the file and check its header; turn libsndfile's errors in the block into InvalidRequest."""
     _refuse_cut_off_wav(data, media_type)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -110,14 +110,14 @@ def _media_type(data: bytes | memoryview) -> str:
 
 
 def _refuse_cut_off_wav(data: bytes | memoryview, media_type: str) -> None:
-    """libsndfile reads a WAV whose end is missing without a word."""
+    """Raise InvalidRequest for a WAV without its end, because libsndfile reads one without an error."""
     at = 12
     while media_type == "audio/wav" and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
         if name == b"data":
-            left = len(data) - at - 8
-            if size > left and size != _UNKNOWN_SIZES[0] and size < _UNKNOWN_SIZES[1]:
-                raise InvalidRequest(f"the WAV is cut off: {left} of its {size} bytes of samples are there")
+            present = len(data) - at - 8
+            if size > present and size != _UNKNOWN_SIZES[0] and size < _UNKNOWN_SIZES[1]:
+                raise InvalidRequest(f"the WAV is cut off: {present} of its {size} bytes of samples are there")
             return
         at += 8 + size + size % 2
     if media_type == "audio/wav":
@@ -156,7 +156,7 @@ def _mono_blocks(
 ) -> Iterator[np.ndarray[Any, Any]]:
     frames = 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-        if not np.abs(block).max() <= _LOUDEST:  # NaN is not
+        if not np.abs(block).max() <= _LOUDEST:  # false for NaN too
             raise InvalidRequest("the audio has samples that are not numbers within full scale")
         frames += len(block)
         if limits is not None:
@@ -170,26 +170,26 @@ def _mono_blocks(
         raise InvalidRequest(f"the audio is cut off: {frames} of its {file.frames} frames are there")
 
 
-def _resampled(blocks: Iterator[np.ndarray[Any, Any]], rate: int, wanted: int) -> Iterator[np.ndarray[Any, Any]]:
-    if rate == wanted:
+def _resampled(blocks: Iterator[np.ndarray[Any, Any]], rate: int, target_rate: int) -> Iterator[np.ndarray[Any, Any]]:
+    if rate == target_rate:
         yield from blocks
         return
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=wanted)
-    taken = given = 0
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=target_rate)
+    read = written = 0
     for block in blocks:
         frame = av.AudioFrame.from_ndarray(block[None, :], format="flt", layout="mono")
         frame.sample_rate = rate
-        frame.pts = taken
+        frame.pts = read
         frame.time_base = Fraction(1, rate)
-        taken += len(block)
-        for made in resampler.resample(frame):
-            given += made.samples
-            yield made.to_ndarray()[0]
-    # The resampler's delay decides how much comes out at the end: the length is ours.
-    left = -(-taken * wanted // rate) - given
-    for made in resampler.resample(None):
-        piece = made.to_ndarray()[0][:left]
-        left -= len(piece)
+        read += len(block)
+        for resampled in resampler.resample(frame):
+            written += resampled.samples
+            yield resampled.to_ndarray()[0]
+    # The resampler's delay decides how much it returns at the end: cut or fill that to the documented length.
+    missing = -(-read * target_rate // rate) - written
+    for resampled in resampler.resample(None):
+        piece = resampled.to_ndarray()[0][:missing]
+        missing -= len(piece)
         yield piece
-    if left > 0:
-        yield np.zeros(left, np.float32)
+    if missing > 0:
+        yield np.zeros(missing, np.float32)

@@ -1,9 +1,9 @@
 """The process between a server and its decoders: ``python -m omni_jobs.media.decoder_host SOCKET``.
 
-It was started with an environment that holds no credentials, and everything below it inherits that one:
-pebble's pool, the server that decoders are forked from, and the decoders. It reads tasks from its socket and
-writes answers, one JSON message each; only here, where there is nothing to steal, is unpickled what
-decoders say. It ends with its parent, and the decoders with it.
+``host_process`` starts it with an environment without credentials, which pebble's pool, the fork server and
+the decoders inherit. It reads tasks from its socket and writes answers, one JSON message each. Pebble
+unpickles the decoders' answers in this process, where there is nothing to steal. It ends with its parent,
+and the decoders end with it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,34 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from omni_jobs.media.wall import LONGEST_MESSAGE, ending_of
+from omni_jobs.media.host_process import LONGEST_MESSAGE
 
-__all__ = ["main"]
+__all__ = ["answer_of_exit", "main"]
 
-_TASKS_EACH = 1_000  # then a decoder is replaced: what a library leaked goes with it
+_TASKS_EACH = 1_000  # then a decoder is replaced, because libraries leak
+
+
+def answer_of_exit(status: int) -> dict[str, Any]:
+    """Return the answer for a task whose decoder exited with ``status``: ``ended`` or ``unavailable``.
+
+    ``ended`` blames the medium: a library crashed, or a limit of the decoder was exceeded. ``unavailable`` does not:
+    an operator, the OOM killer or a dying parent sends SIGTERM and SIGKILL, multiprocessing exits with a positive
+    status when it has lost its fork server, and pebble when it has lost its channel.
+    """
+    if status >= 0:
+        return {"unavailable": f"the decoder ended with status {status}"}
+    if status in (-signal.SIGTERM, -signal.SIGKILL):
+        return {"unavailable": f"the decoder was stopped ({signal.Signals(-status).name})"}
+    if status == -signal.SIGXCPU:
+        return {"ended": "time"}
+    return {"ended": signal.Signals(-status).name}
 
 
 class _Host:
-    def __init__(self, link: socket.socket, *, processes: int, memory_bytes: int) -> None:
-        self._link = link
+    """Pebble's pool of decoders behind one socket."""
+
+    def __init__(self, connection: socket.socket, *, processes: int, memory_bytes: int) -> None:
+        self._socket = connection
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._sending = Lock()
@@ -53,16 +71,16 @@ class _Host:
         )
 
     def serve(self, parent: int) -> None:
-        """Until the socket's other end is closed, or the parent is gone."""
+        """Run tasks until the socket is closed or the parent ends. ``parent``: its pidfd, or -1."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._link, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
             if parent >= 0:
                 selector.register(parent, selectors.EVENT_READ)
             while True:
                 ready = [key.fileobj for key, _ in selector.select()]
                 if parent in ready:
                     return
-                message, descriptors, _, _ = socket.recv_fds(self._link, LONGEST_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
+                message, descriptors, _, _ = socket.recv_fds(self._socket, LONGEST_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
                 if not message:
                     return
                 self._start(json.loads(message), descriptors)
@@ -82,35 +100,35 @@ class _Host:
     def _schedule(self, call: Any, limit_s: float) -> Future[Any]:
         try:
             return self._pool.schedule(call, timeout=limit_s)
-        except RuntimeError:  # the pool is broken: it says so once, and would for ever
+        except RuntimeError:  # a broken pool stays broken
             broken, self._pool = self._pool, self._new_pool()
             broken.stop()  # type: ignore[no-untyped-call]
             broken.join()
             return self._pool.schedule(call, timeout=limit_s)
 
-    def _done(self, number: int, descriptors: list[int], future: Future[Any]) -> None:
-        """On a thread of pebble's."""
+    def _done(self, task_id: int, descriptors: list[int], future: Future[Any]) -> None:
+        """Answer a task that has ended. Pebble calls this on a thread of its own."""
         try:
             answer = future.result()
         except TimeoutError:
             answer = {"ended": "time"}
         except ProcessExpired as expired:
-            answer = ending_of(expired.exitcode)
-        except Exception as error:  # noqa: BLE001 — pebble's: the pool broke, whatever of it
+            answer = answer_of_exit(expired.exitcode)
+        except Exception as error:  # noqa: BLE001 — pebble raises anything when its pool breaks
             answer = {"unavailable": f"the decoders broke: {type(error).__name__}: {error}"}
-        self._answer(number, descriptors, answer)
+        self._answer(task_id, descriptors, answer)
 
-    def _answer(self, number: int, descriptors: list[int], answer: Mapping[str, Any]) -> None:
+    def _answer(self, task_id: int, descriptors: list[int], answer: Mapping[str, Any]) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         try:
-            message = json.dumps({**answer, "id": number}).encode()
-        except (TypeError, ValueError, RecursionError):  # a decoder that was taken over can say anything
+            message = json.dumps({**answer, "id": task_id}).encode()
+        except (TypeError, ValueError, RecursionError):  # a decoder that was taken over may answer anything
             message = b""
         if not 0 < len(message) <= LONGEST_MESSAGE:
-            message = json.dumps({"unavailable": "a decoder said what is no answer", "id": number}).encode()
-        with self._sending, suppress(OSError):  # its reader is gone, and this process soon as well
-            self._link.send(message)
+            message = json.dumps({"unavailable": "a decoder's answer is malformed", "id": task_id}).encode()
+        with self._sending, suppress(OSError):  # the server is gone, and this process ends next
+            self._socket.send(message)
 
     def close(self) -> None:
         self._pool.stop()  # type: ignore[no-untyped-call]
@@ -119,29 +137,32 @@ class _Host:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are the parent's, which ends this process when it is done
-    link = socket.socket(fileno=int(sys.argv[1]))
-    link.set_inheritable(False)
-    options = json.loads(link.recv(LONGEST_MESSAGE))
-    host = _Host(link, processes=options["processes"], memory_bytes=options["memory_bytes"])
-    parent = _watched(options["parent"])
+        signal.signal(number, signal.SIG_IGN)  # the parent handles them and then ends this process
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    options = json.loads(connection.recv(LONGEST_MESSAGE))
+    host = _Host(connection, processes=options["processes"], memory_bytes=options["memory_bytes"])
+    parent = _open_pidfd(options["parent"])
     try:
         host.serve(parent)
     finally:
         host.close()
 
 
-def _watched(pid: int) -> int:
-    """A descriptor that is ready once the process is gone; -1 where there is none such."""
+def _open_pidfd(pid: int) -> int:
+    """Return a descriptor that becomes readable when the parent ends; -1 where the kernel has no pidfds."""
     try:
-        watched = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         sys.exit(0)
-    except (AttributeError, OSError):  # the socket's end says the same, unless a child of the parent holds it
+    except (
+        AttributeError,
+        OSError,
+    ):  # then only a closed socket ends this process
         return -1
     if os.getppid() != pid:
         sys.exit(0)
-    return watched
+    return pidfd
 
 
 if __name__ == "__main__":

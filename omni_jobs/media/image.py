@@ -1,4 +1,4 @@
-"""Images: PNG, JPEG, WebP and GIF (its first frame) through Pillow → RGB."""
+"""Decode PNG, JPEG, WebP and the first frame of a GIF with Pillow to RGB."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["check_size", "decode_image", "header_of_image", "probe_image"]
 
 MIN_SIDE = 28  # pixels: one merged patch of Qwen's vision encoders
-MAX_RATIO = 200  # of the longer side to the shorter: what their processors take
+MAX_RATIO = 200  # of the longer side to the shorter; those encoders' processors take no more
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-# A JPEG's markers with a segment after them, and its end; none of them stands among the coded pixels.
+# A JPEG's markers that a segment follows, and its end marker; coded pixels contain none of them.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
 _SOS, _EOI = 0xDA, 0xD9
 
@@ -31,14 +31,14 @@ _BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombEr
 
 
 def header_of_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
-    """What the header alone says; sides as stored. Raises InvalidRequest or RequestTooLarge."""
+    """Read the image's sides, as stored, from its header. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
         _check_header(image, data, limits)
         return ImageInfo(str(Image.MIME[image.format or ""]), *image.size)
 
 
 def probe_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
-    """Check it from the header, then decode it. Raises InvalidRequest or RequestTooLarge."""
+    """Check the header, then decode the image; return its upright sides. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
         _check_header(image, data, limits)
         media_type = str(Image.MIME[image.format or ""])
@@ -47,7 +47,10 @@ def probe_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> Ima
 
 
 def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None = None) -> Image.Image:
-    """RGB, turned upright as its EXIF says, transparency on white. Raises InvalidRequest or RequestTooLarge."""
+    """Return the image as RGB, upright by its EXIF, on white where it is transparent.
+
+    ``limits``: None sets no bound on its size. Raise InvalidRequest or RequestTooLarge.
+    """
     with _opened(data) as image:
         if limits is not None:
             _check_header(image, data, limits)
@@ -56,39 +59,41 @@ def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None
 
 def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits | Settings) -> None:
     check_size("image", *image.size, limits.max_image_pixels)
-    if isinstance(image, JpegImageFile):  # one of several pictures (MPO) as well, whose first starts the file
+    if isinstance(image, JpegImageFile):  # includes MPO, several JPEGs of which the first starts the file
         pixels = image.width * image.height
-        most = max(1, min(limits.max_image_scans, limits.max_scanned_pixels // pixels))
-        if _scans(data, most) > most:
-            raise RequestTooLarge(f"the JPEG has more than {most} scans; no more are taken at {pixels} pixels")
+        max_scans = max(1, min(limits.max_image_scans, limits.max_scanned_pixels // pixels))
+        if _count_scans(data, max_scans) > max_scans:
+            raise RequestTooLarge(f"the JPEG has more than {max_scans} scans; no more are taken at {pixels} pixels")
 
 
-def _scans(data: bytes | memoryview, enough: int) -> int:
-    """How often a decoder of this JPEG goes over its pixels; it stops counting after ``enough``.
+def _count_scans(data: bytes | memoryview, enough: int) -> int:
+    """Count a JPEG's scans, each a pass of the decoder over its pixels; stop counting above ``enough``.
 
-    Its markers from the start on, as libjpeg walks them: a segment's bytes are passed over.
+    Walk the markers as libjpeg does: from the start, skipping the bytes of segments.
     """
-    found, at = 0, 2
-    while found <= enough and (mark := _MARKER.search(data, at)) is not None:
+    scans, at = 0, 2
+    while scans <= enough and (mark := _MARKER.search(data, at)) is not None:
         at = mark.end()
         name = data[at - 1]
         if name == _EOI:
             break
         if at + 2 > len(data):
             break
-        found += name == _SOS
+        scans += name == _SOS
         at += int.from_bytes(data[at : at + 2], "big")
-    return found
+    return scans
 
 
-def check_size(what: str, width: int, height: int, max_pixels: int) -> None:
-    """Raises InvalidRequest or RequestTooLarge for sides that no model takes."""
+def check_size(medium: str, width: int, height: int, max_pixels: int) -> None:
+    """Check the sides of an image or a video, ``medium`` in messages. Raise InvalidRequest or RequestTooLarge."""
     if width * height > max_pixels:
-        raise RequestTooLarge(f"the {what} has {width}×{height} pixels; at most {max_pixels} are taken")
+        raise RequestTooLarge(f"the {medium} has {width}×{height} pixels; at most {max_pixels} are taken")
     if min(width, height) < MIN_SIDE:
-        raise InvalidRequest(f"the {what} has {width}×{height} pixels; each side needs at least {MIN_SIDE}")
+        raise InvalidRequest(f"the {medium} has {width}×{height} pixels; each side needs at least {MIN_SIDE}")
     if max(width, height) > MAX_RATIO * min(width, height):
-        raise InvalidRequest(f"the {what} has {width}×{height} pixels; its sides differ by more than {MAX_RATIO} times")
+        raise InvalidRequest(
+            f"the {medium} has {width}×{height} pixels; its sides differ by more than {MAX_RATIO} times"
+        )
 
 
 def _opened(data: bytes | memoryview) -> Image.Image:

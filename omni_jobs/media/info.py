@@ -1,4 +1,4 @@
-"""What is known of an accepted medium: enough to count its tokens, without a decoder."""
+"""The sizes of an accepted medium: enough to count its tokens without decoding it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAMPLING_RATE = 16_000  # Hz, of Whisper's features and of every model that take
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """An accepted clip: ``samples`` once it is mono at ``sampling_rate`` Hz."""
+    """An accepted clip; ``samples`` counts them after mixing to mono and resampling to ``sampling_rate`` Hz."""
 
     media_type: str
     samples: int
@@ -24,7 +24,7 @@ class AudioInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """An accepted image; width and height in pixels, upright."""
+    """An accepted image; width and height in pixels after it is turned upright."""
 
     media_type: str
     width: int
@@ -33,7 +33,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """An accepted clip as a model will get it: ``frames`` of ``width`` × ``height`` pixels, upright."""
+    """An accepted clip as a model gets it: ``frames`` sampled frames of ``width`` × ``height`` pixels, upright."""
 
     media_type: str
     frames: int

@@ -1,4 +1,4 @@
-"""What a medium may be, and what its decoder may take: plain numbers, for a process that reads no settings."""
+"""The limits of a medium as plain numbers, because decoders read no settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MediaLimits"]
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The settings of the same names."""
+    """The settings of the same names: seconds, samples, channels, Hz, frames, pixels and scans."""
 
     max_audio_s: float
     max_audio_samples: int
@@ -27,4 +27,5 @@ class MediaLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> MediaLimits:
+        """Copy the limits from the settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})

@@ -1,7 +1,7 @@
-"""An MP4's index, counted before FFmpeg sees it: FFmpeg makes an entry of every frame that a number claims.
+"""Bound the index of an MP4 before FFmpeg reads it, because FFmpeg allocates an entry for every frame it claims.
 
-What is counted must be what FFmpeg reads, so boxes are walked as ``mov_read_default`` of its ``libavformat/mov.c``
-walks them. Where it reads boxes at places that its decoders choose, no table may stand at all.
+The bound holds only if this module reads the same tables as FFmpeg. So it walks boxes as ``mov_read_default``
+of FFmpeg's ``libavformat/mov.c`` does, and refuses tables in boxes that FFmpeg reads in other ways.
 """
 
 from __future__ import annotations
@@ -17,44 +17,47 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
 __all__ = ["check_index"]
 
-# Boxes that hold boxes, from their first byte on.
+# Boxes whose content is boxes, from its first byte on.
 _CONTAINERS = frozenset(
     (
         b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf", b"mfra", b"udta", b"dinf",
         b"tref", b"gmhd", b"hnti", b"matt", b"ilst", b"sinf", b"schi",
     )
 )  # fmt: skip
-# Tables: where their count stands after version and flags, and the bytes of an entry.
+# Tables: the offset of their count in the box, and the bytes of an entry.
 _TABLES = {
     b"stts": (4, 8), b"ctts": (4, 8), b"stsc": (4, 12), b"stco": (4, 4), b"co64": (4, 8), b"stss": (4, 4),
     b"stps": (4, 4), b"elst": (4, 12), b"tfra": (12, 8), b"sbgp": (8, 8), b"iinf": (4, 8), b"iloc": (6, 6),
 }  # fmt: skip
-_RUNS = frozenset((b"stts", b"ctts", b"sbgp"))  # each entry: how many frames, and what holds for them
-# FFmpeg reads boxes in these as well, but not from their first byte on.
+_RUNS = frozenset((b"stts", b"ctts", b"sbgp"))  # tables of runs: a number of frames and a value for all of them
+# FFmpeg reads boxes in these boxes too, but not from their first byte on.
 _OPAQUE = frozenset((b"stsd", b"wave", b"iprp"))
-# What must not stand there: tables, what leads out of the box, and what ends the reading of its parent.
+# The names that may not occur in them: tables, boxes that lead out of the box, and boxes that end its parent.
 _HIDDEN = re.compile(
     b"stts|ctts|stsc|stco|co64|stss|stps|elst|tfra|sbgp|stsz|stz2|trun|stsd|iprp|iinf|iloc|cmov|trak|mdat"
 )
-# Handlers that make a track something else than sound.
+# Handlers of tracks that are not sound.
 _OTHER_KINDS = frozenset((b"vide", b"subp", b"clcp"))
 _DEEPEST = 16
 _MOST_BOXES = 200_000
 
-# Of a track that is not the picture's: sound comes in more and shorter pieces than frames do.
+# The bound for other tracks, in multiples of the picture's, because sound has more and shorter pieces.
 _OTHERS = 20
-# FFmpeg makes entries anew for each edit of a track; so many times the frames that are taken may they come to.
+# The bound for the entries of all edits, in multiples of the picture's: FFmpeg makes entries for each edit of a track.
 _EDITED = 100
-_PIECE = 1024  # samples of PCM that FFmpeg makes an entry of
+_PIECE = 1024  # samples of PCM for which FFmpeg makes one entry
 
-# The fixed part of a sample's description: of a picture's, with a palette, and of a sound's by its version.
+# Bytes of a sample description's fixed part: a picture's, its palette's, and a sound's by its version.
 _PICTURE, _PALETTE = 86, 8 + 256 * 8
 _SOUND = {0: 36, 1: 52}
 _LONGEST_SOUND = 72
 
 
 def check_index(data: bytes | memoryview, max_frames: int) -> None:
-    """Raises InvalidRequest for a table that says more than it holds, RequestTooLarge for too many frames."""
+    """Raise InvalidRequest for a table with fewer entries than it claims, RequestTooLarge for too many frames.
+
+    ``max_frames`` bounds the picture's track; fixed multiples of it bound all others.
+    """
     view = memoryview(data)
     counts = _Counts(max_frames, len(view))
     for name, start, end in _boxes(view, 0, len(view), _Walk.of(view), 0):
@@ -76,7 +79,7 @@ def check_index(data: bytes | memoryview, max_frames: int) -> None:
 
 
 class _Walk:
-    """What holds for one walk: how many boxes it may still meet, and which others hold an index."""
+    """The state of one walk over the boxes: the boxes it may still read, and the names that act as ``moov``."""
 
     def __init__(self, boxes: int, moovs: Set[bytes]) -> None:
         self.boxes = boxes
@@ -84,16 +87,19 @@ class _Walk:
 
     @classmethod
     def of(cls, view: memoryview) -> _Walk:
-        """FFmpeg takes a ``hoov`` box for an index that was lost; a ``free`` one where there is no other."""
+        """Begin a walk: FFmpeg reads a ``hoov`` box as an index too, and a ``free`` box when there is no ``moov``."""
         outer = _boxes(view, 0, len(view), cls(_MOST_BOXES, frozenset()), 0, inside=False)
-        found = any(name == b"moov" for name, _, _ in outer)
-        return cls(_MOST_BOXES, frozenset((b"hoov",)) if found else frozenset((b"hoov", b"free")))
+        has_moov = any(name == b"moov" for name, _, _ in outer)
+        return cls(_MOST_BOXES, frozenset((b"hoov",)) if has_moov else frozenset((b"hoov", b"free")))
 
 
 def _boxes(
     view: memoryview, at: int, end: int, walk: _Walk, depth: int, *, inside: bool = True
 ) -> Iterator[tuple[bytes, int, int]]:
-    """(name, start and end of what it holds), an outer box before those ``inside``."""
+    """Yield (name, start of the content, end) of each box, and with ``inside`` of the boxes in it after it.
+
+    Raise RequestTooLarge for too many or too deeply nested boxes.
+    """
     while at + 8 <= end:
         size, name, head = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8]), 8
         if size == 1 and at + 16 <= end:
@@ -117,10 +123,10 @@ def _boxes(
 
 
 def _first_of_meta(view: memoryview, start: int, end: int) -> int:
-    """Where its handler begins: after any number of words, two of which FFmpeg's own files have."""
+    """Return where the boxes in ``meta`` begin, at its ``hdlr``, before which any number of words may stand."""
     words = np.frombuffer(view[start : start + max(0, end - start - 5) // 4 * 4], ">u4")
-    found = np.flatnonzero(words == int.from_bytes(b"hdlr", "big"))
-    return start + 4 * int(found[0]) - 4 if len(found) else end
+    handlers = np.flatnonzero(words == int.from_bytes(b"hdlr", "big"))
+    return start + 4 * int(handlers[0]) - 4 if len(handlers) else end
 
 
 def _check_opaque(view: memoryview, name: bytes, start: int, end: int, kinds: Set[bytes]) -> None:
@@ -134,7 +140,7 @@ def _check_opaque(view: memoryview, name: bytes, start: int, end: int, kinds: Se
 
 
 def _check_descriptions(view: memoryview, start: int, end: int, kinds: Set[bytes]) -> None:
-    """FFmpeg reads on behind a description that is shorter than its kind's, and behind one longer than its box."""
+    """Raise InvalidRequest for a description of a wrong length, because FFmpeg would read beyond it."""
     count, at = int.from_bytes(view[start + 4 : start + 8], "big"), start + 8
     for _ in range(count):
         size = int.from_bytes(view[at : at + 4], "big")
@@ -151,13 +157,13 @@ def _least_description(view: memoryview, at: int, kinds: Set[bytes]) -> int:
 
 
 class _Counts:
-    """The frames that one track's tables claim, and those of all fragments."""
+    """Count the frames that each track's tables and all fragments claim."""
 
     def __init__(self, max_frames: int, file_bytes: int) -> None:
         self._max_frames = max_frames
         self._file_bytes = file_bytes
         self._fragments = 0
-        self.kinds: set[bytes] = set()  # what its handlers say it is; the picture's, should two differ
+        self.kinds: set[bytes] = set()  # the track's handlers; one of a picture decides
         self._begin_track()
 
     def _begin_track(self) -> None:
@@ -165,16 +171,16 @@ class _Counts:
         self._frames = 0
         self._edits = 0
         self._chunks = 0
-        self._of_chunks: list[list[tuple[int, int]]] = []  # of each stsc: from which chunk on, how many samples
-        self._runs: list[bytes] = []  # each table of runs
+        self._of_chunks: list[list[tuple[int, int]]] = []  # of each stsc: (first chunk, samples a chunk) of its runs
+        self._runs: list[bytes] = []  # the names of the track's tables of runs
         self._plain_times = False
 
     def next_track(self) -> None:
-        """The track before is read. Raises RequestTooLarge."""
+        """Check the track that ends here and begin the next. Raise RequestTooLarge."""
         pieces = max((_pieces(runs, self._chunks) for runs in self._of_chunks), default=0)
         plain_sound = self._plain_times and self._runs == [b"stts"]
         if plain_sound and b"soun" in self.kinds and not self.kinds & _OTHER_KINDS:
-            self._frames = 0  # samples of PCM: FFmpeg makes an entry of a piece of them
+            self._frames = 0  # they are samples of PCM, and FFmpeg makes one entry for a piece of them
         frames = max(self._frames, pieces)
         most = self._max_frames * (1 if b"vide" in self.kinds else _OTHERS)
         if frames > most:
@@ -185,6 +191,7 @@ class _Counts:
         self._begin_track()
 
     def sizes(self, view: memoryview, name: bytes, start: int, end: int) -> None:
+        """Count a table of sample sizes, ``stsz`` or ``stz2``. Raise InvalidRequest."""
         each, count = struct.unpack_from(">II", view, start + 4)
         if name == b"stz2":
             bits, each = each & 0xFF, 0
@@ -196,6 +203,7 @@ class _Counts:
         self._frames = max(self._frames, count)
 
     def table(self, view: memoryview, name: bytes, start: int, end: int) -> None:
+        """Count one of ``_TABLES``. Raise InvalidRequest or RequestTooLarge."""
         before, each = _TABLES[name]
         version = view[start] if start < end else 0
         if name == b"elst" and version == 1:
@@ -203,7 +211,7 @@ class _Counts:
         elif name == b"sbgp" and version == 1:
             before += 4
         elif (name == b"iinf" and version == 0) or (name == b"iloc" and version < 2):
-            return  # its count has 16 bits
+            return  # a count of 16 bits is harmless
         if end - start < before + 4:
             return
         (count,) = struct.unpack_from(">I", view, start + before)
@@ -224,6 +232,7 @@ class _Counts:
                 raise RequestTooLarge(f"the video's index has {count} chunks; too many")
 
     def fragment(self, view: memoryview, start: int, end: int) -> None:
+        """Count a fragment's ``trun``. Raise InvalidRequest or RequestTooLarge."""
         flags, count = int.from_bytes(view[start + 1 : start + 4], "big"), int.from_bytes(view[start + 4 : start + 8])
         before = 4 * ((flags & 0x1 != 0) + (flags & 0x4 != 0))
         each = 4 * sum(flags & bit != 0 for bit in (0x100, 0x200, 0x400, 0x800))
@@ -236,12 +245,12 @@ class _Counts:
 
 
 def _pieces(runs: list[tuple[int, int]], chunks: int) -> int:
-    """The entries that FFmpeg makes of plain sound: one of each piece of each chunk."""
+    """Return the number of entries that FFmpeg makes for PCM: one for each piece of each chunk."""
     if not runs:
         return 0
     firsts = [first for first, _ in runs]
     each = [-(-samples // _PIECE) for _, samples in runs]
     if any(before >= after for before, after in pairwise([0, *firsts])):
-        return chunks * max(each)  # it is mended before it is used
+        return chunks * max(each)  # FFmpeg repairs a table that is out of order, so take the most it can come to
     ends = [*firsts[1:], chunks + 1]
     return sum(max(0, end - first) * pieces for first, end, pieces in zip(firsts, ends, each, strict=True))

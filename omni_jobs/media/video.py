@@ -1,8 +1,8 @@
-"""Video: MP4, QuickTime, WebM, Matroska and AVI through FFmpeg → the few frames a model looks at.
+"""Decode MP4, QuickTime, WebM, Matroska and AVI with FFmpeg to the few frames that a model sees.
 
-Frames are picked by time, at equal distances over the whole clip, so that clips with a
-varying frame rate come out right; at a constant rate these are the frames that
-Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks. The audio track is not used.
+Frames are sampled by time, at equal distances over the whole clip, because the frame rate may vary. At a
+constant rate they are the frames that Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks. The
+audio track is not used.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameSampling", "decode_video", "header_of_video", "probe_video"]
 
-# FFmpeg would probe playlists too, which name other files: only these are handed to it.
+# FFmpeg may use these demuxers alone, because others read playlists, which name other files.
 _DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
 _CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """Which frames a model looks at; the defaults are Qwen2.5-Omni's.
+    """The frames that a model sees; the defaults are Qwen2.5-Omni's.
 
-    Larger frames are made smaller while decoding, to the size the model's processor would
-    choose: sides divisible by ``factor``, at most ``max_pixels``.
+    Frames of more than ``max_pixels`` are scaled down while decoding, to the size that the model's processor
+    would choose: sides divisible by ``factor``.
     """
 
     fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768
-    multiple_of: int = 2  # frames; the model sees them in pairs
+    multiple_of: int = 2  # the number of frames; the model takes them in pairs
     max_pixels: int = 768 * 28 * 28
     factor: int = 28
 
     def frames(self, duration_s: float, available: int) -> int:
-        """How many of ``available`` frames; a clip of a single frame shows it twice."""
+        """Return the number of frames to sample from ``available`` ones; 2 for a clip of a single frame."""
         limit = min(self.max_frames, available)
         wanted = min(max(duration_s * self.fps, self.min_frames), limit)
         return max(math.floor(wanted / self.multiple_of), 1) * self.multiple_of
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height after decoding."""
+        """Return the width and height of decoded frames, for a clip of this width and height."""
         if width * height <= self.max_pixels:
             return width, height
         shrink = math.sqrt(width * height / self.max_pixels)
@@ -73,7 +73,10 @@ QWEN = FrameSampling()
 def header_of_video(
     data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN
 ) -> VideoInfo:
-    """What its index says, no frame decoded; sides as stored. Raises InvalidRequest or RequestTooLarge."""
+    """Read a clip's sizes from its index and packets, its sides as stored; decode no frame.
+
+    Raise InvalidRequest or RequestTooLarge.
+    """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         width, height = sampling.size(stream.width, stream.height)
@@ -82,7 +85,7 @@ def header_of_video(
 
 
 def probe_video(data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN) -> VideoInfo:
-    """Read its index, decode its first frame. Raises InvalidRequest or RequestTooLarge."""
+    """Read a clip's sizes and decode its first frame. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         width, height = sampling.size(*_first_size(container, stream, limits))
@@ -95,20 +98,19 @@ def decode_video(
     sampling: FrameSampling = QWEN,
     *,
     limits: MediaLimits | Settings | None = None,
-    room: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None = None,
+    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None = None,
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-    """(uint8 [F, H, W, 3] RGB, metadata); F is even.
+    """Return the sampled frames, uint8 [F, H, W, 3] RGB with even F, and their metadata.
 
-    The metadata is vLLM's and, but for ``do_sample_frames``, the fields of Transformers'
-    ``VideoMetadata``: ``fps``, ``duration`` (s) and ``total_num_frames`` of the clip,
-    ``frames_indices`` into it. ``room`` makes the array for a shape, where it is to lie in memory
-    of the caller's. Raises InvalidRequest for what does not decode, RequestTooLarge for what is
-    beyond ``limits``.
+    The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``,
+    ``duration`` in seconds and ``total_num_frames`` of the clip, ``frames_indices`` into it) and
+    ``do_sample_frames``. ``allocate`` returns the array of a shape, for a caller that provides the
+    memory. Raise InvalidRequest for a clip that does not decode, RequestTooLarge for one beyond ``limits``.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         count = sampling.frames(timing.duration_s, timing.frames)
-        indices, frames = _picked(container, stream, timing, count, sampling, limits, room)
+        indices, frames = _picked(container, stream, timing, count, sampling, limits, allocate)
     metadata = {
         "total_num_frames": timing.frames,
         "fps": timing.frames / timing.duration_s,
@@ -151,7 +153,7 @@ def _opened(
             if limits is not None:
                 check_size("video", stream.width, stream.height, limits.max_image_pixels)
             yield container, stream
-    except MemoryError:  # FFmpeg's too: this process may take no more
+    except MemoryError:  # also FFmpeg's own: this process has reached its memory limit
         raise
     except av.FFmpegError as error:
         raise InvalidRequest(f"the video does not decode: {error.strerror or error}") from None
@@ -159,7 +161,7 @@ def _opened(
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """When frames are shown, in units of the stream's time base."""
+    """The times at which frames are shown; ``start`` and ``length`` in units of the stream's time base."""
 
     start: int
     length: int
@@ -168,7 +170,10 @@ class _Timing:
 
     @classmethod
     def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings | None) -> _Timing:
-        """From the packets' time stamps: headers may be wrong or missing. Leaves the container at its start."""
+        """Read the packets' time stamps, because headers may be wrong or missing; then seek to the start.
+
+        Raise InvalidRequest for a clip that is cut off or empty, RequestTooLarge for one beyond ``limits``.
+        """
         shown: list[int] = []
         first_duration = 0
         for packet in container.demux(stream):
@@ -197,7 +202,7 @@ class _Timing:
 
 def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings) -> tuple[int, int]:
     for frame in container.decode(stream):
-        check_size("video", frame.width, frame.height, limits.max_image_pixels)  # a header may say another
+        check_size("video", frame.width, frame.height, limits.max_image_pixels)  # headers may be wrong
         height, width = _turned(frame).shape[:2]
         return width, height
     raise InvalidRequest("the video has no frame that decodes")
@@ -215,9 +220,9 @@ def _picked(
     count: int,
     sampling: FrameSampling,
     limits: MediaLimits | Settings | None,
-    room: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None,
+    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None,
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """For each of ``count`` moments the frame shown then: indices into the clip, and [F, H, W, 3]."""
+    """Return the frames shown at ``count`` moments: their indices in the clip, and uint8 [count, H, W, 3]."""
     indices: list[int] = []
     frames: np.ndarray[Any, Any] | None = None
 
@@ -227,7 +232,7 @@ def _picked(
         if frames is None:
             width, height = sampling.size(pixels.shape[1], pixels.shape[0])
             shape = (count, height, width, 3)
-            frames = np.empty(shape, np.uint8) if room is None else room(shape)
+            frames = np.empty(shape, np.uint8) if allocate is None else allocate(shape)
         if pixels.shape != frames.shape[1:]:
             size = (frames.shape[2], frames.shape[1])
             pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
@@ -240,7 +245,7 @@ def _picked(
             check_size("video", frame.width, frame.height, limits.max_image_pixels)
         if frame.pts is None:
             continue
-        # The earlier frame was on show at every moment before this one.
+        # Until this frame's time stamp the previous frame was shown.
         while shown is not None and len(indices) < count:
             if len(indices) * timing.length >= (frame.pts - timing.start) * count:
                 break

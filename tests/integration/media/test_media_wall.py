@@ -19,9 +19,10 @@ import pytest
 
 from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
+from omni_jobs.media.decoder_host import answer_of_exit
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
-from omni_jobs.media.wall import MediaWall, ending_of
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.oracles import samples
@@ -227,7 +228,7 @@ def check_limits(wall: MediaWall) -> None:
 
 SCRIPT = """
 import os, sys
-from omni_jobs.media.wall import MediaWall, ending_of
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 
@@ -355,12 +356,12 @@ def test_a_long_path_of_temporary_files(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("status", [1, 255, -signal.SIGKILL, -signal.SIGTERM])
 def test_endings_that_no_medium_causes(status: int) -> None:
-    assert set(ending_of(status)) == {"unavailable"}
+    assert set(answer_of_exit(status)) == {"unavailable"}
 
 
 def test_endings_that_a_medium_causes() -> None:
-    assert ending_of(-signal.SIGXCPU) == {"ended": "time"}
-    assert ending_of(-signal.SIGSEGV) == {"ended": "SIGSEGV"}
+    assert answer_of_exit(-signal.SIGXCPU) == {"ended": "time"}
+    assert answer_of_exit(-signal.SIGSEGV) == {"ended": "SIGSEGV"}
 
 
 def test_a_host_that_dies_is_not_the_requests_error(slow_wall: MediaWall) -> None:

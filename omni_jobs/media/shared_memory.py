@@ -1,0 +1,73 @@
+"""Memory that a server and one of its decoders share: media on their way in, results on their way out."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+
+from omni_jobs.errors import DecodersUnavailable
+
+__all__ = ["KEPT_BYTES", "Exchange", "MemoryFile"]
+
+KEPT_BYTES = 16 << 20  # media and results up to this size use the files that are kept: 5 megapixels
+
+
+class MemoryFile:
+    """A file in memory (memfd) of a sealed size, so that a process that maps it never meets its end.
+
+    Only pages that were written take memory. The file is closed when nothing refers to this object.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        """Create the file, ``size`` bytes of zeros. Raise DecodersUnavailable when the kernel has no memory for it."""
+        self.size = size
+        try:
+            self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+        try:
+            os.ftruncate(self.descriptor, size)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write ``data`` at the file's start. Raise DecodersUnavailable when memory is short."""
+        view, at = memoryview(data), 0
+        try:
+            while at < len(view):
+                at += os.pwrite(self.descriptor, view[at:], at)
+        except OSError as error:
+            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
+
+    def map(self, nbytes: int) -> mmap.mmap:
+        """Map the first ``nbytes`` bytes privately: the reader's changes stay its own."""
+        return mmap.mmap(self.descriptor, nbytes, flags=mmap.MAP_PRIVATE)
+
+
+class Exchange:
+    """Two files that are used again and again, one for a medium and one for its result.
+
+    They are kept because pages that were used before cost a fraction of new ones. A larger medium or
+    result gets a file of its own.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[MemoryFile] = []
+
+    def files(self) -> tuple[MemoryFile, MemoryFile]:
+        """Return the file for a medium and the file for a result. Raise DecodersUnavailable."""
+        if not self._files:
+            self._files = [MemoryFile("omni-jobs-medium", KEPT_BYTES), MemoryFile("omni-jobs-decoded", KEPT_BYTES)]
+        medium, result = self._files
+        return medium, result
+
+    def copy_result(self, nbytes: int) -> bytearray:
+        """Copy the first ``nbytes`` bytes of the result's file, because the next task overwrites them."""
+        copy = bytearray(nbytes)
+        os.preadv(self._files[1].descriptor, [copy], 0)
+        return copy
