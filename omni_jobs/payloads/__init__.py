@@ -1,12 +1,12 @@
-"""What stages hand on, as bytes: a manifest, named tensors and small values.
+"""Payloads: the data that one stage hands to the next, encoded as a safetensors file with a manifest.
 
-A payload is a safetensors file (docs/payloads.md): any safetensors reader opens it,
-but only files with our manifest are read here. Encoding joins nothing: it yields a
-header and views on the tensors. Decoding yields views on the buffer, after every
-check; it takes memory for the header alone, and nothing is ever unpickled.
+Any safetensors reader opens a payload (docs/payloads.md describes the format), but ``Payload.decode`` takes only
+files with our manifest. Encoding copies no tensor: it returns a header and a view of each tensor. Decoding copies
+none either: it checks the header, allocates memory for the header alone, and returns views of the buffer. Nothing
+is ever unpickled.
 
-A client's prompt embeddings are a plain safetensors file instead, of one tensor:
-``PromptEmbedsPayload.decode``.
+A client's prompt embeddings are a plain safetensors file of one tensor, without a manifest:
+``PromptEmbedsPayload.decode`` reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one stage run hands on: written as buffers or a file, read from a buffer or a mapped file."""
+"""A payload: the output of one stage run, encoded as buffers or a file, decoded from a buffer or a mapped file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_jobs.payloads.additional_information import (
 from omni_jobs.payloads.manifest import Manifest, dump_manifest, load_manifest
 from omni_jobs.payloads.names import PROMPT_EMBEDS, TENSORS, is_tensor_name
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
-from omni_jobs.payloads.refusals import named, shown, too_many
+from omni_jobs.payloads.refusals import as_decode_error, brief, over_limit
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
 from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import Tensor
@@ -38,7 +38,7 @@ _VALUES: Final = "omni_jobs.values"
 
 @dataclass(frozen=True)
 class Payload:
-    """What one stage run hands on: its manifest, and either or both of the wire forms."""
+    """The output of one stage run: a manifest, and prompt embeddings, additional information, or both."""
 
     manifest: Manifest
     prompt_embeds: PromptEmbedsPayload | None = None
@@ -47,7 +47,7 @@ class Payload:
     # Encoding
 
     def buffers(self) -> list[memoryview]:
-        """The file: its header, then a view on each tensor. Nothing is copied.
+        """Return the file's bytes: the header, then a view of each tensor that is not empty. Copies no tensor.
 
         Raises PayloadError for names, values or sizes that a reader would refuse.
         """
@@ -55,16 +55,19 @@ class Payload:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the file."""
+        """The size of the file, in bytes."""
         return len(self._header) + self.tensor_bytes
 
     @property
     def tensor_bytes(self) -> int:
-        """The bytes of the tensors alone."""
+        """The size of all tensors, without the header, in bytes."""
         return sum(tensor.nbytes for _, tensor in self._in_file_order)
 
     def write(self, path: Path) -> int:
-        """Write the file, whole or not at all (not synced); its size. Raises StorageUnavailable."""
+        """Write the file, whole or not at all, and return its size in bytes. It is not synced.
+
+        Raises PayloadError as ``buffers`` does, and StorageUnavailable.
+        """
         buffers = self.buffers()
         with translated_os_errors("writing the payload", str(path)):
             return write_atomically(path, buffers)
@@ -92,10 +95,10 @@ class Payload:
 
     @classmethod
     def open(cls, path: Path, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None) -> Payload:
-        """Decode a file by mmap: the mapping lives as long as a tensor of it.
+        """Map a file into memory and decode it; the mapping lives as long as one of the tensors.
 
-        The file must not be truncated or changed while it is in use; a writer
-        replaces it as a whole. Raises PayloadError, and StorageUnavailable when it cannot be opened.
+        Nobody may truncate or change the file meanwhile, because the tensors are views of it: a writer replaces it
+        as a whole. Raises PayloadTooLarge or PayloadCorrupt, and StorageUnavailable when it cannot be opened.
         """
         key = key or str(path)
         with translated_os_errors("opening the payload", key):
@@ -103,7 +106,7 @@ class Payload:
             try:
                 size = os.fstat(fd).st_size
                 if size > limits.max_bytes:
-                    raise PayloadTooLarge(too_many(size, limits.max_bytes), field="size", key=key, stage=stage)
+                    raise PayloadTooLarge(over_limit(size, limits.max_bytes), field="size", key=key, stage=stage)
                 mapped = map_file(fd, size)
             finally:
                 os.close(fd)
@@ -113,14 +116,14 @@ class Payload:
     def decode(
         cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None
     ) -> Payload:
-        """Check the bytes and view them as a payload; the tensors keep the buffer alive.
+        """Check the bytes and return the payload they hold. Its tensors are views, which keep the buffer alive.
 
-        ``key`` and ``stage`` go into errors. Raises PayloadTooLarge or PayloadCorrupt, naming the field.
+        Raises PayloadTooLarge or PayloadCorrupt, naming the field, ``key`` and ``stage``.
         """
         try:
             return cls._decode(buffer, limits, key, stage)
         except PayloadError as error:
-            raise named(error, key=key, stage=stage) from error
+            raise as_decode_error(error, key=key, stage=stage) from error
 
     @classmethod
     def _decode(cls, buffer: Buffer, limits: PayloadLimits, key: str | None, stage: str | None) -> Payload:
@@ -148,7 +151,7 @@ def _read_metadata(metadata: object) -> dict[str, str]:
         raise PayloadCorrupt("not a payload of omni-jobs: a safetensors file without our manifest", field="manifest")
     for name, text in metadata.items():
         if name not in (_MANIFEST, _STRUCTURE, _VALUES):
-            raise PayloadCorrupt(f"{shown(name)} is unknown", field=METADATA)
+            raise PayloadCorrupt(f"{brief(name)} is unknown", field=METADATA)
         if not isinstance(text, str):
             raise PayloadCorrupt("not text", field=name.removeprefix("omni_jobs."))
         check_text(text, name.removeprefix("omni_jobs."))

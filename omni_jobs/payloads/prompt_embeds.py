@@ -1,7 +1,7 @@
-"""Embeddings that replace those of a prompt: inside a stage's payload, or a client's own file.
+"""Prompt embeddings: rows that replace a prompt's own, from a stage's payload or from a client's file.
 
-The client's file is any safetensors file of exactly one tensor, ``prompt_embeds``;
-what its metadata say is nobody's business here.
+A client's file is any safetensors file of exactly one tensor, ``prompt_embeds``. Its metadata are checked to be
+text and not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.payloads.names import PROMPT_EMBEDS
-from omni_jobs.payloads.refusals import named, shown
+from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
 from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
@@ -26,9 +26,9 @@ __all__ = ["PromptEmbedsPayload"]
 
 @dataclass(frozen=True, slots=True)
 class PromptEmbedsPayload:
-    """Embeddings that replace those of a prompt: [tokens, hidden size], a float dtype.
+    """Prompt embeddings: one tensor [tokens, hidden size] of a float dtype.
 
-    Raises PayloadError, of the field ``prompt_embeds.shape`` or ``.dtype``.
+    Raises PayloadError, of the field ``prompt_embeds.shape`` or ``prompt_embeds.dtype``, for another tensor.
     """
 
     embeds: Tensor
@@ -41,19 +41,22 @@ class PromptEmbedsPayload:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> PromptEmbedsPayload:
-        """A view of an array of floats [tokens, hidden size], copied as ``Tensor.from_numpy`` does."""
+        """Return prompt embeddings that view an array of floats [tokens, hidden size].
+
+        Copies the array where ``Tensor.from_numpy`` does. Raises PayloadError for another shape or dtype.
+        """
         return cls(Tensor.from_numpy(array))
 
     def encode(self) -> bytes:
-        """A safetensors file of this one tensor."""
+        """Return a safetensors file of this one tensor."""
         return b"".join([encode_header([(PROMPT_EMBEDS, self.embeds)], None), self.embeds.data])
 
     @classmethod
     def decode(cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None) -> PromptEmbedsPayload:
-        """Check the bytes of a client's file and view them; the tensor keeps the buffer alive.
+        """Check a client's file and return its embeddings: a view, which keeps the buffer alive.
 
-        Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it.
-        The numbers are not looked at: ``check_finite`` does that.
+        Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it. The numbers are not
+        checked here, because that reads every byte: see ``check_finite``.
         """
         try:
             header, data = split_file(buffer, limits)
@@ -63,20 +66,20 @@ class PromptEmbedsPayload:
             tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
             return cls(tensors[PROMPT_EMBEDS])
         except PayloadError as error:
-            raise named(error, key=key, within=PROMPT_EMBEDS) from error
+            raise as_decode_error(error, key=key, within=PROMPT_EMBEDS) from error
 
     def check_finite(self, *, key: str | None = None) -> None:
-        """Read every element; raises PayloadCorrupt for an infinity or a NaN, which would spread through a batch."""
+        """Read every element; raise PayloadCorrupt for an infinity or a NaN, which would spread through a batch."""
         if not self.embeds.is_finite():
             raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key)
 
 
 def _check_metadata(metadata: object) -> None:
-    """Whoever wrote them; only that they are the texts that safetensors allows."""
+    """Raise PayloadError unless the metadata are texts, the only values that safetensors allows."""
     if not isinstance(metadata, dict):
         raise PayloadCorrupt("not an object of texts", field=METADATA)
     for name, text in metadata.items():
         if not isinstance(text, str):
-            raise PayloadCorrupt(f"{shown(name)} is not a text", field=METADATA)
+            raise PayloadCorrupt(f"{brief(name)} is not a text", field=METADATA)
         check_text(name, METADATA)
         check_text(text, METADATA)

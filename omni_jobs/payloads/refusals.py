@@ -1,36 +1,37 @@
-"""How a refusal is worded: what it shows of foreign data, and whose payload it names."""
+"""The wording of errors about payloads: how they show foreign data, and which payload they name."""
 
 from __future__ import annotations
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
-__all__ = ["named", "shown", "too_many"]
+__all__ = ["as_decode_error", "brief", "over_limit"]
 
-_SHOWN_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 
 
-def shown(value: object) -> str:
-    """A value in ASCII, at most some 80 characters of it; of a list or an object its kind alone."""
+def brief(value: object) -> str:
+    """Return a value for an error message: ASCII, about 80 characters; "a list" or "an object" for JSON's two."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, str):
-        value = value[: _SHOWN_CHARACTERS + 1]
+        value = value[: _MAX_CHARACTERS + 1]
     text = ascii(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
-def too_many(size: int, limit: int) -> str:
+def over_limit(size: int, limit: int) -> str:
+    """Return the message for ``size`` bytes where ``limit`` are allowed."""
     return f"{size} bytes, the limit is {limit}"
 
 
-def named(
+def as_decode_error(
     error: PayloadError, *, key: str | None, stage: str | None = None, within: str | None = None
 ) -> PayloadTooLarge | PayloadCorrupt:
-    """What a decoder refuses, with the key and the stage.
+    """Return ``error`` as the error of a decoder: of one of its two classes, naming the payload's key and the stage.
 
-    ``within`` stands before a field that does not begin with it.
+    ``within`` is prefixed to the error's field where the field does not begin with it.
     """
     kind = PayloadTooLarge if isinstance(error, PayloadTooLarge) else PayloadCorrupt
     field = error.field

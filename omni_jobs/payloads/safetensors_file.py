@@ -1,8 +1,7 @@
-"""A safetensors file: a header of JSON, then the tensors' bytes. What it means is others' business.
+"""Safetensors files: a length, a header of JSON, then the bytes of the tensors.
 
-Writing yields a header for tensors in the order of the file; reading splits a file
-into header and data and checks every tensor against the data, before a byte of it
-is touched (but those of BOOL).
+Only the file format is here; ``omni_jobs.payloads.payload`` gives names and metadata their meaning. Every tensor is
+checked against the header before a byte of the data is read. BOOL is the exception: its bytes must be 0 or 1.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.payloads.names import TENSORS
-from omni_jobs.payloads.refusals import shown, too_many
+from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
 from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
@@ -32,16 +31,22 @@ _ALIGNMENT: Final = 8
 # Writing
 
 
-def in_file_order(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Wider items first keeps every tensor aligned to its item size, with no gaps."""
-    return sorted(named, key=lambda pair: (-ITEM_BYTES[pair[1].dtype], pair[0]))
+def in_file_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Sort named tensors by item size, widest first, then by name.
+
+    This order aligns every tensor to its item size without gaps.
+    """
+    return sorted(tensors, key=lambda pair: (-ITEM_BYTES[pair[1].dtype], pair[0]))
 
 
-def encode_header(placed: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
-    """The bytes that stand before the tensors, given in the order of the file. Raises PayloadTooLarge."""
+def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
+    """Return the bytes before the tensors: the header's length and the header, padded to 8 bytes.
+
+    ``tensors`` come in the order of the file; without ``metadata`` the header has none. Raises PayloadTooLarge.
+    """
     header: dict[str, Any] = {} if metadata is None else {METADATA: metadata}
     end = 0
-    for name, tensor in placed:
+    for name, tensor in tensors:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     encoded = dump(header, "header").encode()
@@ -51,19 +56,19 @@ def encode_header(placed: Iterable[tuple[str, Tensor]], metadata: Mapping[str, s
     return length.to_bytes(_LENGTH_BYTES, "little") + encoded.ljust(length)
 
 
-# Reading, in the order of the file
+# Reading, in the order of the file's bytes
 
 
 def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], memoryview]:
-    """The header, parsed, and a view on the data. Raises PayloadCorrupt and PayloadTooLarge."""
+    """Return the parsed header and a read-only view of the data. Raises PayloadCorrupt and PayloadTooLarge."""
     file = memoryview(buffer).cast("B").toreadonly()
     if file.nbytes > limits.max_bytes:
-        raise PayloadTooLarge(too_many(file.nbytes, limits.max_bytes), field="size")
+        raise PayloadTooLarge(over_limit(file.nbytes, limits.max_bytes), field="size")
     if file.nbytes < _LENGTH_BYTES:
         raise PayloadCorrupt(f"{file.nbytes} bytes are not even a header's length", field="header")
     length = int.from_bytes(file[:_LENGTH_BYTES], "little")
     if length > limits.max_header_bytes:
-        raise PayloadTooLarge(too_many(length, limits.max_header_bytes), field="header")
+        raise PayloadTooLarge(over_limit(length, limits.max_header_bytes), field="header")
     end = _LENGTH_BYTES + length
     if end > file.nbytes:
         raise PayloadCorrupt(f"truncated: {file.nbytes} bytes, the header alone ends at {end}", field="header")
@@ -78,15 +83,16 @@ def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], m
 def read_tensors(
     header: Mapping[str, Any], data: memoryview, limits: PayloadLimits, *, is_name: Callable[[str], bool]
 ) -> dict[str, Tensor]:
-    """Every tensor, by its name in the file; together they cover the data exactly.
+    """Return every tensor by its name in the file: views of ``data``, which they cover exactly.
 
-    ``header`` is without its metadata. Raises PayloadCorrupt and PayloadTooLarge.
+    ``header`` is the parsed header without its metadata; ``is_name`` says whether a tensor may have a name. Raises
+    PayloadCorrupt and PayloadTooLarge.
     """
     if len(header) > limits.max_tensors:
         raise PayloadTooLarge(f"{len(header)} tensors, at most {limits.max_tensors}", field=TENSORS)
     for name in header:
         if not is_name(name):
-            raise PayloadCorrupt(f"no tensor may be called {shown(name)} here", field="header")
+            raise PayloadCorrupt(f"no tensor may be called {brief(name)} here", field="header")
     placed = sorted((*_read_offsets(name, entry), name) for name, entry in header.items())
     tensors: dict[str, Tensor] = {}
     covered = 0
@@ -94,8 +100,8 @@ def read_tensors(
         entry = header[name]
         needed = _read_tensor_bytes(name, entry, limits)
         if start != covered:
-            what = "overlaps the tensor before it" if start < covered else "leaves a gap before it"
-            raise PayloadCorrupt(f"{what}: starts at {start}, not {covered}", field=f"{name}.data_offsets")
+            fault = "overlaps the tensor before it" if start < covered else "leaves a gap before it"
+            raise PayloadCorrupt(f"{fault}: starts at {start}, not {covered}", field=f"{name}.data_offsets")
         if end - start != needed:
             raise PayloadCorrupt(
                 f"{end - start} bytes where dtype and shape need {needed}", field=f"{name}.data_offsets"
@@ -119,7 +125,7 @@ def _read_offsets(name: str, entry: object) -> tuple[int, int]:
         raise PayloadCorrupt("not two offsets", field=f"{name}.data_offsets")
     for offset in offsets:
         if type(offset) is not int or not 0 <= offset <= MAX_EXTENT:
-            raise PayloadCorrupt(f"{shown(offset)} is not an offset", field=f"{name}.data_offsets")
+            raise PayloadCorrupt(f"{brief(offset)} is not an offset", field=f"{name}.data_offsets")
     start, end = offsets
     if end < start:
         raise PayloadCorrupt(f"ends at {end}, before its start at {start}", field=f"{name}.data_offsets")
@@ -136,7 +142,7 @@ def _read_tensor_bytes(name: str, entry: dict[str, Any], limits: PayloadLimits) 
 
 
 def _view(name: str, entry: dict[str, Any], data: memoryview) -> Tensor:
-    # Another byte than 0 or 1 is undefined behaviour in the libraries that compute with it.
+    # Libraries that compute with a BOOL have undefined behaviour for other bytes than 0 and 1.
     if entry["dtype"] == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:
         raise PayloadCorrupt("a BOOL that is neither 0 nor 1", field=name)
     return Tensor(entry["dtype"], tuple(entry["shape"]), data)

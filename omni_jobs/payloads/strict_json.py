@@ -1,4 +1,8 @@
-"""JSON as the standard has it, both ways: what Python's parser takes beyond it is refused."""
+"""JSON exactly as the standard defines it, for the header of a payload and the texts in its metadata.
+
+Python's parser also takes duplicate names, NaN and infinities: ``load`` refuses them. It refuses -0 too, because
+safetensors reads -0 as a float and so not as a size.
+"""
 
 from __future__ import annotations
 
@@ -12,100 +16,82 @@ from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
 __all__ = ["check_text", "dump", "load"]
 
+_MAX_DEPTH: Final = 512  # Python 3.11's parser gives up at 1,000 levels, 3.12's at 1,500 or more
+_STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_STEPS: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 
-class _Refused(ValueError):
-    """JSON to Python's parser, not to the standard or to us."""
+
+class _NotStrict(ValueError):
+    """JSON that Python's parser takes and we refuse."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Refused("a name stands twice in one object")
-    return found
+    items = dict(pairs)
+    if len(items) != len(pairs):
+        raise _NotStrict("a name stands twice in one object")
+    return items
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not JSON")
+    raise _NotStrict(f"{name} is not JSON")
 
 
 def _integer(digits: str) -> int:
-    if digits == "-0":  # to other parsers a float: to safetensors' no size and no offset
-        raise _Refused("-0 is not an integer")
+    if digits == "-0":
+        raise _NotStrict("-0 is not an integer")
     return int(digits)
 
 
-# Made once: every json.loads with options makes its own.
 _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer).decode
 
 
-_DEEPEST: Final = 512  # where Python's parser gives up differs by version: 3.11 at 1,000 levels, 3.12 at 1,500 or more
-_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)  # and strings, which hold none
-_SHORT: Final = 16_384  # text that may be taken apart and put together again for a moment
+def dump(value: object, field: str) -> str:
+    """Return ``value`` as JSON without spaces and without escapes of non-ASCII letters; NaN becomes null.
 
-
-def dump(value: object, at: str) -> str:
-    """JSON without spaces, not escaped. Raises PayloadError, of the field ``at``; writes NaN as null."""
+    Raises PayloadError, of ``field``, for a value that is not JSON: an object of another type, an integer of more
+    than 64 bits, a lone surrogate.
+    """
     try:
         return orjson.dumps(value).decode()
     except TypeError as error:
-        raise PayloadError(str(error), field=at) from error
+        raise PayloadError(str(error), field=field) from error
 
 
-def load(text: str | bytes, at: str) -> Any:
-    """JSON of bounded size. Raises PayloadCorrupt and PayloadTooLarge, of the field ``at``."""
-    if len(text) <= _SHORT:
-        try:
-            found = orjson.loads(text)
-            # What stands as we write it holds nothing that is to be refused, of which orjson takes some.
-            if orjson.dumps(found) == (text if isinstance(text, bytes) else text.encode()).rstrip(b" "):
-                return found
-        except (ValueError, TypeError):
-            pass  # the other parser says what is wrong with it, or takes it
+def load(text: str | bytes, field: str) -> Any:
+    """Parse JSON whose size the caller has bounded.
+
+    Raises PayloadTooLarge, of ``field``, for more than 512 lists and objects inside each other, and PayloadCorrupt,
+    of ``field``, for text that is not UTF-8 or not strict JSON.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode()
-        decoded = _decode(text)
+        if _depth(text) > _MAX_DEPTH:
+            raise PayloadTooLarge("nested too deeply", field=field)
+        return _decode(text)
     except UnicodeDecodeError:
-        raise PayloadCorrupt("not UTF-8", field=at) from None
-    except _Refused as refused:
-        raise PayloadCorrupt(str(refused), field=at) from None
-    except ValueError as error:  # malformed, or an integer of thousands of digits
-        if isinstance(error, json.JSONDecodeError) and _deepest_before(text, error.pos) > _DEEPEST:
-            raise PayloadTooLarge("nested too deeply", field=at) from None
-        raise PayloadCorrupt("not JSON", field=at) from None
-    except RecursionError:
-        raise PayloadTooLarge("nested too deeply", field=at) from None
-    if text.count("[") + text.count("{") > _DEEPEST and _is_deep(decoded):
-        raise PayloadTooLarge("nested too deeply", field=at)
-    return decoded
+        raise PayloadCorrupt("not UTF-8", field=field) from None
+    except _NotStrict as error:
+        raise PayloadCorrupt(str(error), field=field) from None
+    except ValueError:  # malformed, or an integer of thousands of digits
+        raise PayloadCorrupt("not JSON", field=field) from None
 
 
-def _deepest_before(text: str | bytes, end: int) -> int:
-    """How deep lists and objects stand inside each other in what the parser read before its error."""
-    read = text[:end]
-    if isinstance(read, bytes) or read.count("[") + read.count("{") <= _DEEPEST:
-        return 0
+def _depth(text: str) -> int:
+    """Return a bound on how many lists and objects stand inside each other; exact above ``_MAX_DEPTH``."""
+    brackets = text.count("[") + text.count("{")
+    if brackets <= _MAX_DEPTH:
+        return brackets
     depth = deepest = 0
-    for match in _BRACKET.finditer(read):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += _STEPS.get(match[0], 0)
         deepest = max(deepest, depth)
     return deepest
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether lists and objects stand inside each other more than ``_DEEPEST`` times."""
-    level: list[Any] = [[value]]
-    for _ in range(_DEEPEST + 1):
-        inside = [item for part in level for item in (part.values() if isinstance(part, dict) else part)]
-        level = [item for item in inside if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def check_text(text: str, at: str) -> None:
-    """Raise PayloadError for a lone surrogate, which JSON can escape and UTF-8 cannot hold."""
+def check_text(text: str, field: str) -> None:
+    """Raise PayloadError, of ``field``, for a lone surrogate: JSON can escape one, UTF-8 cannot hold it."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise PayloadError("text that is not valid Unicode (a lone surrogate)", field=at) from None
+        raise PayloadError("text that is not valid Unicode (a lone surrogate)", field=field) from None

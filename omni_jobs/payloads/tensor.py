@@ -1,16 +1,15 @@
-"""An array as bytes, with its dtype and shape."""
+"""Tensors of a payload: bytes with a dtype and a shape, converted from and to numpy without a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from omni_jobs.errors import PayloadError
-from omni_jobs.payloads.refusals import shown
+from omni_jobs.payloads.refusals import brief
 from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "I64": 8,
     "F64": 8,
 }
-"""The allowed dtypes, by safetensors' names, and their bytes per element."""
+"""The allowed dtypes, by their names in safetensors, with the bytes of one element."""
 
 FLOAT_DTYPES: Final = frozenset({"F16", "BF16", "F32", "F64"})
 INTEGER_DTYPES: Final = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
@@ -52,21 +51,21 @@ _NUMPY_NAMES: Final[Mapping[str, str]] = {
     "I64": "int64",
     "F64": "float64",
 }
-_OF_NUMPY_NAME: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()} | {"bfloat16": "BF16"}
+_DTYPES: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()} | {"bfloat16": "BF16"}
 
-_BF16_EXPONENT: Final = 0x7F80  # all ones: an infinity or a NaN
-_CHECKED_ITEMS: Final = 1 << 16  # per step of a check, whose temporaries then stay in the CPU's cache
+_BF16_EXPONENT: Final = 0x7F80  # an exponent of ones is an infinity or a NaN
+_CHECKED_ITEMS: Final = 1 << 16  # in one step of is_finite, so that its temporaries fit the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array as bytes: little-endian, C order.
+    """An array as bytes, little-endian and in C order.
 
-    dtype  a safetensors name: BOOL, U8 … I64, F16, BF16, F32, F64
-    shape  () is a scalar; a dimension may be 0
-    data   a flat read-only view of bytes; whoever made it must not change it any more
+    dtype  a name of safetensors: BOOL, U8 … I64, F16, BF16, F32, F64
+    shape  the dimensions; () is a scalar, and a dimension may be 0
+    data   a flat read-only view of the bytes; its owner must not change them any more
 
-    Raises PayloadError when the three do not fit.
+    Raises PayloadError when the three do not fit each other.
     """
 
     dtype: str
@@ -82,13 +81,16 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that dtype and shape ask for, which are those there are."""
+        """The size of the tensor, in bytes."""
         return self.data.nbytes
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Tensor:
-        """A view of the array; a copy only where it is not contiguous or not little-endian."""
-        dtype = _of_numpy(array.dtype)
+        """Return a tensor that views the array; it is copied only where it is not contiguous or not little-endian.
+
+        Raises PayloadError for a dtype that a payload cannot hold.
+        """
+        dtype = _DTYPES.get(array.dtype.name)
         if dtype is None:
             raise PayloadError(f"numpy's {array.dtype} cannot be in a payload", field="dtype")
         if not array.dtype.isnative:
@@ -97,14 +99,14 @@ class Tensor:
         return cls(dtype, tuple(array.shape), flat.data.toreadonly())
 
     def numpy(self) -> NDArray[Any]:
-        """A read-only view as an array. Raises PayloadError for BF16, which numpy lacks."""
+        """Return a read-only array that views the tensor. Raises PayloadError for BF16, which numpy lacks."""
         name = _NUMPY_NAMES.get(self.dtype)
         if name is None:
             raise PayloadError(f"numpy has no {self.dtype}", field="dtype")
         return np.frombuffer(self.data, dtype=np.dtype(name)).reshape(self.shape)
 
     def is_finite(self) -> bool:
-        """Whether no element is an infinity or a NaN; reads every byte, in pieces, and takes no memory to speak of."""
+        """Return whether no element is an infinity or a NaN. Reads every byte, in pieces of 65,536 elements."""
         if self.dtype not in FLOAT_DTYPES:
             return True
         flat = np.frombuffer(self.data, np.uint16 if self.dtype == "BF16" else np.dtype(_NUMPY_NAMES[self.dtype]))
@@ -116,24 +118,23 @@ class Tensor:
         return True
 
 
-@lru_cache(maxsize=64)
-def _of_numpy(dtype: np.dtype[Any]) -> str | None:
-    return _OF_NUMPY_NAME.get(dtype.name)
-
-
 def tensor_bytes(dtype: object, shape: Sequence[object], *, max_rank: int) -> int:
-    """The bytes of a tensor, in integers that cannot overflow. Raises PayloadError, of the field dtype or shape."""
+    """Return the size in bytes of a tensor of this dtype and shape, both of which may come from a foreign file.
+
+    Raises PayloadError, of the field ``dtype`` or ``shape``, for a dtype that is not allowed, more than ``max_rank``
+    dimensions, a dimension that is no size, or a product that does not fit 64 bits.
+    """
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise PayloadError(f"{shown(dtype)} is not an allowed dtype", field="dtype")
+        raise PayloadError(f"{brief(dtype)} is not an allowed dtype", field="dtype")
     if len(shape) > max_rank:
         raise PayloadError(f"rank {len(shape)}, at most {max_rank}", field="shape")
     extent = count = ITEM_BYTES[dtype]
     for size in shape:
         if type(size) is not int or size < 0:
-            raise PayloadError(f"{shown(size)} is not a dimension", field="shape")
+            raise PayloadError(f"{brief(size)} is not a dimension", field="shape")
         count *= size
         extent *= max(size, 1)
-    # Also where a dimension is 0: array libraries multiply the others in 64 bits.
+    # A dimension of 0 excuses nothing, because array libraries multiply the others in 64 bits.
     if extent > MAX_EXTENT:
         raise PayloadError("the product of the dimensions does not fit 64 bits", field="shape")
     return count

@@ -8,19 +8,19 @@ from typing import Final
 __all__ = ["MAX_EXTENT", "WRITER_LIMITS", "PayloadLimits"]
 
 MAX_EXTENT: Final = 2**63 - 1
-"""The largest offset, and the largest product of a tensor's dimensions and item size."""
+"""The largest offset, and the largest product of a tensor's dimensions and item size, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadLimits:
-    """How much a reader takes; the writer's header obeys the defaults.
+    """The limits of a reader. A writer obeys the defaults, so that any reader takes its header.
 
-    max_bytes          the whole file
-    max_header_bytes   the JSON header, which holds manifest, structure and values
-    max_tensors        tensors in one file, members of lists and dicts counted
-    max_rank           dimensions of one tensor
-    max_values_bytes   the values as JSON
-    max_values_depth   lists and objects inside each other, in the values
+    max_bytes          the whole file, in bytes
+    max_header_bytes   the JSON header, which holds manifest, structure and values, in bytes
+    max_tensors        the number of tensors in one file, members of lists and dicts included
+    max_rank           the number of dimensions of one tensor
+    max_values_bytes   the values as JSON, in bytes
+    max_values_depth   the number of lists and objects inside each other in the values
     """
 
     max_bytes: int

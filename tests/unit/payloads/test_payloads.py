@@ -512,8 +512,8 @@ def test_what_a_writer_refuses() -> None:
         (payload(x="\ud800"), "values.x"),
         (payload(x=2**64), "values.x"),
         (payload(x="y" * 300_000), "values"),
-        (Payload(MANIFEST._replace(version=2)), "manifest.version"),
-        (Payload(MANIFEST._replace(job_id="../up")), "manifest.job_id"),
+        (Payload(replace(MANIFEST, version=2)), "manifest.version"),
+        (Payload(replace(MANIFEST, job_id="../up")), "manifest.job_id"),
     ):
         with pytest.raises(PayloadError) as raised:
             sent.buffers()
