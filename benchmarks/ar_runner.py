@@ -35,8 +35,8 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.parameters import ArParameters
-from omni_jobs.pipelines.stage_config import load_pipeline
 from omni_jobs.settings import Settings, packaged_directory
 from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner

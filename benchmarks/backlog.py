@@ -38,7 +38,7 @@ from omni_jobs.broker.hints import HintPublisher, read_hints
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack

@@ -37,7 +37,7 @@ from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.stored_media import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack

@@ -74,7 +74,7 @@ os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 if __name__ == "__main__":
     from pathlib import Path
     from omni_jobs.settings import Settings
-    from omni_jobs.pipelines.stage_config import load_pipelines
+    from omni_jobs.pipelines.loader import load_pipelines
     from workers.stages.engine_args import OmniEngineArgs
     from workers.stages.stage import Stage
     pipeline = load_pipelines(Settings().resolved_stage_configs)["qwen2_5_omni"]

@@ -9,7 +9,7 @@ import workers.consumer.remote_control  # noqa: F401  (registers its commands wi
 from omni_jobs.broker.celery_app import celery_app
 from omni_jobs.broker.hints import TASK
 from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import settings
 from workers.consumer.pool import HintIntake
 

@@ -23,7 +23,7 @@ from omni_jobs.intake.group_commit import Submitter
 from omni_jobs.intake.renderer_loads import RendererLoads
 from omni_jobs.jobs import Counts, Jobs, Page
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, open_store

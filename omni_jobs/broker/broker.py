@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omni_jobs.broker.redis_lists import RedisLists
-    from omni_jobs.pipelines.stage_config import Pipelines
+    from omni_jobs.pipelines.loader import Pipelines
     from omni_jobs.settings import Settings
 
 __all__ = ["Broker"]

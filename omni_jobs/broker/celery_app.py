@@ -11,7 +11,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.redis_lists import CONNECTION_OPTIONS
 
 if TYPE_CHECKING:
-    from omni_jobs.pipelines.stage_config import Pipelines
+    from omni_jobs.pipelines.loader import Pipelines
     from omni_jobs.settings import Settings
 
 __all__ = ["OmniCelery", "celery_app"]

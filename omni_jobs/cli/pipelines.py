@@ -25,7 +25,7 @@ def check(
       omni-jobs pipelines check stage_configs/*.yaml
     """
     from omni_jobs.errors import ConfigError
-    from omni_jobs.pipelines.stage_config import load_pipeline
+    from omni_jobs.pipelines.loader import load_pipeline
 
     failed = False
     names: dict[str, Path] = {}
@@ -54,7 +54,7 @@ def list_(as_json: JsonOption = False) -> None:
     """
     from rich.table import Table
 
-    from omni_jobs.pipelines.stage_config import load_pipelines
+    from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import settings
 
     known = load_pipelines(settings().resolved_stage_configs)

@@ -96,7 +96,7 @@ def _served_for_one_user() -> Settings:
 
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
     """The pipelines to start, and their checkpoints as far as given."""
-    from omni_jobs.pipelines.stage_config import load_pipelines
+    from omni_jobs.pipelines.loader import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
     if not pipelines and settings.pipelines is not None:
@@ -222,7 +222,7 @@ def worker(
       omni-jobs worker --pipeline qwen2_5_omni --stage thinker
       CUDA_VISIBLE_DEVICES=1 omni-jobs worker -p qwen2_5_omni -s talker --slot talker-2@%h
     """
-    from omni_jobs.pipelines.stage_config import load_pipelines
+    from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import settings
     from omni_jobs.stack.worker_command import (
         POOL_ENVIRONMENT,

@@ -7,7 +7,8 @@ import asyncio
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from omni_jobs.pipelines.stage_config import Pipeline, Pipelines
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import Renderers
 
 __all__ = ["RendererLoads"]

@@ -21,7 +21,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 from omni_jobs.jobs import Jobs
 from omni_jobs.maintenance.pruner import Pruner
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.storage import open_store
 
 if TYPE_CHECKING:

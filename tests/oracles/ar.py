@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from omni_jobs.payloads import Payload
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.parameters import ArParameters
-from omni_jobs.pipelines.stage_config import EngineSettings, load_pipeline
+from omni_jobs.pipelines.stage_config import EngineSettings
 from omni_jobs.settings import Settings
 from tests.oracles.reference import Reference, ReferenceResult
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor

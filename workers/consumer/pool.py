@@ -38,7 +38,8 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention
-from omni_jobs.pipelines.stage_config import Pipeline, Pipelines
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
 from workers.consumer.liveness import Liveness

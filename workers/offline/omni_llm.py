@@ -30,7 +30,7 @@ from rich.progress import Progress as ProgressBars
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine

@@ -17,7 +17,7 @@ from omni_jobs.broker.hints import TASK, HintPublisher, read_hints
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests.services.valkey import start_valkey
 from workers.consumer.kombu_hooks import take_pops

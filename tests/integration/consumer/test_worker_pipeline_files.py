@@ -12,7 +12,8 @@ from sqlalchemy import select
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import StageRunRow, state_is
 from omni_jobs.jobs import Hint
-from omni_jobs.pipelines.stage_config import Pipeline, load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.echo_stack import PIPELINE, EchoStack, EchoWorker
 

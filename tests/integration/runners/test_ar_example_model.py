@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.payloads import Payload, PayloadLimits
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.parameters import ArParameters, EchoParameters
-from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, load_pipeline
+from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata

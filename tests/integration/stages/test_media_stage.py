@@ -17,7 +17,7 @@ from omni_jobs.media.audio import decode_audio
 from omni_jobs.media.image import decode_image
 from omni_jobs.media.video import decode_video
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.integration.media.test_media_wall import SLOW, SOON_S, UNBOUNDED, cpu_ticks, decoders_of, wait_for

@@ -12,7 +12,7 @@ from kombu.asynchronous.hub import Hub
 from kombu.transport import redis as transport
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.settings import Settings
 from workers.consumer import kombu_hooks
 from workers.consumer.pool import stage_of_queues

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.errors import TimeLimitExceeded
-from omni_jobs.pipelines.stage_config import load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 from workers.execution.time_limit import TimeLimit
 from workers.stages.stage import Stage
 from workers.stages.types import WAITING, Progress

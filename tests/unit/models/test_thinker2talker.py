@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters
-from omni_jobs.pipelines.stage_config import load_pipeline
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch

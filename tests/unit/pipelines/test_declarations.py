@@ -16,12 +16,13 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.declarations import (
     COMPONENTS,
     PROCESSORS,
+    PROMPTS,
     ComponentDeclaration,
     ProcessorDeclaration,
     components_of,
     processor,
 )
-from omni_jobs.pipelines.stage_config import PROMPTS, load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 from tests.broken_graphs import BROKEN, GOOD, Broken
 from tests.oracles.tinted import EXAMPLE, metadata
 from workers.models import components
@@ -71,7 +72,7 @@ def test_a_check_loads_nothing_heavy(tmp_path: Path) -> None:
 import sys
 sys.path[:0] = [{str(metadata(tmp_path))!r}, {str(EXAMPLE)!r}]
 from pathlib import Path
-from omni_jobs.pipelines.stage_config import load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 for file in {[str(file) for file in files]}:
     load_pipeline(Path(file))
 print(*sorted({{"torch", "vllm", "workers", "transformers", "tokenizers", "jinja2", "numpy"}} & set(sys.modules)))

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.parameters import ArParameters
-from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, StageConfig, load_pipeline, load_pipelines
+from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, StageConfig
 from omni_jobs.settings import Settings
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"

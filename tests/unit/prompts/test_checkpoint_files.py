@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.errors import ConfigError, ModelMissing
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.prompts.checkpoint_files import check_checkpoint
 from omni_jobs.settings import Settings

@@ -17,7 +17,7 @@ from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.image import decode_image, probe_image
 from omni_jobs.media.video import decode_video, probe_video
-from omni_jobs.pipelines.stage_config import load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
 from omni_jobs.prompts.qwen2_5_omni import smart_resize
 from omni_jobs.settings import Settings

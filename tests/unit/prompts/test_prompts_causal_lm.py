@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest
-from omni_jobs.pipelines.stage_config import load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import architectures_of
 from omni_jobs.prompts.causal_lm import CausalLmPromptRenderer
 from tests.oracles.causal_lm import CONTEXT

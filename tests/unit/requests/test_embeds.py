@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from omni_jobs.errors import InvalidRequest, ModelError, PayloadCorrupt
 from omni_jobs.payloads import PromptEmbedsPayload, Tensor
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipeline
+from omni_jobs.pipelines.loader import Pipelines, load_pipeline
 from omni_jobs.requests import Admitted, admit
 from omni_jobs.settings import Settings
 from workers.stages.stage import Stage

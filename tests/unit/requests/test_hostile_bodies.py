@@ -18,7 +18,7 @@ import pytest
 
 from omni_jobs.api.intake import Candidate, _admit_all
 from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.requests import admit, parse
 from omni_jobs.requests import strict_body as bodies

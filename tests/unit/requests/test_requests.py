@@ -14,7 +14,7 @@ from omni_jobs.api.examples import SUBMITS
 from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsError, RequestTooLarge
 from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.pipelines.stage_config import Pipelines, load_pipelines
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import Admitted, JobRequest, admit, cancel_after, check_deadline
 from omni_jobs.settings import Settings
 from tests.oracles import samples

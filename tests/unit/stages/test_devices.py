@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.stage_config import load_pipeline
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from workers.stages.devices import NvidiaHost, TorchBuild, resolve_device
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig

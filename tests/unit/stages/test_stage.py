@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from workers.stages.stage import Stage
 
 PIPELINES = load_pipelines(Path(__file__).parents[3] / "stage_configs")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.pipelines.stage_config import load_pipelines
+from omni_jobs.pipelines.loader import load_pipelines
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput
 

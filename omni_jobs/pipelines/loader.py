@@ -1,0 +1,123 @@
+"""Pipelines read from ``stage_configs/*.yaml``, each checked whole.
+
+load_pipeline(path)      one file: YAML → types → graph checks; an error names file, line and field
+load_pipelines(dir)      all files of a directory, by the pipelines' names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.pipelines.graph_check import check_graph, first_problem
+from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.pipelines.yaml_source import YamlSource
+
+__all__ = ["Pipelines", "load_pipeline", "load_pipelines"]
+
+SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
+
+
+class Pipelines(Mapping[str, Pipeline]):
+    """Pipelines by name: all of one directory, or only the served ones."""
+
+    def __init__(self, pipelines: Iterable[Pipeline], files: Mapping[str, Path] | None = None) -> None:
+        """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them."""
+        self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
+        self._files = files or {}
+        self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by name: the file's state, its refusal
+
+    def __getitem__(self, name: str) -> Pipeline:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def served(self, names: Sequence[str] | None) -> Pipelines:
+        """Return the pipelines that the setting ``pipelines`` names; all of them for None.
+
+        Raises ConfigError for a name that no pipeline has.
+        """
+        if names is None:
+            return self
+        for name in names:
+            if name not in self:
+                known = ", ".join(self) or "none"
+                raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
+        return Pipelines((self[name] for name in names), self._files)
+
+    def named(self, name: str, *, field: str = "model") -> Pipeline:
+        """Return the pipeline of this name. Raises NotFound, which names ``field`` and the known pipelines."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(self._by_name) or "none"
+            raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
+
+    def refusal(self, name: str) -> ConfigError | None:
+        """Return the error with which a process that starts now would refuse this pipeline's file; None if none.
+
+        The file is read again only after a change.
+        """
+        path = self._files[name]
+        try:
+            stat = path.stat()
+            state: object = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        except OSError as error:
+            state = error.errno
+        checked = self._checked.get(name)
+        if checked is None or checked[0] != state:
+            checked = self._checked[name] = (state, _refusal(path, name))
+        return checked[1]
+
+
+def _refusal(path: Path, name: str) -> ConfigError | None:
+    try:
+        now = load_pipeline(path).name
+    except ConfigError as error:
+        return error
+    if now == name:
+        return None
+    return ConfigError(f"is {now!r} now; this process was started with {name!r}", file=str(path), field="name")
+
+
+def load_pipelines(directory: Path) -> Pipelines:
+    """Return the pipelines of all ``*.yaml`` files of a directory.
+
+    Raises ConfigError for the first file that is wrong, and when two files name the same pipeline.
+    """
+    if not directory.is_dir():
+        raise ConfigError("no such directory", file=str(directory))
+    files: dict[str, Path] = {}
+    pipelines = []
+    for path in sorted(directory.glob("*.yaml")):
+        pipeline = load_pipeline(path)
+        if pipeline.name in files:
+            raise ConfigError(f"{files[pipeline.name]} has this name already", file=str(path), field="name")
+        files[pipeline.name] = path
+        pipelines.append(pipeline)
+    return Pipelines(pipelines, files)
+
+
+def load_pipeline(path: Path) -> Pipeline:
+    """Return the pipeline of one stage config, checked whole. Raises ConfigError with file, line and field."""
+    source = YamlSource(path)
+    data = source.data
+    if isinstance(data, dict) and isinstance(data.get("stages"), dict):
+        for name, stage in data["stages"].items():
+            if isinstance(stage, dict):
+                if "name" in stage:
+                    raise source.error(("stages", name, "name"), "unknown key (a stage's name is its key)")
+                stage["name"] = name
+    try:
+        pipeline = Pipeline.model_validate(data)
+    except ValidationError as error:
+        raise source.error(*first_problem(error)) from None
+    check_graph(pipeline, source)
+    return pipeline
