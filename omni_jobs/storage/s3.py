@@ -1,24 +1,24 @@
 """Objects on any S3 service, by boto3.
 
-Credentials come from boto3's own chain (environment, files, instance roles). A put is
-one PutObject request: atomic, at most 5 GiB, and retried from its beginning. Bodies are
-neither signed nor checksummed by boto3, which makes a put four times as fast: the
-digest in the object ref covers the way and the storage.
+Credentials come from boto3's own chain: environment, files, instance roles. A put is one PutObject request: atomic,
+at most 5 GiB, and retried from its beginning. boto3 neither signs nor checksums bodies here, which makes a put four
+times as fast: the digest in the object ref covers the network and the storage.
 
-Every call ends within 15 s and a second for each MB, with all its attempts, whatever the
-server does (:mod:`omni_jobs.storage.call_limit`). No connection is made before the first
-call: a server that is away at the start is one that is away for a while.
+A call ends within 15 s and a second for each MB, with all its attempts, whatever the server does; of a stream, each
+piece does (:mod:`omni_jobs.storage.botocore_hooks`). No connection is made before the first call, so that a server
+may be away when a process starts.
 """
 
 from __future__ import annotations
 
 import io
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import boto3
@@ -44,7 +44,7 @@ from omni_jobs.errors import (
     StorageUnavailable,
 )
 from omni_jobs.files import byte_views
-from omni_jobs.storage.call_limit import CallLimit, LimitReached, limit_calls
+from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks
 from omni_jobs.storage.keys import check_key, check_prefix
 from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
 
@@ -78,8 +78,8 @@ _FULL: Final = frozenset(
 class S3ObjectStore(ObjectStore):
     """Objects in one bucket, below a prefix.
 
-    ``call_s``: how long a call may take with all its attempts; one that moves an object
-    gets a second more for each MB.
+    ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
+    for each MB. Raises ConfigError for a bucket, prefix or endpoint that is not valid.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class S3ObjectStore(ObjectStore):
             response_checksum_validation="when_required",
             retries={"mode": "standard", "total_max_attempts": 4},
             connect_timeout=call_s / 5,
-            read_timeout=call_s / 2,  # without a byte: a connection that died silently leaves time for another attempt
+            read_timeout=call_s / 2,  # half a call, so that one more attempt follows a connection that died silently
             max_pool_connections=64,
             tcp_keepalive=True,
             s3={"payload_signing_enabled": False, "addressing_style": "path" if endpoint_url else "auto"},
         )
         try:
-            self._client = self._open(self._config)
+            self._client = self._connect(self._config)
         except (ValueError, BotoCoreError) as error:
             raise ConfigError("is not a URL of an S3 service", field="s3_endpoint_url") from error
 
@@ -122,45 +122,29 @@ class S3ObjectStore(ObjectStore):
         digest = Digest()
         for view in views:
             digest.update(view)
-        with self._translated("storing the object", key, self._limit_for(size)):
+        with self._call("storing the object", key, self._limit(size)):
             body = cast("IO[bytes]", _Body(views, size))
-            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=body, ContentType=media_type)
+            self._client.put_object(Bucket=self._bucket, Key=self._bucket_key(key), Body=body, ContentType=media_type)
         return ObjectRef(key=key, size=size, digest=str(digest))
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)
-        limit = self._limit_for(ref.size)
-        try:
-            return self._read(ref, limit)
-        except ObjectCorrupt:  # damaged on the way here, or where it is kept: another look tells
-            return self._read(ref, limit)
-
-    def _read(self, ref: ObjectRef, limit: CallLimit) -> memoryview:
-        with self._translated("reading the object", ref.key, limit):
-            for tries_left in reversed(range(_READ_TRIES)):
-                body = self._get(ref)
-                try:
-                    data = _filled(body, ref.size)
-                    break
-                except _BROKEN_BODY:  # boto3 retries requests, not what comes after their headers
-                    if not tries_left:
-                        raise
-                finally:
-                    body.close()
-        digest = Digest()
-        digest.update(data)
-        self._check_digest(ref, digest)
-        return data
+        with self._call("reading the object", ref.key, self._limit(ref.size)):
+            try:
+                return self._read(ref)
+            except ObjectCorrupt:  # it may have been damaged on its way only
+                return self._read(ref)
 
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
-        limit = self._limit_for(ref.size)
-        with self._translated("reading the object", ref.key, limit):
+        limit = self._limit(STREAM_BYTES)
+        with self._call("reading the object", ref.key, limit):
             body = self._get(ref)
 
         def pieces() -> Iterator[bytes]:
             try:
                 while True:
-                    with self._translated("reading the object", ref.key, limit):
+                    # The same limit again, because it knows the connection.
+                    with self._call("reading the object", ref.key, limit):
                         piece = body.read(STREAM_BYTES)
                     if not piece:
                         return
@@ -171,28 +155,28 @@ class S3ObjectStore(ObjectStore):
         return self._checked_stream(ref, pieces())
 
     def delete(self, keys: Iterable[str]) -> None:
-        wanted = iter(keys)
-        while batch := [self._key(key) for key in islice(wanted, _DELETE_BATCH)]:
-            with self._translated("deleting objects", self._named(batch[0])):
+        remaining = iter(keys)
+        while batch := [self._bucket_key(key) for key in islice(remaining, _DELETE_BATCH)]:
+            with self._call("deleting objects", self._store_key(batch[0])):
                 answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
                 )
             for error in answer.get("Errors", ()):
                 if error.get("Code") != "NoSuchKey":
-                    key = self._named(error.get("Key", ""))
+                    key = self._store_key(error.get("Key", ""))
                     raise StorageUnavailable(f"deleting the object failed: {error.get('Code')}", key=key)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        below = self._prefix + check_prefix(prefix)
-        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below))
+        full_prefix = self._prefix + check_prefix(prefix)
+        pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full_prefix))
         while True:
-            with self._translated("listing the objects", prefix):
+            with self._call("listing the objects", prefix):
                 page = next(pages, None)
             if page is None:
                 return
-            for found in page.get("Contents", ()):
-                key = self._named(found["Key"])
-                yield StoredObject(key, found["Size"], found["LastModified"].astimezone(UTC))
+            for listed in page.get("Contents", ()):
+                key = self._store_key(listed["Key"])
+                yield StoredObject(key, listed["Size"], listed["LastModified"].astimezone(UTC))
 
     def prepare(self) -> None:
         try:
@@ -202,7 +186,7 @@ class S3ObjectStore(ObjectStore):
                 raise
         else:
             return
-        with self._translated("creating the bucket", self._bucket):
+        with self._call("creating the bucket", self._bucket):
             try:
                 if self._region == "us-east-1":
                     self._client.create_bucket(Bucket=self._bucket)
@@ -216,35 +200,34 @@ class S3ObjectStore(ObjectStore):
                     raise
 
     def check(self) -> None:
-        with self._translated("asking for the bucket", self._bucket, CallLimit(_CHECK_S)):
+        with self._call("asking for the bucket", self._bucket, CallLimit(_CHECK_S)):
             try:
-                self._impatient.head_bucket(Bucket=self._bucket)
+                self._impatient_client.head_bucket(Bucket=self._bucket)
             except ClientError as error:
                 code = _code(error)
                 refused = StorageFull if code in _FULL else StorageUnavailable
                 raise refused(f"the bucket refuses: {code}", key=self._bucket) from error
 
-    def _open(self, config: Config) -> S3Client:
+    def _connect(self, config: Config) -> S3Client:
         client = self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
-        limit_calls(client)
+        install_hooks(client)
         return client
 
     @cached_property
-    def _impatient(self) -> S3Client:
-        """For readiness: answers within seconds, by one try."""
+    def _impatient_client(self) -> S3Client:
+        """A client of one attempt, for readiness checks, which have to answer within seconds."""
         quick = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=_CHECK_S)
-        return self._open(self._config.merge(quick))
+        return self._connect(self._config.merge(quick))
 
-    def _key(self, key: str) -> str:
+    def _bucket_key(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _named(self, key: str) -> str:
-        """A key of the bucket as the store's callers know it."""
-        return key.removeprefix(self._prefix)
+    def _store_key(self, bucket_key: str) -> str:
+        return bucket_key.removeprefix(self._prefix)
 
     def _get(self, ref: ObjectRef) -> StreamingBody:
-        """The open body of an object, once its size is right."""
-        answer = self._client.get_object(Bucket=self._bucket, Key=self._key(ref.key))
+        """Return the open body of an object. Raises ObjectCorrupt for a wrong size."""
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._bucket_key(ref.key))
         body = answer["Body"]
         try:
             self._check_size(ref, answer["ContentLength"])
@@ -253,14 +236,31 @@ class S3ObjectStore(ObjectStore):
             raise
         return body
 
-    def _limit_for(self, size: int) -> CallLimit:
+    def _read(self, ref: ObjectRef) -> memoryview:
+        """Return the bytes of an object, digest checked."""
+        for tries_left in reversed(range(_READ_TRIES)):
+            body = self._get(ref)
+            try:
+                data = _read_exactly(body, ref.size)
+                break
+            except _BROKEN_BODY:  # boto3 retries a request, but not once its headers are there
+                if not tries_left:
+                    raise
+            finally:
+                body.close()
+        digest = Digest()
+        digest.update(data)
+        self._check_digest(ref, digest)
+        return data
+
+    def _limit(self, size: int) -> CallLimit:
         return CallLimit(self._call_s + size / _SLOWEST_BYTES_PER_S)
 
     @contextmanager
-    def _translated(self, doing: str, key: str, limit: CallLimit | None = None) -> Iterator[None]:
-        """Within a limit, raise our errors for boto3's.
+    def _call(self, action: str, key: str, limit: CallLimit | None = None) -> Iterator[None]:
+        """Bound the S3 calls within by ``limit``, and raise our errors for boto3's.
 
-        Their texts hold the endpoint, never a credential; ours hold the code.
+        The errors name the endpoint and S3's code, never a credential.
         """
         limit = limit or CallLimit(self._call_s)
         try:
@@ -271,38 +271,38 @@ class S3ObjectStore(ObjectStore):
             if code == "NoSuchKey":
                 raise ObjectMissing(key=key) from error
             if code in _FULL or error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 507:
-                raise StorageFull(f"{doing} failed: S3 answered {code}", key=key) from error
+                raise StorageFull(f"{action} failed: S3 answered {code}", key=key) from error
             refused = StorageError if code in _REFUSED else StorageUnavailable
-            raise refused(f"{doing} failed: S3 answered {code}", key=key) from error
-        except (BotoCoreError, HTTPError, LimitReached, ResponseParserError) as error:
-            where = self._endpoint_url or "AWS"
-            what = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
-            raise StorageUnavailable(f"{doing} failed: {what} at {where}", key=key) from error
+            raise refused(f"{action} failed: S3 answered {code}", key=key) from error
+        except (BotoCoreError, HTTPError, CallLimitReached, ResponseParserError) as error:
+            endpoint = self._endpoint_url or "AWS"
+            reason = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
+            raise StorageUnavailable(f"{action} failed: {reason} at {endpoint}", key=key) from error
 
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 
-def _filled(body: StreamingBody, size: int) -> memoryview:
+def _read_exactly(body: StreamingBody, size: int) -> memoryview:
     buffer = memoryview(bytearray(size))
-    at = 0
-    while at < size:
-        count = body.readinto(buffer[at : at + STREAM_BYTES])  # type: ignore[arg-type]
+    filled = 0
+    while filled < size:
+        count = body.readinto(buffer[filled : filled + STREAM_BYTES])  # type: ignore[arg-type]
         if count == 0:
-            raise IncompleteReadError(actual_bytes=at, expected_bytes=size)
-        at += count
+            raise IncompleteReadError(actual_bytes=filled, expected_bytes=size)
+        filled += count
     return buffer.toreadonly()
 
 
 class _Body(io.RawIOBase):
-    """Buffers one after the other, as the file that boto3 sends, and sends again after a seek."""
+    """A file of several buffers, one after the other. boto3 sends it, and seeks to its start for another attempt."""
 
     def __init__(self, views: Sequence[memoryview], size: int) -> None:
         self._views = views
+        self._ends = list(accumulate(view.nbytes for view in views))
         self._size = size
-        self._view = 0  # the buffer to read next, and where in it
-        self._offset = 0
+        self._position = 0
 
     def __len__(self) -> int:
         return self._size
@@ -314,24 +314,19 @@ class _Body(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return sum(view.nbytes for view in self._views[: self._view]) + self._offset
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
-        self._view, self._offset = 0, max(0, at)
-        while self._view < len(self._views) and self._offset >= self._views[self._view].nbytes:
-            self._offset -= self._views[self._view].nbytes
-            self._view += 1
-        return at
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes, as a view: fewer than asked for at the end of a buffer."""
-        if self._view == len(self._views):
+        """Return the next bytes, as a view, which is not copied: to the end of one buffer at most."""
+        index = bisect_right(self._ends, self._position)
+        if index == len(self._views):
             return b""
-        view = self._views[self._view]
-        end = view.nbytes if size is None or size < 0 else min(view.nbytes, self._offset + size)
-        piece = view[self._offset : end]
-        self._offset = end
-        if end == view.nbytes:
-            self._view, self._offset = self._view + 1, 0
+        view = self._views[index]
+        start = self._position - (self._ends[index] - view.nbytes)
+        piece = view[start:] if size is None or size < 0 else view[start : start + size]
+        self._position += piece.nbytes
         return piece  # type: ignore[return-value]
