@@ -1,26 +1,23 @@
-"""An engine's process ends with the process that started it."""
+"""Parent death signal: the kernel kills an engine's process when the process that started it ends."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import sys
 
 __all__ = ["end_with_parent"]
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def end_with_parent(pid: int) -> bool:
-    """Let the kernel kill this process when ``pid``, its parent, ends; False where it cannot (Linux can).
+def end_with_parent(pid: int) -> None:
+    """Ask the kernel to kill this process when its parent ``pid`` ends; exit at once if the parent has ended already.
 
-    It works on a process that hangs or is stopped as well. The signal follows the thread that
-    started this process: it must live as long as this process may.
+    The signal reaches a process that hangs or is stopped as well. It is sent when the parent's thread ends that
+    started this process, so that thread must live as long as this process may. Raises OSError when the kernel refuses.
     """
-    if sys.platform != "linux":
-        return False
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if pid != os.getppid():  # it died before that
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != pid:
         os._exit(1)
-    return True

@@ -45,7 +45,6 @@ from workers.consumer import kombu_hooks
 from workers.consumer.liveness import Liveness
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
-from workers.leftovers import end_leftovers, mark_slot, slot_mark
 
 if TYPE_CHECKING:
     from workers.execution.executor import Executor
@@ -169,9 +168,6 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         )
         await _schema_is_there(self._database)
         await asyncio.to_thread(ledger.take_slot, self._loop, _may_go_on)
-        mark = slot_mark(settings.resolved_database_url, self._node)
-        await asyncio.to_thread(end_leftovers, mark)
-        mark_slot(mark)
         logger.info("%s: the slot is taken", self._node)
         return ledger
 

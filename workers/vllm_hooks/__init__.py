@@ -15,11 +15,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import multiprocessing
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 
 from omni_jobs.errors import ConfigError
 from workers.models.components import model_classes
@@ -171,28 +168,7 @@ def register() -> None:
     for model in model_classes():
         if model.architecture not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(model.architecture, model.module)
-    _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """Let an engine's process end when what started it is killed: the worker, or the engine above it.
-
-    On Linux the kernel does it, so it works on a process that hangs or is stopped as well.
-    The signal follows the parent's thread: ``engine.ParentThread`` is one that lives long enough.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    if end_with_parent(parent.pid or 0):
-        return
-    if any(thread.name == _WATCH for thread in threading.enumerate()):
-        return
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
-
-
-_WATCH = "omni-jobs parent watch"
+    # A process of an engine, and not the one that started it: it ends when its parent is killed, the worker or the
+    # engine above it. ``engine.ParentThread`` is the parent's thread that the kernel watches.
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.pid or 0)

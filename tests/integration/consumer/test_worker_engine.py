@@ -20,6 +20,7 @@ import yaml
 from omni_jobs.database.database import Database
 from omni_jobs.states import JobState
 from tests.integration.echo_stack import EchoStack, EchoWorker
+from tests.processes import descendants, until_gone
 
 pytest.importorskip("vllm")
 
@@ -96,18 +97,23 @@ def test_cancel_frees_the_engine(stack: EchoStack, worker: EchoWorker) -> None:
         print(f"cancel -> {name}, {CANCELS} jobs: p50 {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
 
 
-def test_kill_9_of_the_worker_ends_its_engine_and_the_successor_goes_on(stack: EchoStack, worker: EchoWorker) -> None:
+@pytest.mark.parametrize("engine_state", ["running", "stopped"])
+def test_kill_9_of_the_worker_ends_its_engine_and_the_successor_goes_on(
+    stack: EchoStack, worker: EchoWorker, engine_state: str
+) -> None:
+    """An engine that is stopped stands for one that hangs: it cannot end itself."""
+    worker = stack.workers[-1]
     (spool,) = spools(stack)
     job_id = submit(stack)
     below = descendants(worker.process.pid)
     assert below
     shared = {path for pid in (worker.process.pid, *below) for path in shared_memory(pid)}
+    if engine_state == "stopped":
+        (engine,) = engines(worker)
+        os.kill(engine, signal.SIGSTOP)
     worker.stop(signal.SIGKILL)
-    killed = time.monotonic()
-    while left := [pid for pid in below if lives(pid)]:
-        assert time.monotonic() - killed < 5, f"{left} outlive their worker"
-        time.sleep(0.01)
-    print(f"kill -9 of the worker -> its {len(below)} processes gone: {time.monotonic() - killed:.2f} s")
+    took = until_gone(below, 5)
+    print(f"kill -9 of the worker -> its {len(below)} processes gone: {took:.2f} s")
     start(stack)
     assert spool not in spools(stack)
     assert not [path for path in shared if path.exists()]
@@ -150,28 +156,6 @@ def test_an_engine_that_dies_with_nothing_in_it_ends_its_worker(stack: EchoStack
 # Processes, from /proc.
 
 
-def parents() -> dict[int, int]:
-    """Process → its parent; zombies left out."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in "ZX":
-            found[int(path.parent.name)] = int(parent)
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    known = parents()
-    found, front = [], [pid]
-    while front:
-        front = [child for child, parent in known.items() if parent in front]
-        found += front
-    return found
-
-
 def engines(worker: EchoWorker) -> list[int]:
     """vLLM names its processes."""
     return [pid for pid in descendants(worker.process.pid) if b"EngineCore" in name_of(pid)]
@@ -179,10 +163,6 @@ def engines(worker: EchoWorker) -> list[int]:
 
 def name_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def lives(pid: int) -> bool:
-    return pid in parents()
 
 
 def processor_s(pid: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from omni_jobs.database.database import Database
 from tests.integration.echo_stack import EchoStack
-from workers.leftovers import MARK, slot_mark
+from tests.processes import descendants, until_gone
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")]
 
@@ -28,18 +28,6 @@ def hanging(checkpoint: Path, tiny: Path) -> Path:
         else:
             (checkpoint / path.name).symlink_to(path)
     return checkpoint
-
-
-def carriers(mark: str) -> list[int]:
-    """Processes of the worker's slot, itself left out: what it started."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("stage", ["code2wav", "thinker"])
@@ -60,14 +48,16 @@ def test_a_worker_whose_load_hangs_ends_with_a_reason(
     stack.variables["OMNI_JOBS_MODELS"] = json.dumps({"qwen2_5_omni": str(model)})
     try:
         worker = stack.launch(stage, "loads@test")
-        mark = slot_mark(url, "loads@test")
-        stack.until(lambda: carriers(mark) or None, 120)  # its engine's processes
+        below = set(stack.until(lambda: descendants(worker.process.pid) or None, 120))
         begun = time.monotonic()
-        code = worker.process.wait(120)
+        while (code := worker.process.poll()) is None:
+            assert time.monotonic() - begun < 120
+            below.update(descendants(worker.process.pid))
+            time.sleep(0.05)
         log = worker.log.read_text()
         assert code == 1, log[-3000:]
         assert "this worker stops, to be started anew: the model is not loaded after 25 s" in log
         assert time.monotonic() - begun < 90
-        stack.until(lambda: None if carriers(mark) else True, 20)
+        until_gone(below, 20)
     finally:
         stack.close()

@@ -1,0 +1,47 @@
+"""Processes as /proc shows them: which live, and which started which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = ["descendants", "lives", "until_gone"]
+
+
+def _parents() -> dict[int, int]:
+    """Process → its parent, without zombies."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it ended meanwhile
+            continue
+        if state not in "ZX":
+            parents[int(path.parent.name)] = int(parent)
+    return parents
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below ``pid``, its children first."""
+    parents = _parents()
+    below: list[int] = []
+    generation = [pid]
+    while generation:
+        generation = [child for child, parent in parents.items() if parent in generation]
+        below += generation
+    return below
+
+
+def lives(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    return pid in _parents()
+
+
+def until_gone(pids: Collection[int], within_s: float) -> float:
+    """Wait until none of the processes lives; return the seconds that took. Raises AssertionError when it is late."""
+    began = time.monotonic()
+    while left := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() - began < within_s, f"{left} still live"
+        time.sleep(0.01)
+    return time.monotonic() - began
