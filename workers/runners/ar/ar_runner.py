@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -29,6 +30,7 @@ from workers.runners.ar.capture_budget import (
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import GroupedCalls
+from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
@@ -114,6 +116,7 @@ class ARRunner:
     def _start_engine(self) -> Engine:
         from workers.vllm_hooks.engine import Engine
 
+        os.environ.update(engine_environment(self._args.device))  # vLLM starts its processes with this one's
         device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
         return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
 

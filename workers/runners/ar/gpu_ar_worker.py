@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 
 from omni_jobs.errors import OmniJobsError, StageError
-from workers.allocator import keep_freed_memory
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.spool import SpoolReader
 from workers.vllm_hooks.worker import HookedWorker
@@ -38,8 +37,6 @@ class GPUARWorker(HookedWorker):
 
         It is told what captures take: bytes per row, and bytes of buffers.
         """
-        if self.model_runner.device.type == "cpu":
-            keep_freed_memory()
         self._spool = SpoolReader(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
         return {"row_bytes": self.model_runner.row_bytes(), "buffer_bytes": self.model_runner.buffer_bytes()}

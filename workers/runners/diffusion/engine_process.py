@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
+from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
@@ -82,7 +83,9 @@ class EngineProcess:
                 str(os.getpid()),
             ]
             # It finds its modules where this process found them.
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment = engine_environment(self._args.device) | {
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+            }
             self._process = await asyncio.to_thread(
                 lambda: subprocess.Popen(
                     command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL

@@ -10,7 +10,6 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead
 from omni_jobs.pipelines.declarations import components_of
-from workers.allocator import keep_freed_memory
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.diffusion.gpu_diffusion_model_runner import BatchWatcher, GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs
@@ -53,9 +52,8 @@ class GPUDiffusionWorker:
     def load_model(self) -> None:
         """Raises ConfigError naming what the checkpoint lacks."""
         begun = time.monotonic()
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        elif (share := self._args.engine.gpu_memory_utilization) is not None:
+        share = self._args.engine.gpu_memory_utilization
+        if self.device.type == "cuda" and share is not None:
             torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
         model = self._args.model
         load = _LOADERS[model.architecture, model.component]
