@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-import httpx
+import httpx2
 import xxhash
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -66,7 +66,7 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"not an http URL: {self.base_url!r}", field="base_url")
         self._timeout_s = timeout
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=self.base_url,
             timeout=timeout,
             trust_env=parts.hostname not in _LOOPBACK,  # no proxy stands between this machine and itself
@@ -280,7 +280,7 @@ class Client:
         if artifact.digest != (found := f"xxh3:{digest.hexdigest()}"):
             raise ObjectCorrupt(f"digest {found}, expected {artifact.digest}", key=f"{job.id}/{name}")
 
-    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _call(self, method: str, path: str, **options: Any) -> httpx2.Response:
         """One call, tried again while there is no answer; its caller knows what a second time does."""
         for pause in (*PAUSES_S, None):
             try:
@@ -303,7 +303,7 @@ class Client:
     def _answered(self, path: str) -> Iterator[None]:
         try:
             yield
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise ServerUnavailable(f"no answer from {self.base_url}{path}: {error or type(error).__name__}") from error
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ def user_message(
     return {"role": "user", "content": parts}
 
 
-def error_of(response: httpx.Response) -> OmniJobsError:
+def error_of(response: httpx2.Response) -> OmniJobsError:
     """Return the error that a response carries, as an instance of the class that its code names."""
     try:
         error = OmniJobsError.from_dict(response.json()["error"])
@@ -358,7 +358,7 @@ def _duration(cancel_after: float | str) -> str:
     return cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
 
 
-def _parsed(view: type[View], response: httpx.Response) -> View:
+def _parsed(view: type[View], response: httpx2.Response) -> View:
     try:
         return view.model_validate_json(response.content)
     except ValidationError as error:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-import httpx
+import httpx2
 from pydantic import SecretStr
 from redis import Redis
 from redis.exceptions import RedisError
@@ -335,8 +335,8 @@ class EmbeddedStack:
 
         def api_answers() -> bool:
             """An S3 server that is away makes it unready, and is no reason to wait: it says so to whoever submits."""
-            with suppress(httpx.HTTPError, ValueError, KeyError):
-                answer = httpx.get(f"{self.url}/readyz", timeout=6.0, trust_env=False)
+            with suppress(httpx2.HTTPError, ValueError, KeyError):
+                answer = httpx2.get(f"{self.url}/readyz", timeout=6.0, trust_env=False)
                 return bool(answer.json()["database"]["ok"])
             return False
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.chaos.stack import MAX_PAYLOAD_BYTES
 
@@ -44,7 +44,7 @@ class Abilities:
 
     @classmethod
     def of(cls, url: str) -> Abilities:
-        document = httpx.get(f"{url}/openapi.json", trust_env=False, timeout=30).raise_for_status().json()
+        document = httpx2.get(f"{url}/openapi.json", trust_env=False, timeout=30).raise_for_status().json()
         paths = document["paths"]
         headers = {each["name"].lower() for each in paths["/v1/jobs"]["post"].get("parameters", ())}
         return cls(
@@ -171,9 +171,9 @@ class Client:
         self.pending: dict[str, Record] = {}
         self.open: dict[str, Record] = {}
         self.accepted = 0
-        limits = httpx.Limits(max_keepalive_connections=2)
+        limits = httpx2.Limits(max_keepalive_connections=2)
         self._http = [
-            httpx.Client(base_url=url, trust_env=False, timeout=TIMEOUT_S, limits=limits) for url in clients.urls
+            httpx2.Client(base_url=url, trust_env=False, timeout=TIMEOUT_S, limits=limits) for url in clients.urls
         ]
 
     def _run(self) -> None:
@@ -368,13 +368,13 @@ class Client:
 
     # -- shared --------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, record: Record, **options: Any) -> httpx.Response | None:
+    def _ask(self, method: str, path: str, record: Record, **options: Any) -> httpx2.Response | None:
         """From either server; None: no answer. An answer that explains nothing is a violation."""
         number = self.random.randrange(len(self._http))
-        answer: httpx.Response | None = None
+        answer: httpx2.Response | None = None
         try:
             answer = self._http[number].request(method, path, **options)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             about = type(error).__name__
         else:
             about = str(answer.status_code)

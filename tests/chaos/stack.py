@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
+import httpx2
 import psycopg
 import redis
 from sqlalchemy import Engine, create_engine, event, text
@@ -447,8 +447,8 @@ def echo_pipeline() -> str:
 
 
 def _answers(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/readyz", timeout=3.0, trust_env=False).is_success
+    with suppress(httpx2.HTTPError):
+        return httpx2.get(f"{url}/readyz", timeout=3.0, trust_env=False).is_success
     return False
 
 

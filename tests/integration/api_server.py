@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 
 from omni_jobs.api.server import Server
 from omni_jobs.api.services import Services
@@ -23,7 +23,7 @@ class ApiServer:
 
     host: str
     port: int
-    http: httpx.Client
+    http: httpx2.Client
     services: Services
     connections: Collection[object]
 
@@ -38,7 +38,7 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
     try:
         assert started.wait(START_S), "the API did not start"
         host, port = server.servers[0].sockets[0].getsockname()
-        with closing(httpx.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
+        with closing(httpx2.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
             yield ApiServer(host, port, http, server.app.state.services, server.server_state.connections)
     finally:
         server.should_exit = True

@@ -53,8 +53,8 @@ for name in {[module_name(path) for path in SOURCES if path.name != "__main__.py
 DECODERS = ("PIL", "av", "numpy", "soundfile")
 CLIENTS = ("boto3", "celery", "kombu", "psycopg", "redis")
 START = {
-    "omni_jobs.api.app": (*DECODERS, *CLIENTS, "alembic", "httpx", "jinja2", "tokenizers"),
-    "omni_jobs.cli": (*DECODERS, *CLIENTS, "fastapi", "httpx", "pydantic", "sqlalchemy", "uvicorn", "yaml"),
+    "omni_jobs.api.app": (*DECODERS, *CLIENTS, "alembic", "httpx2", "jinja2", "tokenizers"),
+    "omni_jobs.cli": (*DECODERS, *CLIENTS, "fastapi", "httpx2", "pydantic", "sqlalchemy", "uvicorn", "yaml"),
 }
 
 

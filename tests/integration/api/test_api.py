@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import redis
 
@@ -56,7 +56,7 @@ def submitted(api: ApiServer, **body: Any) -> JobView:
     return JobView.model_validate(answer.json())
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
     error = answer.json()["error"]
     assert error["code"]
     assert error["message"]
@@ -184,7 +184,7 @@ def test_the_same_key_with_another_body_is_a_conflict(api: ApiServer) -> None:
 
 
 def test_sixteen_submits_at_once_with_one_key_make_one_job(api: ApiServer) -> None:
-    def post(_: int) -> httpx.Response:
+    def post(_: int) -> httpx2.Response:
         return api.http.post("/v1/jobs", json=ECHO, headers={"Idempotency-Key": "k"})
 
     with ThreadPoolExecutor(16) as pool:
@@ -287,7 +287,7 @@ def test_a_damaged_artifact_is_not_passed_on_as_whole(api: ApiServer, speech: st
     damaged[1000] ^= 1
     path.unlink()  # links to it keep their bytes
     path.write_bytes(damaged)
-    with pytest.raises(httpx.RemoteProtocolError):
+    with pytest.raises(httpx2.RemoteProtocolError):
         api.http.get(speech)
     path.unlink()
     gone = api.http.get(speech)
@@ -305,7 +305,7 @@ def test_no_part_of_a_damaged_artifact_is_passed_on_as_right(api: ApiServer, spe
     path.write_bytes(damaged)
     try:
         answer = api.http.get(speech, headers={"Range": wanted})
-    except httpx.RemoteProtocolError:
+    except httpx2.RemoteProtocolError:
         return
     assert (answer.status_code, error_of(answer)["code"]) == (500, "object_corrupt")
 
@@ -517,7 +517,7 @@ async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
     def route() -> None:
         raise kind("坏了 \udc00", field="a.b")
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
         answer = await client.get("/raise")
     assert answer.status_code == kind.http_status
     assert error_of(answer) == {
@@ -538,8 +538,8 @@ async def test_a_bug_shows_nothing_of_the_inside() -> None:
     def route() -> None:
         raise RuntimeError("the secret is 1234")
 
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/raise")
     assert answer.status_code == 500
     assert error_of(answer)["code"] == "internal"

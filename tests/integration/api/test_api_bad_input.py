@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from PIL import Image
 
@@ -46,7 +46,7 @@ def _nothing_stored_nothing_crashed(api: ApiServer) -> Iterator[None]:
     assert api.http.get("/readyz").json()["status"] == "ready"
 
 
-def refused(answer: httpx.Response, status: int, field: str) -> dict[str, Any]:
+def refused(answer: httpx2.Response, status: int, field: str) -> dict[str, Any]:
     error = answer.json()["error"]
     assert (answer.status_code, error.get("field")) == (status, field), answer.text
     assert error["retryable"] is False

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
@@ -45,7 +45,7 @@ def api(settings: Settings) -> Iterator[ApiServer]:
         yield server
 
 
-def code_of(answer: httpx.Response) -> str:
+def code_of(answer: httpx2.Response) -> str:
     return str(answer.json()["error"]["code"])
 
 

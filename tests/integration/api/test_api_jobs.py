@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
@@ -48,7 +48,7 @@ def api(settings: Settings) -> Iterator[ApiServer]:
         yield server
 
 
-def post(api: ApiServer, body: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
+def post(api: ApiServer, body: dict[str, Any] | None = None, **headers: str) -> httpx2.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return api.http.post("/v1/jobs", json=body or ECHO, headers=named)
 
@@ -59,7 +59,7 @@ def submitted(api: ApiServer, body: dict[str, Any] | None = None, **headers: str
     return JobView.model_validate(answer.json())
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str | None]:
+def refusal(answer: httpx2.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"].get("field")
 
 
@@ -103,7 +103,7 @@ def failed(api: ApiServer, job_id: str) -> JobView:
 # Waiting for the end. Each of these waits is longer than the client's time-out.
 
 
-def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx.Response]:
+def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx2.Response]:
     """A request that waits for the job's end, once the server has it."""
     begun = threading.Event()
     look = api.services.ends._unfinished
@@ -115,7 +115,7 @@ def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[htt
 
     api.services.ends._unfinished = seen
     url = f"http://{api.host}:{api.port}/v1/jobs/{job_id}?wait=60"  # not by the server's own client: it closes first
-    answer = pool.submit(httpx.get, url, timeout=30, trust_env=False)
+    answer = pool.submit(httpx2.get, url, timeout=30, trust_env=False)
     assert begun.wait(30)
     return answer
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from omni_jobs.client import Client
@@ -106,7 +106,7 @@ def asked(api: ApiServer, request: bytes) -> tuple[int, dict[str, str], dict[str
 
 def is_served(api: ApiServer) -> bool:
     """Whether a client that comes anew gets its answer."""
-    with httpx.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False, timeout=WAIT_S) as client:
+    with httpx2.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False, timeout=WAIT_S) as client:
         return client.get("/healthz").status_code == 200 and client.post("/v1/jobs", json=ECHO).status_code == 202
 
 
@@ -135,7 +135,7 @@ def test_a_head_without_a_bound(api: ApiServer, head: bytes) -> None:
 
 def test_a_head_within_the_bounds_is_served(api: ApiServer) -> None:
     more = {f"X-{number}": "x" * 300 for number in range(40)}
-    with httpx.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False) as client:
+    with httpx2.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False) as client:
         for _ in range(3):  # on one connection: each head is counted by itself
             assert client.get("/healthz", headers=more).status_code == 200
 
@@ -355,7 +355,7 @@ def test_with_few_files_left_a_new_client_is_served(tmp_path: Path, valkey_serve
     with _Process(tmp_path, valkey_server, files=128, OMNI_JOBS_HEAD_LIMIT_S="300") as (port, _), ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)))
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=WAIT_S) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=WAIT_S) as client:
             for _ in range(3):
                 assert client.get("/healthz").status_code == 200
                 assert client.post("/v1/jobs", json=ECHO).status_code == 202
@@ -525,7 +525,7 @@ class _Process:
 
     def __enter__(self) -> tuple[int, int]:
         url = f"http://127.0.0.1:{self._port}/healthz"
-        assert httpx.get(url, timeout=60, trust_env=False).status_code == 200  # waits in the socket's line
+        assert httpx2.get(url, timeout=60, trust_env=False).status_code == 200  # waits in the socket's line
         return self._port, self._process.pid
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from omni_jobs.database.database import Database
@@ -51,7 +51,7 @@ def busy(valkey_server: str, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[
         yield server
 
 
-def submit(api: ApiServer, *parts: dict[str, Any]) -> httpx.Response:
+def submit(api: ApiServer, *parts: dict[str, Any]) -> httpx2.Response:
     return api.http.post("/v1/jobs", json=body(*parts))
 
 
@@ -130,10 +130,10 @@ def test_text_does_not_wait_for_media(busy: ApiServer) -> None:
     [decoder] = decoders_of(busy.services.wall)
     before = cpu_ticks(decoder)
     slow = samples.image_part(SLOW)
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     def send() -> None:
-        with httpx.Client(base_url=busy.http.base_url, trust_env=False, timeout=120) as client:
+        with httpx2.Client(base_url=busy.http.base_url, trust_env=False, timeout=120) as client:
             answers.append(client.post("/v1/jobs", json=body(slow)))
 
     thread = threading.Thread(target=send)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
+import httpx2
 import pytest
 import redis
 from sqlalchemy import event, text
@@ -73,11 +73,11 @@ def changed(settings: Settings, **values: Any) -> Settings:
     return Settings(**{**settings.model_dump(exclude_unset=True), **values})
 
 
-def post(api: ApiServer, body: dict[str, Any]) -> httpx.Response:
+def post(api: ApiServer, body: dict[str, Any]) -> httpx2.Response:
     return api.http.post("/v1/jobs", json=body)
 
 
-def refused(answer: httpx.Response, code: str) -> None:
+def refused(answer: httpx2.Response, code: str) -> None:
     assert answer.status_code == 503, answer.text
     assert answer.json()["error"]["code"] == code
     assert answer.json()["error"]["retryable"] is True

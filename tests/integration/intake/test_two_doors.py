@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from omni_jobs import prompts
@@ -151,7 +151,7 @@ def test_what_the_database_refuses_of_one_job_fails_no_other(api: ApiServer, set
             assert refused["error"]["code"] == "internal"
             assert (last["accepted"], last["refused"]) == (2, 1)
             # On a connection of its own: the server closes it after a bug.
-            with httpx.Client(base_url=api.http.base_url, trust_env=False, timeout=LIMIT_S) as http:
+            with httpx2.Client(base_url=api.http.base_url, trust_env=False, timeout=LIMIT_S) as http:
                 assert single(replace(api, http=http), lines[1])["error"] == refused["error"]
         finally:
             connection.execute("DROP TRIGGER refuses_13")
@@ -241,7 +241,7 @@ def test_no_bulk_begins_while_the_answers_of_all_have_no_room(settings: Settings
         goes_on.set()
         assert reader.result(LIMIT_S).status_code == 200
         until(lambda: answers.bytes == 0)
-        with pytest.raises(httpx.WriteTimeout):  # this client leaves before its bulk's end
+        with pytest.raises(httpx2.WriteTimeout):  # this client leaves before its bulk's end
             api.http.post("/v1/jobs/bulk", content=broken_off(line * 300), headers=JSONL)
         until(lambda: answers.bytes == 0)
         assert bulk(api, line)[-1]["accepted"] == 1
@@ -249,7 +249,7 @@ def test_no_bulk_begins_while_the_answers_of_all_have_no_room(settings: Settings
 
 def broken_off(lines: bytes) -> Iterator[bytes]:
     yield lines
-    raise httpx.WriteTimeout("left")
+    raise httpx2.WriteTimeout("left")
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -311,7 +311,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_said_wherever_it_is_met(
     api: ApiServer, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(answer: httpx.Response) -> None:
+    def full(answer: httpx2.Response) -> None:
         assert answer.status_code == 503, answer.text
         assert answer.json()["error"]["code"] == "storage_full"
         assert answer.json()["error"]["retryable"] is True
@@ -320,9 +320,9 @@ def test_a_full_disk_is_said_wherever_it_is_met(
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     url = f"http://{api.host}:{api.port}/v1/jobs"
     for _ in range(2):  # each on a connection of its own: what is answered before it is read to its end is closed
-        full(httpx.post(f"{url}/bulk", content=b"x\n" * 40_000, headers=JSONL, timeout=LIMIT_S, trust_env=False))
+        full(httpx2.post(f"{url}/bulk", content=b"x\n" * 40_000, headers=JSONL, timeout=LIMIT_S, trust_env=False))
         parts = {"request": ("request", json.dumps(ECHO)), "prompt_embeds": ("prompt_embeds", bytes(3 << 20))}
-        full(httpx.post(url, files=parts, timeout=LIMIT_S, trust_env=False))
+        full(httpx2.post(url, files=parts, timeout=LIMIT_S, trust_env=False))
     assert list(small_disk.iterdir()) == []
     assert single(api, json.dumps(ECHO).encode())["status"] == "queued"
     *_, last = bulk(api, *[json.dumps(ECHO).encode()] * 300)
