@@ -1,4 +1,4 @@
-"""Files as payloads and the local object store use them: written whole or not at all, read by mmap."""
+"""Files of payloads and of the local object store: written whole or not at all, read through mmap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "map_file",
     "require_room",
     "sync_directory",
-    "translated_os_errors",
+    "translate_os_errors",
     "write_all",
     "write_atomically",
 ]
@@ -31,15 +31,15 @@ _MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 
 
 
 def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
-    """Flat views of bytes on C-contiguous buffers; empty ones are left out."""
+    """Return flat views of bytes on C-contiguous buffers, without the empty ones."""
     views = [memoryview(buffer) for buffer in buffers]
     return [view.cast("B") for view in views if view.nbytes]
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], *, on_bytes: Callable[[memoryview], object] | None = None) -> int:
-    """Write the buffers one after the other, without joining them; the number of bytes written.
+    """Write the buffers one after the other, without joining them, and return the number of bytes. Raises OSError.
 
-    ``on_bytes`` sees every byte in order just before it is written (a digest in the same pass).
+    ``on_bytes`` gets every byte in order just before it is written, so that a digest needs no second pass.
     """
     written = 0
     for batch in _batches(byte_views(buffers)):
@@ -49,11 +49,12 @@ def write_all(fd: int, buffers: Sequence[Buffer], *, on_bytes: Callable[[memoryv
         while batch:
             count = os.writev(fd, batch)
             written += count
-            batch = _after(batch, count)
+            batch = _skip(batch, count)
     return written
 
 
 def _batches(views: list[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield the views in lists of at most ``_BATCH_BYTES`` bytes and ``_BATCH_BUFFERS`` views, cut where needed."""
     batch: list[memoryview] = []
     room = _BATCH_BYTES
     for view in views:
@@ -70,7 +71,8 @@ def _batches(views: list[memoryview]) -> Iterator[list[memoryview]]:
         yield batch
 
 
-def _after(batch: list[memoryview], count: int) -> list[memoryview]:
+def _skip(batch: list[memoryview], count: int) -> list[memoryview]:
+    """Return the views without their first ``count`` bytes."""
     for index, view in enumerate(batch):
         if count < view.nbytes:
             return [view[count:], *batch[index + 1 :]]
@@ -79,9 +81,9 @@ def _after(batch: list[memoryview], count: int) -> list[memoryview]:
 
 
 def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
-    """Write a file beside its place, then rename it there; the number of bytes written.
+    """Write a file beside its place, rename it there, and return its size in bytes. Raises OSError.
 
-    Not synced: it survives the process, not a power loss. Raises OSError.
+    It is not synced: the file survives the process, but not a power loss.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -99,12 +101,11 @@ def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
 
 
 def map_file(fd: int, size: int) -> memoryview:
-    """The first ``size`` bytes of an open file, read-only, mapped until the last view of them is gone.
+    """Return the first ``size`` bytes of an open file: a read-only mapping that lives as long as a view of it.
 
-    The mapping is private and copy-on-write beneath the read-only view: code that
-    writes through a raw pointer (a tensor changed in place) changes its own copy of
-    a page, neither the file nor a page it may not touch. Memory is set aside for no
-    page before it is changed, so that files larger than the memory can be mapped.
+    The mapping is private and copy-on-write: code that writes through a raw pointer (a tensor changed in place)
+    changes its own copy of a page, not the file. It reserves no memory, so that a file larger than the memory can be
+    mapped. Raises OSError.
     """
     if size == 0:
         return memoryview(b"")
@@ -114,7 +115,7 @@ def map_file(fd: int, size: int) -> memoryview:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the entries of a directory survive a power loss."""
+    """Make the entries of a directory survive a power loss. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -123,16 +124,15 @@ def sync_directory(path: Path) -> None:
 
 
 def require_room(directory: Path, size: int, min_free_bytes: int, *, key: str) -> None:
-    """Raise StorageFull when ``size`` more bytes would leave fewer than ``min_free_bytes`` free in the filesystem.
+    """Raise StorageFull, naming ``key``, when ``size`` more bytes would leave fewer than ``min_free_bytes`` free.
 
-    The reserve is for what must go on when no object can be stored: SQL, logs, the broker's
-    file. 0: whatever fits. Several writers at once may each find the last room; who finds
-    none while it writes gets StorageFull as well. Raises OSError where there is no directory.
+    The reserve is for files that must grow while no object can be stored: SQL's, the broker's, logs. 0 reserves
+    nothing. Writers that check at the same time may use part of it. Raises OSError when there is no directory.
     """
     if min_free_bytes == 0:
         return
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
     if free - size < min_free_bytes:
         raise StorageFull(
             f"no room: {_mib(free)} free, {_mib(size)} to store, {_mib(min_free_bytes)} to stay free", key=key
@@ -144,12 +144,12 @@ def _mib(size: int) -> str:
 
 
 @contextmanager
-def translated_os_errors(doing: str, key: str) -> Iterator[None]:
-    """Raise StorageFull where the operating system finds no room, StorageUnavailable for its other errors."""
+def translate_os_errors(action: str, key: str) -> Iterator[None]:
+    """Raise StorageFull or StorageUnavailable, naming ``action`` and ``key``, for an OSError within."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"{doing} failed: no space left on the device", key=key) from error
+            raise StorageFull(f"{action} failed: no space left on the device", key=key) from error
         reason = (error.strerror or str(error)).lower()
-        raise StorageUnavailable(f"{doing} failed: {reason}", key=key) from error
+        raise StorageUnavailable(f"{action} failed: {reason}", key=key) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
-from omni_jobs.files import map_file, translated_os_errors, write_atomically
+from omni_jobs.files import map_file, translate_os_errors, write_atomically
 from omni_jobs.payloads.additional_information import (
     AdditionalInformationPayload,
     dump_structure,
@@ -69,7 +69,7 @@ class Payload:
         Raises PayloadError as ``buffers`` does, and StorageUnavailable.
         """
         buffers = self.buffers()
-        with translated_os_errors("writing the payload", str(path)):
+        with translate_os_errors("writing the payload", str(path)):
             return write_atomically(path, buffers)
 
     @cached_property
@@ -101,7 +101,7 @@ class Payload:
         as a whole. Raises PayloadTooLarge or PayloadCorrupt, and StorageUnavailable when it cannot be opened.
         """
         key = key or str(path)
-        with translated_os_errors("opening the payload", key):
+        with translate_os_errors("opening the payload", key):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size

@@ -1,6 +1,6 @@
-"""What every object store does.
+"""The interface of an object store, and the checks that all stores share.
 
-``local`` and ``s3`` pass one contract suite: tests/integration/storage/test_storage.py.
+One contract suite runs on every implementation: tests/integration/storage/test_storage.py.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def _valid_key(key: str) -> str:
 
 
 class ObjectRef(BaseModel):
-    """An object and what its bytes must be; kept in SQL, never in the store.
+    """A reference to an object, and what its bytes must be. It is kept in SQL, never in the store.
 
-    key     where it is
+    key     the object's key
     size    bytes
-    digest  "xxh3:" and 32 hex digits: XXH3 of 128 bits, against damage, not against forgery
+    digest  "xxh3:" and 32 hex digits: XXH3 of 128 bits, which finds damage but no forgery
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,7 +49,7 @@ class ObjectRef(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What a listing tells of an object; ``modified`` is in UTC."""
+    """An object in a listing: its key, its size in bytes, and the time of its last put, in UTC."""
 
     key: str
     size: int
@@ -57,12 +57,13 @@ class StoredObject:
 
 
 class Digest:
-    """XXH3-128, as bytes go by."""
+    """A running XXH3-128 digest; ``str`` of it is the form that an object ref holds."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
     def update(self, data: Buffer) -> None:
+        """Add bytes to the digest."""
         self._state.update(data)
 
     def __str__(self) -> str:
@@ -70,54 +71,55 @@ class Digest:
 
 
 class ObjectStore(ABC):
-    """Objects by key. Synchronous; every method may be called from many threads at once.
+    """Objects by key. Synchronous; many threads may call every method at once.
 
-    A put is atomic: readers see the whole object, old or new, or none. One that failed may
-    still have stored the whole object, when only the answer was lost. Errors name the key:
-    ObjectMissing, ObjectCorrupt, StorageUnavailable and its kind StorageFull (retryable),
-    and StorageError for a key that no store takes. Making a store raises nothing but
-    ConfigError: one that is away answers with errors until it is back.
+    A put is atomic: readers see the old object, the new one or none, always whole. A put that failed may still have
+    stored the object, when only the answer was lost.
+
+    Errors name the key: ObjectMissing and ObjectCorrupt; StorageUnavailable and its kind StorageFull, which are
+    retryable; StorageError for a key that no store takes. A constructor raises ConfigError only: a store that cannot
+    be reached raises StorageUnavailable from its methods until it answers.
     """
 
     @abstractmethod
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
-        """Store the buffers, one after the other, without joining them; replaces what was there."""
+        """Store the buffers as one object, without joining them in memory; replaces an object of this key."""
 
     @abstractmethod
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
-        """All the bytes, read-only, size and digest checked.
+        """Return all bytes of an object, read-only, size and digest checked.
 
-        Raises PayloadTooLarge before anything is read when there are more than ``max_bytes``.
+        Raises PayloadTooLarge, before it reads anything, for more than ``max_bytes``.
         """
 
     @abstractmethod
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
-        """The bytes in pieces, for a download.
+        """Return the bytes of an object in pieces, for a download.
 
-        A missing object or a wrong size raises here; a wrong digest raises
+        Raises ObjectMissing and ObjectCorrupt (a wrong size) at once. For a wrong digest the iterator raises
         ObjectCorrupt in place of the last piece, so that the download breaks off.
         """
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are not there are as good as deleted."""
+        """Delete objects; a key without an object is no error."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        """The objects whose key starts so, in no order to rely on; they may be deleted meanwhile."""
+        """Return the objects whose keys begin with ``prefix``, in any order. They may be deleted meanwhile."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Create the directory or the bucket where it is missing. Raises StorageUnavailable."""
+        """Create the directory or the bucket if it is missing. Raises StorageUnavailable."""
 
     @abstractmethod
     def check(self) -> None:
-        """Whether objects can be stored now. Raises StorageUnavailable or StorageFull, within seconds."""
+        """Raise StorageUnavailable or StorageFull, within seconds, unless objects can be stored now."""
 
-    def remove_abandoned(self) -> None:  # noqa: B027 - most stores have nothing of the kind
-        """Remove what killed writers left half written, and is no object. Raises StorageUnavailable."""
+    def remove_abandoned(self) -> None:  # noqa: B027 - most stores leave nothing behind
+        """Remove the incomplete files of killed writers. Raises StorageUnavailable."""
 
-    # What the implementations share
+    # Checks that the implementations share
 
     @staticmethod
     def _check_limit(ref: ObjectRef, max_bytes: int) -> None:
@@ -135,18 +137,26 @@ class ObjectStore(ABC):
             raise ObjectCorrupt(f"the digest is {digest}, not {ref.digest}", key=ref.key)
 
     @classmethod
+    def _check_data(cls, ref: ObjectRef, data: memoryview) -> memoryview:
+        """Return the data of a whole object. Raises ObjectCorrupt for a wrong digest."""
+        digest = Digest()
+        digest.update(data)
+        cls._check_digest(ref, digest)
+        return data
+
+    @classmethod
     def _checked_stream(cls, ref: ObjectRef, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The pieces, held back by one, so that the last one goes out only when the digest is right."""
+        """Yield the pieces of an object, each one late, so that the last goes out only if the digest is right."""
         digest = Digest()
         size = 0
-        held: bytes | None = None
+        previous: bytes | None = None
         for piece in pieces:
-            if held is not None:
-                yield held
+            if previous is not None:
+                yield previous
             digest.update(piece)
             size += len(piece)
-            held = piece
+            previous = piece
         cls._check_size(ref, size)
         cls._check_digest(ref, digest)
-        if held is not None:
-            yield held
+        if previous is not None:
+            yield previous

@@ -248,10 +248,7 @@ class S3ObjectStore(ObjectStore):
                     raise
             finally:
                 body.close()
-        digest = Digest()
-        digest.update(data)
-        self._check_digest(ref, digest)
-        return data
+        return self._check_data(ref, data)
 
     def _limit(self, size: int) -> CallLimit:
         return CallLimit(self._call_s + size / _SLOWEST_BYTES_PER_S)
