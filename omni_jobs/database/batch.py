@@ -192,27 +192,24 @@ def run_all(
     work: Sequence[tuple[Batch, Sequence[tuple[Any, ...]]]],
     *,
     exact: int = 0,
-    then: Sequence[Call] = (),
     commit: bool = False,
-) -> list[list[tuple[Any, ...]]]:
-    """Run each of these for its rows, and then ``then``; the rows of that.
+) -> None:
+    """Run several batches, each for its rows.
 
-    No row of a table may be changed by two of them, and none depend on another: those of few rows are
-    parts of one statement for PostgreSQL, which all see what was there before it. Each of the first
-    ``exact`` of them is to change as many rows as it is given, or all is undone: raises RuntimeError.
-    ``then``, ``commit``: of ``execute_pipelined``.
+    They must touch disjoint rows, and none may depend on another: on PostgreSQL batches of few rows become CTEs of
+    one statement and share a snapshot. Each of the first ``exact`` batches must change every row it is given;
+    otherwise RuntimeError is raised and everything is rolled back. ``commit`` is that of ``execute_pipelined``.
     """
-    there = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
+    parts = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
     if tx.dialect.name == "sqlite":
-        for number, batch, rows in there:
+        for number, batch, rows in parts:
             if batch.run(tx, rows) != len(rows) and number < exact:
                 raise RuntimeError(_NOT_EXACT)
-        return execute_pipelined(tx, then)
-    are_few = sum(len(rows) for _, _, rows in there) <= _FEW
-    groups = [there] if there and are_few else [[each] for each in there]
-    calls = [_all_of(group, exact) for group in groups]
+        return
+    are_few = sum(len(rows) for _, _, rows in parts) <= _FEW
+    groups = [parts] if parts and are_few else [[each] for each in parts]
     try:
-        return execute_pipelined(tx, [*calls, *then], commit=commit)[len(calls) :]
+        execute_pipelined(tx, [_all_of(group, exact) for group in groups], commit=commit)
     except DataError as error:
         if getattr(error.orig, "sqlstate", None) == _DIVISION_BY_ZERO:
             raise RuntimeError(_NOT_EXACT) from error

@@ -1,14 +1,15 @@
-"""The database's clock as an SQL expression: the one clock that leases, deadlines and pauses are compared with."""
+"""The database's clock, the one that leases, deadlines and pauses are compared with; and its times as datetimes."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Double
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["now"]
+__all__ = ["as_datetime", "now"]
 
 
 class now(FunctionElement[float]):
@@ -29,3 +30,8 @@ def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
 def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
     # Not clock_timestamp(): no index serves a comparison with a volatile function.
     return "extract(epoch from statement_timestamp())::double precision"
+
+
+def as_datetime(seconds: float) -> datetime:
+    """Return a time as the columns keep it, seconds since 1970 UTC, as an aware datetime."""
+    return datetime.fromtimestamp(seconds, UTC)

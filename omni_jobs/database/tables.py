@@ -34,7 +34,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = [
-    "WISH",
+    "RETRY_TOKEN",
     "ArtifactRow",
     "AttemptErrorRow",
     "Base",
@@ -54,6 +54,7 @@ __all__ = [
 
 
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_ORJSON_LIMIT = 16_384  # characters; for each of them orjson takes about 12 bytes while it reads
 _encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -73,6 +74,8 @@ def encode_json(value: Any) -> str:
 
 def decode_json(text: str) -> Any:
     """Return the value that ``encode_json`` was given."""
+    if len(text) > _ORJSON_LIMIT:
+        return json.loads(text)
     try:
         return orjson.loads(text)
     except ValueError:  # a lone surrogate
@@ -93,7 +96,7 @@ class JsonText(TypeDecorator[Any]):
 
 
 Seconds = Double  # since 1970, UTC
-WISH = "wish"
+RETRY_TOKEN = "wish"  # noqa: S105 — the key in a retry's event by which a retry knows its own commit; no password
 Name = String(100)
 _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in INTEGER PRIMARY KEY
 
@@ -207,7 +210,7 @@ class StageRunRow(Base):
     stage: Mapped[str] = mapped_column(Name)
     queue: Mapped[str] = mapped_column(String(200))  # where its hints go
     inputs: Mapped[Any] = mapped_column(JsonText)  # names of the job's stages whose payloads it takes
-    capture: Mapped[bool]  # a later stage of this job takes its payload
+    has_consumers: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
     retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
     queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState
@@ -267,7 +270,7 @@ class EventRow(Base):
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``
     job_id: Mapped[str] = mapped_column(String(40))  # no foreign key: to check it costs more than the row
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
-    data: Mapped[Any] = mapped_column(JsonText)  # of a retry also WISH: by which it knows its own commit again
+    data: Mapped[Any] = mapped_column(JsonText)  # of a retry also RETRY_TOKEN
     at: Mapped[float] = mapped_column(Seconds)
 
 

@@ -16,34 +16,20 @@ from functools import partial
 from sqlalchemy import Connection
 
 from omni_jobs.database.database import Database
-from omni_jobs.database.statement import Call
 from omni_jobs.errors import Conflict, Fenced
 from omni_jobs.jobs import (
-    announce as announcing,
-)
-from omni_jobs.jobs import (
-    claim as claims,
-)
-from omni_jobs.jobs import (
-    complete as endings,
-)
-from omni_jobs.jobs import (
-    expire as expiry,
-)
-from omni_jobs.jobs import (
-    lease as leases,
-)
-from omni_jobs.jobs import (
+    announce,
+    claim,
+    complete,
+    counts,
+    expire,
+    job_list,
+    job_view,
+    lease,
     progress,
-)
-from omni_jobs.jobs import (
-    prune as retention,
-)
-from omni_jobs.jobs import (
-    queries as views,
-)
-from omni_jobs.jobs import (
-    retry_job as retrying,
+    prune,
+    retry_job,
+    worker_views,
 )
 from omni_jobs.jobs.submit import as_written, draft, new_job_id, submit
 from omni_jobs.jobs.values import (
@@ -134,7 +120,7 @@ class Jobs:
         self._announce_after_s = announce_after_s
         self._announce_at_most = announce_at_most
         self._prune_after_s = prune_after_s
-        self._announcing: announcing.Places = {}
+        self._announcing: announce.Places = {}
 
     # A job's life.
 
@@ -168,7 +154,7 @@ class Jobs:
         you know you hold.
         Raises Fenced when the worker has no live lease.
         """
-        return claims.claim(self._db, worker_id, claims.attempts_of(hints))
+        return self._db.run_pipelined(partial(claim.claim, worker_id=worker_id, hints=hints))
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record how far attempts are; those that no longer run are passed over."""
@@ -181,55 +167,42 @@ class Jobs:
         are completed. ``won`` is False when the attempt is not this worker's any more or its
         job is to stop: payload and artifacts are not recorded then.
         """
-        return self._db.run_pipelined(partial(self._complete, completions=completions, commit=True)).read()
+        return self._db.run_pipelined(partial(self._complete, completions=completions, ends_transaction=True))
 
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
     ) -> tuple[list[Outcome], list[Claim]]:
-        """``complete`` and ``claim`` in one transaction: what ended, and what comes in its place.
+        """Do ``complete`` and then ``claim`` in one transaction, and return the results of both.
 
-        Few hints at PostgreSQL, of which not all can be claimed: in two.
+        Raises Fenced like ``claim``; the completions may be recorded then.
         """
-        attempts = claims.attempts_of(hints)
-        if claims.are_few(attempts, self._db.dialect):
-            few = claims.claim_few(worker_id, attempts)
-            completed = self._db.run_pipelined(
-                partial(self._complete, completions=completions, then=[few], commit=True)
-            )
-            claimed = claims.few_claimed(completed.then[0], attempts)
-            found = claimed.read()
-            if missed := claimed.missed(attempts):
-                found += self._db.run(partial(claims.claim_many, worker_id=worker_id, attempts=missed)).read()
-            return completed.read(), found
 
-        def turn(tx: Connection) -> tuple[endings.Completed, claims.Claimed]:
-            return self._complete(tx, completions), claims.claim_many(tx, worker_id, attempts)
+        def turn(tx: Connection) -> tuple[list[Outcome], list[Claim]]:
+            return self._complete(tx, completions), claim.claim(tx, worker_id, hints)
 
-        completed, claimed = self._db.run(turn)
-        return completed.read(), claimed.read()
+        return self._db.run_pipelined(turn)
 
     def _complete(
-        self, tx: Connection, completions: Sequence[Completion], then: Sequence[Call] = (), commit: bool = False
-    ) -> endings.Completed:
-        return endings.complete(
+        self, tx: Connection, completions: Sequence[Completion], ends_transaction: bool = False
+    ) -> list[Outcome]:
+        return complete.complete(
             tx,
             completions,
             announce_after_s=self._announce_after_s,
             prune_after_s=self._prune_after_s,
-            then=then,
-            commit=commit,
+            ends_transaction=ends_transaction,
         )
 
     def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error. A retryable one with attempts left is queued again, due after
         a pause; else its job has failed.
         """
-        return self._db.run(partial(endings.fail, failures=[failure], announce_after_s=self._announce_after_s))[0]
+        return self._db.run(partial(complete.fail, failures=[failure], announce_after_s=self._announce_after_s))[0]
 
     def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
         """Hand back attempts ``(stage_run_id, attempt)`` without an error: they are queued again."""
         outcomes = self._db.run(
-            partial(endings.release, held=held, worker_id=worker_id, announce_after_s=self._announce_after_s)
+            partial(complete.release, held=held, worker_id=worker_id, announce_after_s=self._announce_after_s)
         )
         return [hint for outcome in outcomes for hint in outcome.hints]
 
@@ -238,7 +211,7 @@ class Jobs:
 
         A job that has ended keeps its state. Raises NotFound.
         """
-        return self._db.run(partial(endings.cancel, job_id=job_id, announce_after_s=self._announce_after_s))
+        return self._db.run(partial(complete.cancel, job_id=job_id, announce_after_s=self._announce_after_s))
 
     def retry(self, job_id: str, from_stage: str | None = None) -> list[Hint]:
         """Queue a job that has ended again: what did not succeed, or ``from_stage`` and all that follows it.
@@ -249,23 +222,23 @@ class Jobs:
         """
         return self._db.run(
             partial(
-                retrying.retry,
+                retry_job.retry,
                 job_id=job_id,
                 from_stage=from_stage,
-                wish=secrets.token_hex(8),
+                retry_token=secrets.token_hex(8),
                 announce_after_s=self._announce_after_s,
             )
         )
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with all it made. Raises NotFound and Conflict."""
-        self._db.run(partial(retention.delete_job, job_id=job_id))
+        self._db.run(partial(prune.delete_job, job_id=job_id))
 
     # A worker's life.
 
     def slot_holder(self, slot: str) -> SlotHolder | None:
         """The worker whose row is in this slot."""
-        return self._db.read(partial(leases.holder, slot=slot))
+        return self._db.read(partial(lease.holder, slot=slot))
 
     def register_worker(
         self, worker: NewWorker, lease_s: float, *, instead_of: SlotHolder | None = None, loading: bool = False
@@ -278,7 +251,7 @@ class Jobs:
         """
         return self._db.run(
             partial(
-                leases.register,
+                lease.register,
                 worker=worker,
                 lease_s=lease_s,
                 instead_of=instead_of,
@@ -292,11 +265,11 @@ class Jobs:
 
         Raises Fenced when the lease ran out or the slot has a new worker: stop, write nothing.
         """
-        return self._db.run(partial(leases.renew, worker_id=worker_id, lease_s=lease_s))
+        return self._db.run(partial(lease.renew, worker_id=worker_id, lease_s=lease_s))
 
     def unwanted(self, worker_id: str) -> list[int]:
         """What ``renew`` tells, without renewing."""
-        return self._db.read(partial(leases.unwanted, worker_id=worker_id))
+        return self._db.read(partial(lease.unwanted, worker_id=worker_id))
 
     def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> list[Hint]:
         """End the lease and hand back what is left. No error when the lease is gone already.
@@ -304,12 +277,12 @@ class Jobs:
         ``fenced``: why the worker had to stop. Then what is left counts against its stage's ``fenced`` retries.
         """
         return self._db.run(
-            partial(leases.retire, worker_id=worker_id, fenced=fenced, announce_after_s=self._announce_after_s)
+            partial(lease.retire, worker_id=worker_id, fenced=fenced, announce_after_s=self._announce_after_s)
         )
 
     def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
         """For a worker that was fenced and lives: that it was lost counts as ``fenced`` against these stage runs."""
-        self._db.run(partial(leases.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
+        self._db.run(partial(lease.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
 
     def rescue(self) -> RescueResult:
         """Take stage runs from workers whose lease ran out or who are unknown; expire jobs whose time is
@@ -317,23 +290,23 @@ class Jobs:
 
         May run in several processes at once.
         """
-        self._db.run(leases.expire)
+        self._db.run(lease.expire)
         freed, hints = 0, []
         while True:
-            found, found_hints = self._db.run(partial(leases.free_lost, announce_after_s=self._announce_after_s))
+            found, found_hints = self._db.run(partial(lease.free_lost, announce_after_s=self._announce_after_s))
             freed += found
             hints += found_hints
-            if found < leases.FREED_AT_ONCE:
+            if found < lease.FREED_AT_ONCE:
                 break
         expired = 0
         while True:
-            found = self._db.run(partial(expiry.expire_late, announce_after_s=self._announce_after_s))
+            found = self._db.run(partial(expire.expire_late, announce_after_s=self._announce_after_s))
             expired += found
-            if found < expiry.EXPIRED_AT_ONCE:
+            if found < expire.EXPIRED_AT_ONCE:
                 break
         hints += self._db.run(
             partial(
-                announcing.announce,
+                announce.announce,
                 at_most=self._announce_at_most,
                 announce_after_s=self._announce_after_s,
                 places=self._announcing,
@@ -345,33 +318,33 @@ class Jobs:
 
     def prune(self, keep: Retention, at_most: int = 500) -> PruneResult:
         """Forget what has been kept long enough of up to ``at_most`` jobs that have ended, and as many events."""
-        return self._db.run(partial(retention.prune, retention=keep, at_most=at_most))
+        return self._db.run(partial(prune.prune, retention=keep, at_most=at_most))
 
     def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
         """Objects to delete, the oldest first; tell ``collected`` when they are."""
-        return self._db.read(partial(retention.garbage, at_most=at_most))
+        return self._db.read(partial(prune.garbage, at_most=at_most))
 
     def collected(self, ids: Sequence[int]) -> None:
         """The garbage of these ids is deleted."""
-        self._db.run(partial(retention.collected, ids=ids))
+        self._db.run(partial(prune.collected, ids=ids))
 
     def orphans(self, keys: Sequence[str]) -> set[str]:
         """Those of these keys of the object store that nothing refers to or will; leave young objects out."""
-        return self._db.read(partial(retention.orphans, keys=keys))
+        return self._db.read(partial(prune.orphans, keys=keys))
 
     # What readers see.
 
     def get(self, job_id: str) -> JobView:
         """Raises NotFound."""
-        return self._db.read(partial(views.job, job_id=job_id))
+        return self._db.read(partial(job_view.job_view, job_id=job_id))
 
     def unfinished(self, job_ids: Sequence[str]) -> set[str]:
         """Those of these jobs that are there and have not ended."""
-        return self._db.read(partial(views.unfinished, job_ids=job_ids))
+        return self._db.read(partial(job_view.unfinished, job_ids=job_ids))
 
     def is_known(self, tenant: str, idempotency_key: str) -> bool:
         """Whether a submit of this tenant with this key would give a job that is there."""
-        return self._db.read(partial(views.is_known, tenant=tenant, idempotency_key=idempotency_key))
+        return self._db.read(partial(job_view.is_known, tenant=tenant, idempotency_key=idempotency_key))
 
     def list(
         self,
@@ -389,7 +362,7 @@ class Jobs:
         """
         return self._db.read(
             partial(
-                views.jobs,
+                job_list.job_list,
                 limit=limit,
                 cursor=cursor,
                 state=state,
@@ -401,24 +374,24 @@ class Jobs:
 
     def events(self, job_id: str) -> Sequence[EventView]:
         """What became of a job, the oldest first. Raises NotFound."""
-        return self._db.read(partial(views.events, job_id=job_id))
+        return self._db.read(partial(job_view.events, job_id=job_id))
 
     def artifact(self, job_id: str, name: str) -> StoredArtifact:
         """Where an artifact is stored. Raises NotFound, and Gone after its time."""
-        return self._db.read(partial(views.artifact, job_id=job_id, name=name))
+        return self._db.read(partial(job_view.artifact, job_id=job_id, name=name))
 
     def counts(self) -> Counts:
         """How much waits and runs."""
-        return self._db.read(views.counts)
+        return self._db.read(counts.counts)
 
     def backlog(self) -> dict[tuple[str, str], int]:
         """How many jobs nobody has started, by (pipeline, tenant)."""
-        return self._db.read(views.backlog)
+        return self._db.read(counts.queued_jobs)
 
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:
         """How many stage runs of a stage could be claimed now, counted up to ``at_most``."""
-        return self._db.read(partial(views.waiting, pipeline=pipeline, stage=stage, at_most=at_most))
+        return self._db.read(partial(counts.claimable, pipeline=pipeline, stage=stage, at_most=at_most))
 
     def workers(self) -> Sequence[WorkerView]:
-        """The workers with live leases."""
-        return self._db.read(views.workers)
+        """The workers with live lease."""
+        return self._db.read(worker_views.workers)

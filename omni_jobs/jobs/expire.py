@@ -7,7 +7,7 @@ from sqlalchemy import Connection, or_, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is, state_seen
 from omni_jobs.errors import DeadlineExceeded, Expired, QueueTimeLimit
-from omni_jobs.jobs.transition import LockedJobs
+from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["EXPIRED_AT_ONCE", "expire_late"]
@@ -44,12 +44,12 @@ def expire_late(tx: Connection, *, announce_after_s: float) -> int:
     late = sorted(past_deadline | waited.keys())
     if not late:
         return 0
-    locked = LockedJobs(tx, late, announce_after_s=announce_after_s)
+    transition = JobTransition(tx, late, announce_after_s=announce_after_s)
     errors: dict[str, Expired | None] = {}
     for job_id in late:
-        if locked.states.get(job_id) not in _ACTIVE:
+        if transition.states.get(job_id) not in _ACTIVE:
             continue
-        runs = locked.runs_of(job_id)
+        runs = transition.runs_of(job_id)
         started = any(run.attempt for run in runs)
         if job_id in past_deadline:
             where = [run.stage for run in runs if run.state in (StageRunState.RUNNING, StageRunState.QUEUED)]
@@ -60,6 +60,6 @@ def expire_late(tx: Connection, *, announce_after_s: float) -> int:
             when = "" if started else "; no stage of it ever started"
             errors[job_id] = QueueTimeLimit(f"waited longer than {limit:g} s for stage {stage}{when}", stage=stage)
     if errors:
-        locked.stop(errors)
-        locked.settle()
+        transition.stop(errors)
+        transition.commit()
     return len(errors)

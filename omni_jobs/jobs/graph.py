@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
+from omni_jobs.database.tables import decode_json
 from omni_jobs.jobs.values import Hint
 from omni_jobs.retry import RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["Run", "Step", "next_step", "unneeded_payloads"]
+__all__ = ["Run", "Step", "next_step", "stage_names", "unneeded_payloads"]
 
 _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
@@ -48,6 +50,12 @@ class Step(NamedTuple):
     job_state: JobState
     queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
     cancel: tuple[Run, ...] = ()  # waiting runs of a job that goes no further
+
+
+@lru_cache(maxsize=1024)
+def stage_names(inputs: str) -> tuple[str, ...]:
+    """Return the names of a stage run's inputs from the JSON of its column ``inputs``."""
+    return tuple(decode_json(inputs))
 
 
 def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.CANCELLED) -> Step:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
 
-from omni_jobs.database.tables import WISH, ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.jobs.graph import Run
-from omni_jobs.jobs.transition import LockedJobs
+from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import JobState, StageRunState
 
@@ -54,27 +54,31 @@ _PEND = (
 )
 
 
-def retry(tx: Connection, job_id: str, from_stage: str | None, wish: str, *, announce_after_s: float) -> list[Hint]:
-    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`. ``wish`` is new for every call of that."""
-    locked = LockedJobs(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
-    if job_id not in locked.states:
+def retry(
+    tx: Connection, job_id: str, from_stage: str | None, retry_token: str, *, announce_after_s: float
+) -> list[Hint]:
+    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`. ``retry_token`` is new for every call of that."""
+    transition = JobTransition(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
+    if job_id not in transition.states:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
-    state = locked.states[job_id]
-    if _granted_before(tx, job_id, wish):
-        return locked.hints(locked.runs_of(job_id))
+    state = transition.states[job_id]
+    if _granted_before(tx, job_id, retry_token):
+        return transition.hints(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
     if tx.execute(select(exists().where(GarbageRow.job_id == job_id))).scalar_one():
         # Its objects are being deleted; a new attempt's must not be among them.
         raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")
-    runs = {run.stage: run for run in locked.runs_of(job_id)}
+    runs = {run.stage: run for run in transition.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
     _check_inputs(tx, job_id, runs, again)
-    _start_over(tx, job_id, [runs[stage] for stage in again], wish, locked.now)
+    _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
     waiting = [runs[stage].id for stage in again if runs[stage] not in ready]
     tx.execute(_START_OVER, {"ids": [runs[stage].id for stage in again]})
-    tx.execute(_QUEUE, {"ids": [run.id for run in ready], "at": locked.now, "announce": locked.now + announce_after_s})
+    tx.execute(
+        _QUEUE, {"ids": [run.id for run in ready], "at": transition.now, "announce": transition.now + announce_after_s}
+    )
     if waiting:
         tx.execute(_PEND, {"ids": waiting})
     return [run.hint for run in ready]
@@ -120,7 +124,7 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
         )
 
 
-def _start_over(tx: Connection, job_id: str, runs: list[Run], wish: str, at: float) -> None:
+def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
     """What these stage runs had made is forgotten, and the job waits as a new one does."""
     made = [run.payload_key for run in runs if run.payload_key is not None]
     ids = [run.id for run in runs]
@@ -153,14 +157,14 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], wish: str, at: flo
             {
                 "job_id": job_id,
                 "type": _RETRIED,
-                "data": {"stages": [run.stage for run in runs], WISH: wish},
+                "data": {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token},
                 "at": at,
             }
         ],
     )
 
 
-def _granted_before(tx: Connection, job_id: str, wish: str) -> bool:
+def _granted_before(tx: Connection, job_id: str, retry_token: str) -> bool:
     """Whether an earlier try of this transaction was committed and its answer lost."""
     last = tx.execute(
         select(EventRow.data)
@@ -168,4 +172,4 @@ def _granted_before(tx: Connection, job_id: str, wish: str) -> bool:
         .order_by(EventRow.id.desc())
         .limit(1)
     ).scalar_one_or_none()
-    return last is not None and last[WISH] == wish
+    return last is not None and last[RETRY_TOKEN] == retry_token

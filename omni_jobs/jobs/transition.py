@@ -1,9 +1,9 @@
-"""Some jobs, locked: every end of a running stage run, and what follows from it, goes through here.
+"""``JobTransition``: some jobs, locked, and what becomes of them. Every end of a running stage run goes through here.
 
-Lock order, everywhere: worker rows, then job rows by id, then stage runs by id. Whoever
-ends a running stage run holds its job's lock, so two inputs of one stage that end at
-once queue it once. A claim takes the lock only of jobs nobody has started. Claims,
-announcements and progress skip stage runs that are locked: they wait for none.
+The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id. Whoever ends a
+running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage once. A claim
+takes the lock only of jobs that nobody has started. Claims, republished hints and progress skip stage runs that
+are locked, so they wait for nobody.
 """
 
 from __future__ import annotations
@@ -15,312 +15,104 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Self
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Connection,
-    Integer,
-    LargeBinary,
-    Text,
-    bindparam,
-    func,
-    null,
-    or_,
-    select,
-    true,
-    type_coerce,
-    update,
-)
+from sqlalchemy import Connection
 
-from omni_jobs.database.batch import Batch, Given, among, listed, one_of, run_all
-from omni_jobs.database.clock import now
-from omni_jobs.database.statement import Call, Statement, execute_pipelined
-from omni_jobs.database.tables import (
-    ArtifactRow,
-    AttemptErrorRow,
-    EventRow,
-    GarbageRow,
-    JobRow,
-    Seconds,
-    StageRunRow,
-    encode_json,
-    literal,
-    state_seen,
-)
+from omni_jobs.database.batch import listed, run_all
+from omni_jobs.database.statement import Statement, execute_pipelined
+from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, OmniJobsError, Quarantined
-from omni_jobs.jobs.graph import Run, next_step, unneeded_payloads
+from omni_jobs.jobs import transition_sql as sql
+from omni_jobs.jobs.graph import Run, next_step, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, Hint
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_after
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["LockedJobs"]
+__all__ = ["JobTransition"]
 
-_NONE: Mapping[str, int] = MappingProxyType({})
+_NO_FAILURES: Mapping[str, int] = MappingProxyType({})
 _HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
 _JOB_STATES = {state.value: state for state in JobState}
 _STAGE_RUN_STATES = {state.value: state for state in StageRunState}
-_first = itemgetter(0)
-
-_ids = bindparam("ids", type_=Text)
-_JOB_IDS = select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))
-_LOCK = (
-    select(JobRow.id, JobRow.state, JobRow.ending, now().label("now"))
-    .order_by(JobRow.id)
-    .with_for_update(key_share=True)
-)
-_LOCK_JOBS = Statement(_LOCK.where(one_of(JobRow.id, _ids)))
-_LOCK_JOBS_OF_STAGE_RUNS = Statement(_LOCK.where(JobRow.id.in_(_JOB_IDS)))
-# JSON as text: nearly all of it is alike from row to row.
-_STAGE_RUNS = select(  # in no order: for it PostgreSQL might walk the whole primary key
-    StageRunRow.id,
-    StageRunRow.job_id,
-    StageRunRow.stage,
-    StageRunRow.queue,
-    type_coerce(StageRunRow.inputs, Text),
-    StageRunRow.state,
-    StageRunRow.attempt,
-    type_coerce(StageRunRow.failures, Text),
-    type_coerce(StageRunRow.retries, Text),
-    StageRunRow.owner,
-    StageRunRow.payload_bytes,
-    type_coerce(StageRunRow.payload_ref, Text),
-    StageRunRow.payload_gone,
-)
-_STAGE_RUNS_OF_JOBS = Statement(_STAGE_RUNS.where(one_of(StageRunRow.job_id, _ids)))
-_STAGE_RUNS_BESIDE = Statement(_STAGE_RUNS.where(among(StageRunRow.job_id, _JOB_IDS)))  # all of the jobs of some
+_by_first = itemgetter(0)
+_Rows = list[tuple[Any, ...]]
 
 
-def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
-    return (
-        StageRunRow.id == given["run"],
-        StageRunRow.attempt == given["of_attempt"],
-        state_seen(StageRunRow.state, StageRunState.RUNNING),
-    )
+class JobTransition:
+    """Some jobs, locked until the database transaction ends, and all their stage runs.
 
+    ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
+    ``commit`` writes the changes and all that follows from them, in a few statements for any number of jobs.
 
-_SUCCEED_IF_RUNNING = Batch.update(
-    StageRunRow.id,
-    {
-        "run": BigInteger,
-        "of_attempt": Integer,
-        "its_result": Text,
-        "its_payload_ref": Text,
-        "its_payload_inline": LargeBinary,
-        "its_payload_bytes": BigInteger,
-        "its_finish_reason": Text,
-        "its_warnings": Text,
-        "at": Seconds,
-    },
-    lambda given: (
-        update(StageRunRow)
-        .where(*_is_running(given))
-        .values(
-            state=literal(StageRunState.SUCCEEDED),
-            result=given["its_result"],
-            payload_ref=given["its_payload_ref"],
-            payload_inline=given["its_payload_inline"],
-            payload_bytes=given["its_payload_bytes"],
-            finish_reason=given["its_finish_reason"],
-            warnings=given["its_warnings"],
-            finished_at=given["at"],
-        )
-    ),
-)
-_END_IF_RUNNING = Batch.update(
-    StageRunRow.id,
-    {"run": BigInteger, "of_attempt": Integer, "to": Text, "so_many": Text, "at": Seconds},
-    lambda given: (
-        update(StageRunRow)
-        .where(*_is_running(given))
-        .values(state=given["to"], failures=given["so_many"], finished_at=given["at"])
-    ),
-)
-_REQUEUE_IF_RUNNING = Batch.update(
-    StageRunRow.id,
-    {
-        "run": BigInteger,
-        "of_attempt": Integer,
-        "so_many": Text,
-        "from_when": Seconds,
-        "announce": Seconds,
-        "why": Text,
-    },
-    lambda given: (
-        update(StageRunRow)
-        .where(*_is_running(given))
-        .values(
-            state=literal(StageRunState.QUEUED),
-            owner=null(),
-            failures=given["so_many"],
-            due=given["from_when"],
-            announce_at=given["announce"],
-            queue_deadline=given["from_when"] + StageRunRow.queue_limit_s,
-            reason=given["why"],
-            progress=null(),
-        )
-    ),
-)
-_QUEUE_IF_PENDING = Batch.update(
-    StageRunRow.id,
-    {"run": BigInteger, "at": Seconds, "announce": Seconds},
-    lambda given: (
-        update(StageRunRow)
-        .where(StageRunRow.id == given["run"], state_seen(StageRunRow.state, StageRunState.PENDING))
-        .values(
-            state=literal(StageRunState.QUEUED),
-            queued_at=given["at"],
-            due=given["at"],
-            announce_at=given["announce"],
-            queue_deadline=given["at"] + StageRunRow.queue_limit_s,
-        )
-    ),
-)
-_CANCEL_IF_WAITING = (
-    update(StageRunRow)
-    .where(
-        one_of(StageRunRow.id, _ids),
-        StageRunRow.state.in_([StageRunState.PENDING.value, StageRunState.QUEUED.value]),
-    )
-    .values(state=StageRunState.CANCELLED.value, finished_at=bindparam("at"), reason=None)
-)
-_SET_JOB = Batch.update(
-    JobRow.id,
-    {
-        "job": Text,
-        "to": Text,
-        "in_the_end": Text,
-        "why": Text,
-        "code": Text,
-        "at": Seconds,
-        "look_at": Seconds,
-        "no_payloads": Boolean,
-    },
-    lambda given: (
-        update(JobRow)
-        .where(JobRow.id == given["job"])
-        .values(
-            state=given["to"],
-            ending=given["in_the_end"],
-            error=func.coalesce(given["why"], JobRow.error),  # cancelling keeps it for the end
-            error_code=func.coalesce(given["code"], JobRow.error_code),
-            finished_at=given["at"],
-            prune_at=given["look_at"],
-            payloads_gone=or_(JobRow.payloads_gone, given["no_payloads"]),
-        )
-    ),
-)
-_FORGET_PAYLOAD = Batch.update(
-    StageRunRow.id,
-    {"run": BigInteger},
-    lambda given: (
-        update(StageRunRow)
-        .where(StageRunRow.id == given["run"])
-        .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
-    ),
-)
-_NEW_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
-_NEW_ERROR = Batch.insert(
-    AttemptErrorRow, {"stage_run_id": BigInteger, "attempt": Integer, "worker": Text, "error": Text, "at": Seconds}
-)
-_NEW_ARTIFACT = Batch.insert(
-    ArtifactRow,
-    {
-        "job_id": Text,
-        "name": Text,
-        "stage_run_id": BigInteger,
-        "media_type": Text,
-        "ref": Text,
-        "created_at": Seconds,
-    },
-)
-_NEW_GARBAGE = Batch.insert(GarbageRow, {"job_id": Text, "what": Text})
-
-
-class LockedJobs:
-    """Jobs locked until the transaction ends, and all their stage runs.
-
-    ``succeed``, ``fail``, ``hand_back`` note what became of running stage runs;
-    ``settle`` writes it down, with everything that follows, in a few statements
-    however many jobs there are.
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: as they were at first, and after
+    ``commit`` as they are. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
     """
 
     def __init__(self, tx: Connection, job_ids: Sequence[str], *, announce_after_s: float) -> None:
-        """Those of these jobs that there are."""
-        self._lock(tx, _LOCK_JOBS, _STAGE_RUNS_OF_JOBS, job_ids, announce_after_s)
+        """Lock the jobs of these ids. Ids that no job has are left out."""
+        self._lock(tx, sql.LOCK_JOBS, sql.STAGE_RUNS_OF_JOBS, job_ids, announce_after_s)
 
     @classmethod
     def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> Self:
-        """The jobs that these stage runs belong to."""
-        jobs = cls.__new__(cls)
-        jobs._lock(tx, _LOCK_JOBS_OF_STAGE_RUNS, _STAGE_RUNS_BESIDE, ids, announce_after_s)
-        return jobs
+        """Lock the jobs of these stage runs."""
+        transition = cls.__new__(cls)
+        transition._lock(tx, sql.LOCK_JOBS_OF_STAGE_RUNS, sql.STAGE_RUNS_OF_SAME_JOBS, ids, announce_after_s)
+        return transition
 
     def _lock(
         self, tx: Connection, lock: Statement, read: Statement, ids: Iterable[Any], announce_after_s: float
     ) -> None:
-        # Each sees what is committed when it begins: the second, all that the first has waited for.
-        these = {"ids": listed(ids)}
-        locked, runs = execute_pipelined(tx, [(lock, these), (read, these)])
+        # Each statement sees what is committed when it begins, so the second sees all that the first waited for.
+        parameters = {"ids": listed(ids)}
+        jobs, runs = execute_pipelined(tx, [(lock, parameters), (read, parameters)])
         self._tx = tx
         self._announce_after_s = announce_after_s
-        self.now: float = locked[0][-1] if locked else 0.0
-        self._stored = {job_id: _JOB_STATES[state] for job_id, state, _, _ in locked}
-        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in locked if ending is not None}
-        self.states: dict[str, JobState] = dict(self._stored)
+        self.now: float = jobs[0][-1] if jobs else 0.0
+        self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, _, _ in jobs}
+        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in jobs if ending is not None}
+        self.states: dict[str, JobState] = dict(self._stored_states)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
-        self._take_runs(runs)
-        self._succeeded: list[tuple[Any, ...]] = []
+        self._read_runs(runs)
         self._succeeded_runs: list[Run] = []
-        self._ended: list[tuple[Any, ...]] = []
-        self._requeued: list[tuple[Any, ...]] = []
         self._delayed: set[int] = set()
-        self._errors: list[tuple[Any, ...]] = []
-        self._artifacts: list[tuple[Any, ...]] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
+        # Rows for the statements of the same names in transition_sql.
+        self._succeeded: _Rows = []
+        self._ended: _Rows = []
+        self._requeued: _Rows = []
+        self._errors: _Rows = []
+        self._artifacts: _Rows = []
+        self._job_changes: _Rows = []
+        self._events: _Rows = []
 
-    def _take_runs(self, rows: Iterable[Sequence[Any]]) -> None:
+    def _read_runs(self, rows: Iterable[Sequence[Any]]) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
-        for id_, job_id, stage, queue, inputs, state, attempt, failures, retries, *rest in sorted(rows, key=_first):
-            if job_id not in self.states:  # written since the jobs were locked
-                continue
-            owner, payload_bytes, ref, gone = rest
-            run = Run(
-                id_,
-                job_id,
-                stage,
-                queue,
-                _names(inputs),
-                _STAGE_RUN_STATES[state],
-                attempt,
-                _NONE if failures is None else json.loads(failures),
-                _limits(retries),
-                owner,
-                payload_bytes,
-                None if ref is None else json.loads(ref)["key"],
-                gone,
-            )
-            self.runs[id_] = run
-            self._runs_of_job[job_id].append(run)
+        for row in sorted(rows, key=_by_first):
+            run = _run(row)
+            if run.job_id in self.states:  # else its job was written since the jobs were locked
+                self.runs[run.id] = run
+                self._runs_of_job[run.job_id].append(run)
 
     def runs_of(self, job_id: str) -> Sequence[Run]:
+        """Return the stage runs of a locked job, by id."""
         return self._runs_of_job[job_id]
 
     def held(self, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
-        """The stage run, if this attempt of it still runs at this worker."""
+        """Return the stage run if this attempt of it still runs at this worker, else None."""
         run = self.runs.get(stage_run_id)
         if run is None or run.state != StageRunState.RUNNING or run.attempt != attempt or run.owner != worker_id:
             return None
         return run
 
     def is_active(self, run: Run) -> bool:
-        """Whether its job still wants what this stage run makes."""
+        """Return whether the stage run's job still wants its output."""
         state = self.states[run.job_id]
         return state in (JobState.QUEUED, JobState.IN_PROGRESS) and run.job_id not in self._job_errors
 
+    # Ends of running stage runs.
+
     def succeed(self, run: Run, completion: Completion) -> None:
-        """A running stage run of an active job reached its end."""
+        """Note that a running stage run of an active job has succeeded."""
         run.state = StageRunState.SUCCEEDED
         ref = completion.payload
         run.payload_bytes = completion.payload_bytes
@@ -345,12 +137,12 @@ class LockedJobs:
         )
 
     def fail(self, run: Run, error: OmniJobsError) -> None:
-        """A running stage run ended in an error: tried again, failed for good, or cancelled with its job."""
+        """Note the error of a running stage run: it is queued again, or fails its job, or is cancelled with it."""
         retry_class = error.retry_class or "other"
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
-        found = error.to_dict()
-        found.setdefault("stage", run.stage)
-        self._errors.append((run.id, run.attempt, run.owner or "", encode_json(found), self.now))
+        details = error.to_dict()
+        details.setdefault("stage", run.stage)
+        self._errors.append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
         retry = retry_after(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)
@@ -358,16 +150,16 @@ class LockedJobs:
             self._requeue(run, retry.delay_s)
         else:
             if retry_class in _HARM:
-                found = Quarantined(
+                details = Quarantined(
                     f"{run.failures[retry_class]} workers {_HARM[retry_class]} while they ran this; "
                     f"the last: {error.message}",
                     stage=run.stage,
                 ).to_dict()
-            self._job_errors[run.job_id] = found
+            self._job_errors[run.job_id] = details
             self._end(run, StageRunState.FAILED)
 
     def hand_back(self, run: Run) -> None:
-        """A running stage run was given up without an error: queued again, or cancelled with its job."""
+        """Note that a running stage run was given up: it is queued again, or cancelled with its job."""
         if self.is_active(run):
             self._requeue(run, 0.0)
         else:
@@ -377,98 +169,109 @@ class LockedJobs:
         run.state = StageRunState.QUEUED
         run.owner = None
         due = self.now + delay_s
-        announce = due if delay_s else due + self._announce_after_s
-        why = "retry_backoff" if delay_s else None
-        self._requeued.append((run.id, run.attempt, _failures(run), due, announce, why))
+        announce_at = due if delay_s else due + self._announce_after_s
+        reason = "retry_backoff" if delay_s else None
+        self._requeued.append((run.id, run.attempt, _failures_json(run), due, announce_at, reason))
         if delay_s:
             self._delayed.add(run.id)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
-        self._ended.append((run.id, run.attempt, state.value, _failures(run), self.now))
+        self._ended.append((run.id, run.attempt, state.value, _failures_json(run), self.now))
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
-        """These active jobs are to stop: what waits is cancelled, what runs is asked to end.
+        """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
 
-        With an error the job will have expired, without one it is cancelled.
+        A job with an error will have expired, one without is cancelled.
         """
         waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
-        self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
-        runs = _STAGE_RUNS_OF_JOBS.rows(self._tx, {"ids": listed(self.states)})  # a claim may have come first
-        self._take_runs(runs)
+        self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
+        # Read again: a claim, which waits for no lock of a started job, may have come before the cancellation.
+        self._read_runs(sql.STAGE_RUNS_OF_JOBS.rows(self._tx, {"ids": listed(self.states)}))
         for job_id, error in errors.items():
             self.states[job_id] = JobState.CANCELLING
             self._endings[job_id] = JobState.CANCELLED if error is None else JobState.EXPIRED
             if error is not None:
                 self._job_errors[job_id] = error.to_dict()
 
-    def settle(
-        self, *, prune_after_s: float = 0.0, then: Sequence[Call] = (), commit: bool = False
-    ) -> list[list[tuple[Any, ...]]]:
-        """Write all that was noted; queue what can go on, finish what is done. ``runs`` and ``states`` follow.
+    # What follows.
 
-        ``prune_after_s``: for how long after its end nothing of a job that completed is due to go.
-        ``then``: what else to run, for its rows; ``commit``: nothing follows in this transaction.
+    def commit(self, *, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
+        """Write the changes, queue the stage runs that can go on, and finish the jobs that are done.
+
+        ``prune_after_s`` says for how long after its end a completed job has nothing to prune. With
+        ``ends_transaction`` the database transaction may end here, because the caller runs nothing more in it.
+        Raises RuntimeError when a locked stage run has changed all the same.
         """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
-        changes: list[tuple[Any, ...]] = []
-        events: list[tuple[Any, ...]] = []
-        for job_id, stored in self._stored.items():
+        for job_id in self._stored_states:
             ending = self._endings.get(job_id, JobState.CANCELLED)
             step = next_step(self.states[job_id], self._runs_of_job[job_id], ending)
             to_queue += step.queue
             to_cancel += step.cancel
-            to = step.job_state
-            self.states[job_id] = to
-            if to != stored:
-                error = self._job_errors.get(job_id)
-                why, code = (None, None) if error is None else (encode_json(error), error["code"])
-                in_the_end = ending.value if to == JobState.CANCELLING else None
-                at = look_at = self.now if to.is_final else None
-                # Of a job that completed payloads are no use; only an attempt that was lost may have left some.
-                no_payloads = to == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
-                if no_payloads:
-                    look_at = self.now + prune_after_s
-                changes.append((job_id, to.value, in_the_end, why, code, at, look_at, int(no_payloads)))
-                data = "{}" if error is None else encode_json({"error": error})
-                events.append((job_id, f"job.{to.value}", data, self.now))
-        announce = self.now + self._announce_after_s
-        unneeded = self._unneeded_payloads()
-        ended = (
-            (_SUCCEED_IF_RUNNING, self._succeeded),
-            (_END_IF_RUNNING, self._ended),
-            (_REQUEUE_IF_RUNNING, self._requeued),
-        )
-        for _, rows in ended:
-            rows.sort(key=_first)
-        found = run_all(
-            self._tx,
-            (
-                *ended,
-                (_SET_JOB, changes),
-                (_NEW_EVENT, events),
-                (_NEW_ERROR, self._errors),
-                (_NEW_ARTIFACT, self._artifacts),
-                (_QUEUE_IF_PENDING, [(run.id, self.now, announce) for run in to_queue]),
-                (_FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
-                (_NEW_GARBAGE, [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]),
-            ),
-            exact=len(ended),
-            then=() if to_cancel else then,
-            commit=commit and not to_cancel,
-        )
-        if to_cancel:  # what was queued again a moment ago may be among them; nobody is to claim it before
-            self._tx.execute(_CANCEL_IF_WAITING, {"ids": listed(run.id for run in to_cancel), "at": self.now})
-            found = execute_pipelined(self._tx, then, commit=commit)
+            self.states[job_id] = step.job_state
+            self._note_job(job_id, ending, prune_after_s)
+        self._write(to_queue, commit=ends_transaction and not to_cancel)
+        if to_cancel:  # after the rest, because what was queued again a moment ago may be among them
+            ids = listed(run.id for run in to_cancel)
+            self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": ids, "at": self.now})
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
-        return found
+
+    def _note_job(self, job_id: str, ending: JobState, prune_after_s: float) -> None:
+        """Note the new state of a job and its event, unless the job has this state already."""
+        state = self.states[job_id]
+        if state == self._stored_states[job_id]:
+            return
+        error = self._job_errors.get(job_id)
+        error_json, code = (None, None) if error is None else (encode_json(error), error["code"])
+        finished_at = prune_at = self.now if state.is_final else None
+        # A completed job needs no payloads any more; only an attempt that was lost may have left some.
+        no_payloads = state == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
+        if no_payloads:
+            prune_at = self.now + prune_after_s
+        new_ending = ending.value if state == JobState.CANCELLING else None
+        self._job_changes.append(
+            (job_id, state.value, new_ending, error_json, code, finished_at, prune_at, int(no_payloads))
+        )
+        data = "{}" if error is None else encode_json({"error": error})
+        self._events.append((job_id, f"job.{state.value}", data, self.now))
+
+    def _write(self, to_queue: Sequence[Run], *, commit: bool) -> None:
+        announce_at = self.now + self._announce_after_s
+        unneeded = self._unneeded_payloads()
+        garbage = [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
+        ended = (
+            (sql.SUCCEED_IF_RUNNING, self._succeeded),
+            (sql.END_IF_RUNNING, self._ended),
+            (sql.REQUEUE_IF_RUNNING, self._requeued),
+        )
+        for _, rows in ended:
+            rows.sort(key=_by_first)
+        run_all(
+            self._tx,
+            (
+                *ended,
+                (sql.SET_JOB, self._job_changes),
+                (sql.INSERT_EVENT, self._events),
+                (sql.INSERT_ERROR, self._errors),
+                (sql.INSERT_ARTIFACT, self._artifacts),
+                (sql.QUEUE_IF_PENDING, [(run.id, self.now, announce_at) for run in to_queue]),
+                (sql.FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
+                (sql.INSERT_GARBAGE, garbage),
+            ),
+            exact=len(ended),
+            commit=commit,
+        )
 
     def _unneeded_payloads(self) -> list[Run]:
-        """Whose payloads no stage needs any more: of jobs that completed, and large ones all stages have taken."""
+        """Return the stage runs with payloads that no stage needs any more.
+
+        Those are all payloads of jobs that completed, and stored ones whose consumers have all succeeded.
+        """
         unneeded: list[Run] = []
         just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken them yet
         for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
@@ -480,13 +283,28 @@ class LockedJobs:
         return [run for run in unneeded if run.id not in just_made]
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
-        """What to publish for those of ``runs`` that may be claimed at once."""
+        """Return the hints to publish: those of ``runs`` that are queued and due at once."""
         return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
 
 
-@lru_cache(maxsize=1024)
-def _names(inputs: str) -> tuple[str, ...]:
-    return tuple(json.loads(inputs))
+def _run(row: Sequence[Any]) -> Run:
+    """Make a Run of the columns of ``transition_sql``'s stage runs."""
+    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, gone = row
+    return Run(
+        id=id_,
+        job_id=job_id,
+        stage=stage,
+        queue=queue,
+        inputs=stage_names(inputs),
+        state=_STAGE_RUN_STATES[state],
+        attempt=attempt,
+        failures=_NO_FAILURES if failures is None else decode_json(failures),
+        retries=_limits(retries),
+        owner=owner,
+        payload_bytes=payload_bytes,
+        payload_key=None if ref is None else decode_json(ref)["key"],
+        payload_gone=gone,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -494,5 +312,5 @@ def _limits(retries: str | None) -> RetryLimits:
     return DEFAULT_RETRIES if retries is None else RetryLimits(**json.loads(retries))
 
 
-def _failures(run: Run) -> str | None:
+def _failures_json(run: Run) -> str | None:
     return encode_json(run.failures) if run.failures else None

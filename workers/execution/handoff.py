@@ -55,7 +55,7 @@ class HandOff:
             media=[self._read(ref, max_bytes=ref.size) for ref in refs],
             upstream={stage: self._payload(stage, payload) for stage, payload in claim.upstream.items()},
             seed=claim.seed,
-            capture=claim.capture,
+            capture=claim.has_consumers,
         )
 
     def _payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
@@ -79,7 +79,7 @@ class HandOff:
 
     def payload(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Payload | None:
         """What later stages get; None when there are none. Raises PayloadTooLarge."""
-        if not claim.capture:
+        if not claim.has_consumers:
             return None
         payload = self._stage.payload_of(output, stage_input, claim.attempt)
         size, most = payload.nbytes, self._stage.config.max_payload_bytes

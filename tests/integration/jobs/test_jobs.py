@@ -60,7 +60,7 @@ def jobs(database: Database) -> Jobs:
     return Jobs(database)
 
 
-@pytest.mark.parametrize("at_once", [1, 5, 20])  # PostgreSQL claims few by another statement than many
+@pytest.mark.parametrize("at_once", [1, 5, 20])
 def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
     wanted = [new_job(DIAMOND, seed=number, request={"number": number}) for number in range(20)]
     hints = [hint for job in wanted for hint in jobs.submit(job).hints]
@@ -232,7 +232,7 @@ def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
     hints = jobs.submit(new_job(request={"a": 1}, media=media)).hints
     register(jobs, "w")
     (claimed,) = claim(jobs, "w", hints)
-    assert (claimed.stage, claimed.attempt, claimed.capture, claimed.failures) == ("first", 1, True, {})
+    assert (claimed.stage, claimed.attempt, claimed.has_consumers, claimed.failures) == ("first", 1, True, {})
     assert claimed.request == {"a": 1}
     assert claimed.media == media
     assert claimed.upstream == {}
@@ -310,7 +310,7 @@ def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> No
     assert [(hint.queue, hint.attempt) for hint in outcome.hints] == [("echo.second", 0)]
     (claimed,) = claim(jobs, "w", outcome.hints)
     assert claimed.upstream == {"first": b"abc"}
-    assert not claimed.capture
+    assert not claimed.has_consumers
     artifact = NewArtifact("a b.wav", "audio/wav", REF)
     (outcome,) = jobs.complete([done(claimed, "w", artifacts=[artifact], result={"b": 2})])
     assert outcome.won
@@ -376,7 +376,7 @@ def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
             assert jobs.get(submitted.job_id).status == JobState.COMPLETED
 
 
-@pytest.mark.parametrize("others", [1, 20])  # PostgreSQL claims few by another statement than many
+@pytest.mark.parametrize("others", [1, 20])
 def test_what_ends_and_what_comes_in_its_place_are_one_turn(jobs_or_forgetful: Jobs, others: int) -> None:
     """Its answer may be lost: then the same turn gives the same again."""
     jobs = jobs_or_forgetful
@@ -416,7 +416,7 @@ def test_a_turn_of_a_fenced_worker_claims_nothing(jobs_or_forgetful: Jobs, other
     assert jobs.get(ended.job_id).status == JobState.COMPLETED
 
 
-@pytest.mark.parametrize("others", [0, 20])  # PostgreSQL claims few by another statement than many
+@pytest.mark.parametrize("others", [0, 20])
 def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs, others: int) -> None:
     register(jobs, "w", slots=100)
     artifact = NewArtifact("a", "text/plain", REF)

@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import Connection, event, inspect, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Jobs
-from omni_jobs.jobs import queries as views
+from omni_jobs.jobs import Jobs, job_view
 from omni_jobs.states import JobState
 from tests.integration.job_steps import new_job
 
@@ -135,7 +134,7 @@ def test_no_list_reads_a_request(jobs: Jobs, database: Database) -> None:
     assert peak_mib(lambda: jobs.get(ids[0])) < 1
     if database.dialect == "sqlite":  # which reads a row up to the last column it is asked for
         columns = [column["name"] for column in inspect(database._engine).get_columns("jobs")]
-        shown = {column.name for column in views._JOB.selected_columns}
+        shown = {column.name for column in job_view._JOB.selected_columns}
         assert max(columns.index(name) for name in shown) < columns.index("request")
 
 

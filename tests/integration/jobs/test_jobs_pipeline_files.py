@@ -27,7 +27,7 @@ from tests.integration.job_steps import (
     register,
 )
 
-FEW, MANY = 3, 20  # PostgreSQL claims few by another statement than many
+FEW, MANY = 3, 20
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_list_looks_for_workers_once(jobs: Jobs, database: Database) -> None:
     submit(jobs, "d1", 20)
     seen: list[str] = []
 
-    @event.listens_for(database._reading, "before_cursor_execute")
+    @event.listens_for(database._backend.reading, "before_cursor_execute")
     def note(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         if "FROM workers" in statement:
             seen.append(statement)

@@ -1,0 +1,300 @@
+"""A job as readers see it: its view, its events, its artifacts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, Text, bindparam, select, true
+
+from omni_jobs.database.batch import listed, one_of
+from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.tables import (
+    RETRY_TOKEN,
+    ArtifactRow,
+    AttemptErrorRow,
+    EventRow,
+    JobRow,
+    StageRunRow,
+    WorkerRow,
+)
+from omni_jobs.errors import Gone, NotFound
+from omni_jobs.jobs.values import StoredArtifact
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import ObjectRef
+from omni_jobs.views import (
+    ArtifactView,
+    AttemptErrorView,
+    ErrorView,
+    EventView,
+    JobView,
+    ProgressView,
+    StageRunView,
+    WaitingView,
+    WarningView,
+    merged_result,
+)
+
+__all__ = ["artifact", "events", "is_known", "job_view", "unfinished", "views_of"]
+
+_AnyRow = Row[*tuple[Any, ...]]
+
+# Built once, because SQLAlchemy would visit every part of them with every call.
+_ids = bindparam("ids", type_=Text)
+# Neither the request, which may be megabytes, nor the other columns that only workers read.
+_SHOWN = (
+    JobRow.id,
+    JobRow.state,
+    JobRow.pipeline,
+    JobRow.pipeline_version,
+    JobRow.pipeline_digest,
+    JobRow.modalities,
+    JobRow.user_metadata,
+    JobRow.seed,
+    JobRow.tenant,
+    JobRow.error,
+    JobRow.deadline,
+    JobRow.retries,
+    JobRow.created_at,
+    JobRow.started_at,
+    JobRow.finished_at,
+)
+_JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
+_JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
+_UNFINISHED = select(JobRow.id).where(one_of(JobRow.id, _ids), JobRow.finished_at.is_(None))
+_STAGE_RUNS_BUT_RESULTS = select(
+    StageRunRow.id,
+    StageRunRow.job_id,
+    StageRunRow.position,
+    StageRunRow.stage,
+    StageRunRow.state,
+    StageRunRow.attempt,
+    StageRunRow.failures,
+    StageRunRow.reason,
+    StageRunRow.queued_at,
+    StageRunRow.started_at,
+    StageRunRow.finished_at,
+    StageRunRow.progress,
+    StageRunRow.payload_bytes,
+    StageRunRow.owner,
+    StageRunRow.finish_reason,
+    StageRunRow.warnings,
+).where(one_of(StageRunRow.job_id, _ids))
+_STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
+_LIVE_FILES = (
+    select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
+    .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
+    .distinct()
+)
+_ACTIVE = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
+_ERRORS = (
+    select(AttemptErrorRow.__table__)
+    .where(one_of(AttemptErrorRow.stage_run_id, _ids))
+    .order_by(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt)
+)
+_ARTIFACTS = (
+    select(ArtifactRow.job_id, ArtifactRow.name, ArtifactRow.media_type, ArtifactRow.ref)
+    .where(one_of(ArtifactRow.job_id, _ids))
+    .order_by(ArtifactRow.job_id, ArtifactRow.name)
+)
+
+
+def job_view(tx: Connection, job_id: str) -> JobView:
+    """Return the view of a job. Raises NotFound."""
+    row = None
+    if job_id.isprintable():  # PostgreSQL's text refuses NUL characters and surrogates
+        row = tx.execute(_JOB, {"job_id": job_id}).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    return _views(tx, [row])[0]
+
+
+def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
+    """Return the views of these jobs, the newest first; ``brief``: without results."""
+    return _views(tx, tx.execute(_JOBS, {"ids": listed(job_ids)}).all(), brief)
+
+
+def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
+    """Return the ids of these jobs that are there and have not ended."""
+    return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
+
+
+def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
+    """Return whether a job of this tenant has this idempotency key."""
+    has_key = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
+    return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
+
+
+def events(tx: Connection, job_id: str) -> list[EventView]:
+    """Return a job's events, the oldest first. Raises NotFound."""
+    if not job_id.isprintable() or tx.execute(select(JobRow.id).where(JobRow.id == job_id)).first() is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
+    return [
+        EventView(
+            id=row.id,
+            type=row.type,
+            at=as_datetime(row.at),
+            data={name: value for name, value in row.data.items() if name != RETRY_TOKEN},
+        )
+        for row in rows
+    ]
+
+
+def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
+    """Return where an artifact is stored. Raises NotFound, and Gone when it is not kept any longer."""
+    row = None
+    if job_id.isprintable() and name.isprintable():
+        row = tx.execute(
+            select(ArtifactRow.media_type, ArtifactRow.ref).where(
+                ArtifactRow.job_id == job_id, ArtifactRow.name == name
+            )
+        ).one_or_none()
+        if row is None and tx.execute(select(JobRow.artifacts_gone).where(JobRow.id == job_id)).scalar():
+            raise Gone(f"the artifacts of job {job_id} are not kept any longer", field="name")
+    if row is None:
+        raise NotFound(f"job {job_id!r} has no artifact {name!r}", field="name")
+    return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
+
+
+def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False) -> list[JobView]:
+    """Return the views of the jobs whose shown columns these are, in their order; ``brief``: without results."""
+    ids = [row.id for row in rows]
+    if not ids:
+        return []
+    stage_runs = _STAGE_RUNS_BUT_RESULTS if brief else _STAGE_RUNS
+    runs: dict[str, list[_AnyRow]] = defaultdict(list)
+    for run in sorted(tx.execute(stage_runs, {"ids": listed(ids)}), key=lambda run: run.position):
+        runs[run.job_id].append(run)
+    retried = {row.id for row in rows if row.retries}  # their failures began to count anew, their errors stayed
+    errors = _errors(
+        tx, [run.id for of_job in runs.values() for run in of_job if run.failures or run.job_id in retried]
+    )
+    artifacts = _artifacts(tx, ids)
+    waiting = _without_worker(tx, rows, runs)
+    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), brief) for row in rows]
+
+
+def _artifacts(tx: Connection, job_ids: Sequence[str]) -> Mapping[str, list[ArtifactView]]:
+    """Return the artifacts of these jobs by job id, sorted by name; an empty list for a job without any."""
+    artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
+    for row in tx.execute(_ARTIFACTS, {"ids": listed(job_ids)}):
+        ref = ObjectRef.model_validate(row.ref)
+        artifacts[row.job_id].append(
+            ArtifactView(
+                name=row.name,
+                media_type=row.media_type,
+                bytes=ref.size,
+                digest=ref.digest,
+                url=f"/v1/jobs/{row.job_id}/artifacts/{quote(row.name, safe='')}",
+            )
+        )
+    return artifacts
+
+
+def _without_worker(
+    tx: Connection, rows: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]]
+) -> dict[str, WaitingView]:
+    """Return why jobs wait that have a queued stage run which no live worker may take, by job id.
+
+    Of several such stage runs of a job the first is named.
+    """
+    queued = [
+        (row, run)
+        for row in rows
+        if row.state in _ACTIVE
+        for run in reversed(runs[row.id])
+        if run.state == StageRunState.QUEUED
+    ]
+    if not queued:
+        return {}
+    live: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for worker in tx.execute(_LIVE_FILES):
+        live[worker.pipeline, worker.stage][worker.pipeline_digest] = worker.pipeline_version
+    waiting = {}
+    for row, run in queued:
+        others = live[row.pipeline, run.stage]
+        if row.pipeline_digest not in others and (row.pipeline_digest or not others):
+            waiting[row.id] = _no_worker(run.stage, row.pipeline_version, row.pipeline_digest or None, others)
+    return waiting
+
+
+def _no_worker(stage: str, version: str, digest: str | None, others: Mapping[str, str]) -> WaitingView:
+    """Say that no worker has the job's pipeline file; ``others`` are the versions of live workers, by digest."""
+    message = f"no worker of stage {stage} serves"
+    if others:
+        known = ", ".join(sorted(f"{theirs} (digest {its or 'unknown'})" for its, theirs in others.items()))
+        message = (
+            f"no worker of stage {stage} has the pipeline file that the job was submitted with, "
+            f"version {version} (digest {digest}); those that serve have another, version {known}"
+        )
+    return WaitingView(
+        reason="no_worker", stage=stage, pipeline_version=version, pipeline_digest=digest, message=message
+    )
+
+
+def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[AttemptErrorView]]:
+    """Return the errors of these stage runs' attempts by stage run id, the oldest first."""
+    errors: dict[int, list[AttemptErrorView]] = defaultdict(list)
+    if not stage_run_ids:
+        return errors
+    for row in tx.execute(_ERRORS, {"ids": listed(stage_run_ids)}):
+        errors[row.stage_run_id].append(
+            AttemptErrorView(attempt=row.attempt, worker=row.worker, at=as_datetime(row.at), **row.error)
+        )
+    return errors
+
+
+def _view(
+    row: _AnyRow,
+    runs: Sequence[_AnyRow],
+    errors: Mapping[int, list[AttemptErrorView]],
+    artifacts: list[ArtifactView],
+    waiting: WaitingView | None,
+    brief: bool,
+) -> JobView:
+    status = JobState(row.state)
+    return JobView(
+        id=row.id,
+        pipeline=row.pipeline,
+        pipeline_version=row.pipeline_version,
+        status=status,
+        created_at=as_datetime(row.created_at),
+        started_at=_time(row.started_at),
+        finished_at=_time(row.finished_at),
+        modalities=row.modalities,
+        stages=[
+            StageRunView(
+                name=run.stage,
+                status=StageRunState(run.state),
+                attempt=run.attempt,
+                reason="no_worker" if waiting is not None and waiting.stage == run.stage else run.reason,
+                queued_at=_time(run.queued_at),
+                started_at=_time(run.started_at),
+                finished_at=_time(run.finished_at),
+                progress=None if run.progress is None else ProgressView(**run.progress),
+                payload_bytes=run.payload_bytes,
+                worker=run.owner,
+                errors=errors.get(run.id, []),
+                finish_reason=run.finish_reason,
+            )
+            for run in runs
+        ],
+        waiting=waiting,
+        warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
+        result=merged_result(run.result for run in runs) if status is JobState.COMPLETED and not brief else None,
+        artifacts=artifacts,
+        error=None if row.error is None else ErrorView(**row.error),
+        metadata=row.metadata,
+        seed=row.seed,
+        expires_at=_time(row.deadline),
+        retries=row.retries,
+        tenant=row.tenant,
+    )
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else as_datetime(seconds)
