@@ -34,7 +34,6 @@ COPY omni_jobs omni_jobs
 COPY workers workers
 COPY stage_configs stage_configs
 COPY migrations migrations
-COPY vision_shim vision_shim
 RUN --mount=type=cache,target=/root/.cache/uv uv build --wheel --out-dir /dist
 
 FROM builder AS core-packages

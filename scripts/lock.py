@@ -1,4 +1,4 @@
-"""Writes the locks anew; called by scripts/lock. Arguments (``--upgrade …``) go to ``uv pip compile``."""
+"""Write the locks from pyproject.toml; scripts/lock calls it. Arguments (``--upgrade …``) go to ``uv pip compile``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ def main(arguments: list[str]) -> None:
 
 
 def seed(lock: Path, *, keep: bool) -> None:
-    """What is tested is what is deployed: the resolver keeps the versions of the file that it is to write."""
+    """Write the tested versions into the lock, because the resolver keeps versions that the lock has.
+
+    So what is deployed is what is tested. With ``keep`` the lock's own versions stay where the tested lock has none.
+    """
     versions = pins(lock) if keep and lock.exists() else {}
     versions |= {name: version for name, version in pins(DEV_LOCK).items() if "+cpu" not in version}
     lock.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()), encoding="utf-8")
 
 
 def write(lock: Path, extras: list[str], arguments: list[str]) -> None:
-    """Resolve for any Python 3.11 on Debian 12's glibc, whatever machine this is; then for 3.12, to the same versions.
+    """Resolve for Python 3.11 on Debian 12's glibc, whatever this machine has, and check the versions for Python 3.12.
 
-    What a Python 3.11 needs and 3.12 does not (async-timeout) stays in the lock: it does no harm.
+    A package that only Python 3.11 needs (async-timeout) is in the lock for both, because it does no harm.
     """
     environment = uv_environment(pip_configuration(dict(os.environ)), dict(os.environ))
     if "worker-cpu" not in extras:
-        environment.pop("UV_FIND_LINKS", None)  # a directory of CPU builds would win over the index's CUDA builds
+        environment.pop("UV_FIND_LINKS", None)  # CPU builds in a local directory would win over the index's CUDA builds
     command: Command = [PYTHON, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", "--output-file", lock]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     command += ["--python-platform", "x86_64-manylinux_2_36"]
@@ -51,7 +54,7 @@ def write(lock: Path, extras: list[str], arguments: list[str]) -> None:
 
 
 def check_newer_python(lock: Path, command: Command, environment: dict[str, str]) -> None:
-    """Resolve for Python 3.12 from the lock's versions alone, and say which it lacks."""
+    """Resolve for Python 3.12 with the lock's versions only. Exits naming the packages that the lock lacks."""
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory) / "found.txt"
         command = [found if part == lock else part for part in command]

@@ -329,7 +329,7 @@ def test_secrets_are_never_overwritten(secrets: Path) -> None:
     before = {path: path.read_text() for path in secrets.iterdir()}
     result = subprocess.run([SECRETS, secrets], capture_output=True, text=True)
     assert result.returncode == 1
-    assert "has to be new" in result.stderr
+    assert "must not exist yet" in result.stderr
     assert {path: path.read_text() for path in secrets.iterdir()} == before
 
 

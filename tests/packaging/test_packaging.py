@@ -1,4 +1,4 @@
-"""The locks, the wheel, the scripts that install them, and the torchvision shim."""
+"""The locks, the wheel, and the scripts that install them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ def installer() -> ModuleType:
     return module
 
 
-def python(code: str, *, path: Path | None = None, site: bool = True, cwd: Path | None = None) -> str:
-    """What a fresh interpreter prints."""
+def python(code: str, *, path: Path | None = None, cwd: Path | None = None) -> str:
+    """Run code in a fresh interpreter; return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMNI_JOBS_", "PYTHON"))}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
-    command = [sys.executable, *([] if site else ["-S"]), "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -156,9 +155,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked
 
 
-def test_wheel_has_the_packages_and_the_shim(wheel: Path) -> None:
+def test_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     top = {path.name for path in wheel.iterdir() if not path.name.endswith(".dist-info")}
-    assert top == {"omni_jobs", "workers", "omni_jobs_vision_shim.py", "omni_jobs_vision_shim.pth"}
+    assert top == {"omni_jobs", "workers"}
     assert (wheel / "omni_jobs" / "py.typed").exists()
     assert not list(wheel.rglob("*.pyc"))
 
@@ -326,9 +325,7 @@ def test_setup_takes_either_python(bare_checkout: Path, version: str, taken: boo
 
 def test_setup_changes_the_python_when_told_to(bare_checkout: Path) -> None:
     """An environment that is up to date is left alone, unless PYTHON names another version than the one it has."""
-    for name in ("pyproject.toml", "vision_shim/omni_jobs_vision_shim.pth", "vision_shim/omni_jobs_vision_shim.py"):
-        (bare_checkout / name).parent.mkdir(exist_ok=True)
-        (bare_checkout / name).write_bytes((ROOT / name).read_bytes())
+    (bare_checkout / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     for version in ("3.11", "3.12"):
         python = bare_checkout / f"python{version}"
         install = (
@@ -360,64 +357,46 @@ def test_setup_refuses_an_unknown_lock(bare_checkout: Path) -> None:
     assert "no locks/gpu.txt; there are: core worker-cpu-dev" in result.stderr
 
 
-# The torchvision shim.
-
-SHIM = ROOT / "vision_shim"
-PATHS = f"import sys; sys.path[:0] = [{str(SHIM)!r}]; import omni_jobs_vision_shim as shim; shim.install(); "
+# torchvision.
 
 
-def packages(directory: Path, *, torch: str, vision_ops: bool = False, optional_libraries: bytes = b"") -> Path:
-    """Stand-ins with what the shim looks at: libraries beside torch, torchvision's extension, torchaudio's library."""
-    files = {
-        "torch/__init__.py": b"",
-        f"torch/lib/libtorch_{torch}.so": b"",
-        "torchvision/__init__.py": b"from . import extension, _meta_registrations, _autograd_registrations",
-        "torchvision/extension.py": f"def _has_ops(): return {vision_ops}".encode(),
-        "torchvision/_meta_registrations.py": b"REAL = True",
-        "torchvision/_autograd_registrations.py": b"REAL = True",
-        "torchaudio/__init__.py": b"",
-        "torchaudio/lib/libtorchaudio.so": b"\x7fELF" + optional_libraries,
-    }
-    for name, content in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(content)
-    return directory
+def stand_in(directory: Path, failure: str = "") -> Path:
+    """A package torchvision whose import of compiled operators' registrations raises RuntimeError(failure), if any."""
+    package = directory / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import _autograd_registrations, _meta_registrations")
+    registration = f"raise RuntimeError({failure!r})" if failure else "REAL = True"
+    for name in ("_autograd_registrations", "_meta_registrations"):
+        (package / f"{name}.py").write_text(registration)
+    return package
 
 
-REAL = (
-    "import torchvision as v; print(hasattr(v._meta_registrations, 'REAL'), hasattr(v._autograd_registrations, 'REAL'))"
-)
+def mend(installer: ModuleType, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installer, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    installer.mend_torchvision()
 
 
-@pytest.mark.parametrize(
-    ("torch", "vision_ops", "replaced"), [("cpu", False, True), ("cpu", True, False), ("cuda", False, False)]
-)
-def test_shim_replaces_only_what_cannot_load(tmp_path: Path, torch: str, vision_ops: bool, replaced: bool) -> None:
-    path = packages(tmp_path, torch=torch, vision_ops=vision_ops)
-    assert python(PATHS + REAL, path=path, site=False) == f"{not replaced} {not replaced}"
+def test_setup_mends_a_torchvision_whose_operators_cannot_load(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = stand_in(tmp_path, "operator torchvision::nms does not exist")
+    cached = tmp_path / "_meta_registrations.py"  # uv links files from its cache
+    cached.hardlink_to(package / "_meta_registrations.py")
+    mend(installer, package, monkeypatch)
+    code = "import torchvision; print(torchvision._meta_registrations.__doc__)"
+    assert python(code, path=tmp_path).startswith("Empty")
+    assert cached.read_text().startswith("raise")
 
 
-@pytest.mark.parametrize(
-    ("torch", "libraries", "absent"),
-    [("cpu", b"libcudart.so.13", True), ("cpu", b"libtorch_cpu.so", False), ("cuda", b"libcudart.so.13", False)],
-)
-def test_shim_hides_what_wants_cuda(tmp_path: Path, torch: str, libraries: bytes, absent: bool) -> None:
-    path = packages(tmp_path, torch=torch, optional_libraries=libraries)
-    code = PATHS + "import torch, importlib.util as u; print(u.find_spec('torchaudio') is None)"
-    assert python(code, path=path, site=False) == str(absent)
-    imported = "\ntry: import torchaudio; print(True)\nexcept ModuleNotFoundError: print(False)"
-    assert python(PATHS + imported, path=path, site=False) == str(not absent)
-
-
-def test_every_process_has_the_shim_and_pays_nothing_for_it() -> None:
-    code = """
-import sys
-print([type(finder).__name__ for finder in sys.meta_path].count("VisionShim"))
-print(sorted({"torch", "torchvision", "pathlib", "importlib.machinery"} & set(sys.modules)))
-"""
-    count, imported = python(code).splitlines()
-    assert count == "1"
-    assert imported == "[]"
+@pytest.mark.parametrize("failure", ["", "another error"])
+def test_setup_leaves_any_other_torchvision_alone(
+    installer: ModuleType, tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = stand_in(tmp_path, failure)
+    before = {path: path.read_text() for path in package.glob("*.py")}
+    mend(installer, package, monkeypatch)
+    assert {path: path.read_text() for path in package.glob("*.py")} == before
 
 
 def test_torchvision_imports_here() -> None:
