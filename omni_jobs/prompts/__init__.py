@@ -1,11 +1,11 @@
-"""Prompts: how a checkpoint's family turns messages into text, and how long that is in tokens.
+"""Turn a job's messages into a prompt, and count its tokens, with one renderer per architecture.
 
-load_renderer(architecture, directory)   the renderer of a checkpoint, an entry point of ``omni_jobs.prompts``
-architectures_of(directory)              which of them take a checkpoint
-Renderers(settings).of(pipeline)         the renderer of a pipeline on this host
+load_renderer(architecture, directory)   load the renderer of a checkpoint, an entry point of ``omni_jobs.prompts``
+architectures_of(directory)              list the architectures that take a checkpoint
+Renderers(settings).of(pipeline)         return the renderer of a pipeline on this host
 
-The same renderer counts tokens when a job is admitted and renders the prompt in the
-worker, so both agree. It needs no torch and no transformers.
+Admission counts tokens and a worker renders the prompt with the same renderer, so both agree. A renderer
+imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -29,90 +29,94 @@ __all__ = ["PromptRenderer", "Renderers", "architectures_of", "load_renderer"]
 
 
 class PromptRenderer(Protocol):
-    """One checkpoint's way from messages to a prompt. Safe for threads.
+    """Renders and counts the prompts of one checkpoint. Safe for threads.
 
-    ``request`` is an admitted one: ``messages`` with string contents, or with parts
+    A ``request`` is an admitted one: its ``messages`` have string contents, or parts
     ``{"type": "text", "text": …}`` and ``{"type": "audio" | "image" | "video", "media": n}``.
     """
 
     max_model_len: int  # tokens of prompt and reply together in the stage that reads the prompt
     hidden_size: int  # of that stage: the width of its input embeddings
-    longest_audio_s: float | None  # of one clip, in seconds: longer ones are not decoded to their end; None: any
+    longest_audio_s: float | None  # seconds; admission decodes no more of a clip. None: no bound
 
     def __init__(self, model_dir: Path) -> None:
-        """Read the checkpoint's small files. Raises ConfigError naming the file."""
+        """Read the checkpoint's small files. Raise ConfigError naming the file that is missing or wrong."""
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint with this ``config.json`` is of this architecture."""
+        """Return whether a checkpoint with this ``config.json`` is of this architecture."""
 
     def check(self, request: Mapping[str, Any]) -> None:
-        """Raises InvalidRequest for text that would be read as the template's own markup."""
+        """Raise InvalidRequest for text that the tokenizer would read as the template's own markup."""
 
     def render(self, request: Mapping[str, Any]) -> str:
-        """The prompt, one placeholder per medium. Raises InvalidRequest when the template refuses."""
+        """Return the prompt's text, one placeholder per medium. Raise InvalidRequest when the template refuses."""
 
     def encode(self, request: Mapping[str, Any]) -> Sequence[int] | None:
-        """The prompt's token ids, where text is all it may hold. None: the engine tokenizes what ``render`` gives.
+        """Return the prompt's token ids; None where the engine tokenizes the text of ``render`` itself.
 
-        Raises InvalidRequest when a text would change the structure of the prompt.
+        Raise InvalidRequest when a text would change the structure of the prompt.
         """
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        """Tokens of the prompt with every placeholder expanded; ``media`` in the order of their numbers.
+        """Count the prompt's tokens, every placeholder expanded; ``media`` in the order of their numbers.
 
-        Raises InvalidRequest for a medium the model cannot take whole. Text far beyond the
-        model's length is not tokenized: the number is then a lower bound.
+        The count is a lower bound for text far beyond the model's length, because such text is not tokenized.
+        Raise InvalidRequest for a medium that the model cannot take whole.
         """
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        """The longest prompt, in tokens, with which these stages of a job can run."""
+        """Return the longest prompt, in tokens, with which a job of these stages can run."""
 
 
 @lru_cache(maxsize=16)
 def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
-    """Loaded once per process and checkpoint. Raises ConfigError."""
-    found = entry_points(group=PROMPTS, name=architecture)
-    if not found:
+    """Return the checkpoint's renderer, loaded once per process. Raise ConfigError."""
+    installed = entry_points(group=PROMPTS, name=architecture)
+    if not installed:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
     check_checkpoint(model_dir)
-    kind: type[PromptRenderer] = next(iter(found)).load()
+    kind: type[PromptRenderer] = next(iter(installed)).load()
     return kind(model_dir)
 
 
 def architectures_of(model_dir: Path) -> frozenset[str]:
-    """The installed architectures that take this checkpoint, by its ``config.json``. Raises ConfigError."""
+    """Return the installed architectures whose renderers take this checkpoint. Raise ConfigError."""
     check_checkpoint(model_dir)
     config = read_json(model_dir / "config.json")
     return frozenset(entry.name for entry in entry_points(group=PROMPTS) if entry.load().takes(config))
 
 
 class Renderers:
-    """The renderers of the pipelines, as this host's checkpoints allow."""
+    """The renderers of all pipelines, from the checkpoints of this host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._loaded: dict[tuple[str, Path], PromptRenderer] = {}
 
     def are_loaded(self, pipeline: Pipeline) -> bool:
-        """Whether ``of`` has the pipeline's at hand: it may take seconds otherwise."""
-        return pipeline.model is None or self._place_of(pipeline) in self._loaded
+        """Return whether ``of`` answers at once; loading a renderer may take seconds."""
+        return pipeline.model is None or self._key_of(pipeline) in self._loaded
 
     def of(self, pipeline: Pipeline) -> PromptRenderer | None:
-        """None for a pipeline without a model. Raises ModelMissing; a checkpoint may still come."""
+        """Return the pipeline's renderer; None for a pipeline without a model.
+
+        Raise ModelMissing while the checkpoint is missing or wrong; the next call looks again.
+        """
         if pipeline.model is None:
             return None
-        place = self._place_of(pipeline)
-        if place is None:
+        key = self._key_of(pipeline)
+        if key is None:
             raise ModelMissing(f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model")
         try:
-            found = self._loaded.get(place) or load_renderer(*place)
+            renderer = self._loaded.get(key) or load_renderer(*key)
         except ConfigError as error:
             raise ModelMissing(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model") from error
-        self._loaded[place] = found
-        return found
+        self._loaded[key] = renderer
+        return renderer
 
-    def _place_of(self, pipeline: Pipeline) -> tuple[str, Path] | None:
+    def _key_of(self, pipeline: Pipeline) -> tuple[str, Path] | None:
+        """Return the pipeline's architecture and checkpoint directory; None where it has none here."""
         if pipeline.model is None:
             return None
         path = self._settings.models.get(pipeline.name) or pipeline.model.path

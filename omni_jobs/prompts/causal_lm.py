@@ -1,4 +1,4 @@
-"""Any causal language model of the Hugging Face layout: text in, text out."""
+"""The prompts of causal language models in the Hugging Face layout, which take text alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
 __all__ = ["CausalLmPromptRenderer"]
 
-# What families call the same number in config.json; the first one there counts.
+# The names of one number in the config.json of different families; the first one present counts.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 _SIZES = ("hidden_size", "n_embd", "d_model")
 
@@ -23,12 +23,12 @@ _HEADS = ("ForCausalLM", "LMHeadModel")
 
 
 class CausalLmPromptRenderer:
-    """A causal language model's prompts."""
+    """The PromptRenderer of a causal language model."""
 
-    longest_audio_s = None  # it hears nothing
+    longest_audio_s = None  # it takes no audio
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises ConfigError for a checkpoint that lacks a file, a field or a chat template."""
+        """Read the checkpoint's small files. Raise ConfigError when a file, a field or the chat template is missing."""
         file = str(model_dir / "config.json")
         config = read_json(model_dir / "config.json")
         nested = config.get("text_config")
@@ -48,25 +48,25 @@ class CausalLmPromptRenderer:
         self._tokenizer.check(request["messages"])
 
     def render(self, request: Mapping[str, Any]) -> str:
-        return self._template.render(_plain(request["messages"]))
+        return self._template.render(_as_text(request["messages"]))
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
-        return self._tokenizer.encode(_plain(request["messages"]))
+        return self._tokenizer.encode(_as_text(request["messages"]))
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        return self._tokenizer.count(_plain(request["messages"]), self.max_model_len)
+        return self._tokenizer.count(_as_text(request["messages"]), self.max_model_len)
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         lengths = [stage.engine.max_model_len or self.max_model_len for stage in stages]
-        return min(*lengths, self.max_model_len) - 1  # a reply of one token at least
+        return min(*lengths, self.max_model_len) - 1  # room for a reply of one token
 
 
 def _first(config: Mapping[str, Any], names: Sequence[str]) -> str:
     return next((name for name in names if name in config), names[0])
 
 
-def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every content one string, as these templates want it. Raises InvalidRequest for a medium."""
+def _as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join each message's parts to the one string that these templates take. Raise InvalidRequest for a medium."""
     return [{**message, "content": _text(message["content"], number)} for number, message in enumerate(messages)]
 
 

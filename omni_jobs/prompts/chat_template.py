@@ -1,4 +1,4 @@
-"""A checkpoint's chat template in Jinja's immutable sandbox, set up as Transformers does it."""
+"""Render a checkpoint's chat template in Jinja's immutable sandbox, set up as Transformers sets it up."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["ChatTemplate"]
 
 
 class ChatTemplate:
-    """Messages → text."""
+    """The chat template of one checkpoint."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises ConfigError when the checkpoint has none, or it is no template."""
+        """Load and compile the template. Raise ConfigError when there is none or it does not compile."""
         source, file = _source(model_dir)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
@@ -38,45 +38,53 @@ class ChatTemplate:
         self._special_tokens = _special_tokens(model_dir)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt up to where the assistant begins. Raises InvalidRequest when the template refuses."""
+        """Return the prompt up to the assistant's reply. Raise InvalidRequest when the template fails."""
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # it adds a list to a string, say
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # for example, it adds a list to a string
             raise InvalidRequest(f"the model's chat template fails: {error}", field="messages") from None
 
 
 def _source(model_dir: Path) -> tuple[str, str]:
-    """The template and the file it stands in, looked for where Transformers does, in its order."""
+    """Return the template's text and its file; look in the files that Transformers reads, in its order.
+
+    Raise ConfigError when there is none.
+    """
     bare = model_dir / "chat_template.jinja"
     if bare.is_file():
         return bare.read_text(encoding="utf-8"), str(bare)
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        found = read_json(model_dir / name, {}).get("chat_template")
-        if isinstance(found, list):  # several by name
-            found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
-        if isinstance(found, str):
-            return found, str(model_dir / name)
+        template = read_json(model_dir / name, {}).get("chat_template")
+        if isinstance(template, list):  # several templates, each with a name
+            template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+        if isinstance(template, str):
+            return template, str(model_dir / name)
     raise ConfigError("the checkpoint has no chat template", file=str(model_dir), field="chat_template")
 
 
 def _special_tokens(model_dir: Path) -> dict[str, str]:
     config = read_json(model_dir / "tokenizer_config.json", {})
-    found = {}
+    tokens = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token = config.get(name)
         if isinstance(token, dict):
             token = token.get("content")
         if isinstance(token, str):
-            found[name] = token
-    return found
+            tokens[name] = token
+    return tokens
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks for training what the assistant said; for a prompt it is as if it were not there."""
+    """Parse ``{% generation %}`` as its content alone: the tag marks the assistant's words for training."""
 
-    tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 — Jinja declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -90,7 +98,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML."""
+    """Return the value as JSON, as Transformers' filter does; Jinja's own ``tojson`` escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint directory: whether it can be read, and its small JSON files."""
+"""Check that a checkpoint directory can be read, and read its small JSON files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_checkpoint", "positive", "processor_part", "read_json"]
 
 
 def check_checkpoint(directory: Path) -> None:
-    """Raise ConfigError naming the file when the directory is missing, unreadable, or has links that lead nowhere."""
+    """Raise ConfigError naming the file when the directory is missing, unreadable or has dangling links."""
     try:
         for path in sorted(directory.iterdir()):
             if path.is_symlink() and not path.exists():
@@ -37,31 +37,34 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON object; ``default`` where there is no such file. Raises ConfigError."""
+    """Return the file's JSON object, or ``default`` where there is no such file. Raise ConfigError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if default is not None:
             return default
         raise ConfigError("the checkpoint lacks this file", file=str(path)) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ConfigError("not a JSON object", file=str(path))
-    return found
+    return document
 
 
 def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
-    """Settings of ``image_processor`` or ``feature_extractor``: nested in the newer file, flat in the older one."""
+    """Return the settings of ``image_processor`` or ``feature_extractor``. Raise ConfigError.
+
+    The newer processor_config.json nests them; the older preprocessor_config.json has them at its top.
+    """
     nested = read_json(model_dir / "processor_config.json", {}).get(part)
     return nested if isinstance(nested, dict) else read_json(model_dir / "preprocessor_config.json")
 
 
 def positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:
-    """The positive integer at a path of keys. Raises ConfigError naming the file and the path."""
-    found: Any = config
+    """Return the positive integer at a path of keys. Raise ConfigError naming the file and the path."""
+    value: Any = config
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError("not a positive integer", file=file, field=".".join(path))
-    return found
+    return value

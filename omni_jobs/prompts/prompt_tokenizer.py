@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer as prompts use it: nothing a user writes may become the template's own markup.
+"""Tokenize prompts so that a user's text never becomes the template's own markup.
 
-check     text that spells a special token is refused: it could pose as another role, or as a medium
-encode    whatever else the text holds, the prompt's special tokens must be the template's alone
+``check`` refuses text that spells a special token, because it could pose as another role or as a medium.
+``encode`` refuses any other text that changes the prompt's special tokens.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class PromptTokenizer:
-    """Messages → token ids, through one checkpoint's chat template. Safe for threads."""
+    """The tokenizer of one checkpoint with its chat template. Safe for threads."""
 
     def __init__(self, model_dir: Path, template: ChatTemplate) -> None:
-        """Raises ConfigError for a checkpoint without ``tokenizer.json``."""
+        """Load ``tokenizer.json``. Raise ConfigError when it is missing or cannot be read."""
         self._template = template
         self._tokenizer = _tokenizer(model_dir)
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
@@ -35,44 +35,49 @@ class PromptTokenizer:
         self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
 
     def check(self, messages: Messages) -> None:
-        """Raises InvalidRequest with the field of the part that spells a special token."""
+        """Raise InvalidRequest naming the field of the text that spells a special token."""
         for number, message in enumerate(messages):
             texts = list(_texts(message["content"], f"messages.{number}.content"))
-            # Parts follow one another in the prompt without a gap: a token may span two.
+            # A token may span two parts, because the prompt joins them without a gap.
             token = self._reserved_in("".join(text for text, _ in texts))
             if token is not None:
-                within = (field for text, field in texts if self._reserved_in(text) is not None)
+                fields = (field for text, field in texts if self._reserved_in(text) is not None)
                 raise InvalidRequest(
                     f"the text contains {token}, which the model's prompts reserve",
-                    field=next(within, f"messages.{number}.content"),
+                    field=next(fields, f"messages.{number}.content"),
                 )
 
     def _reserved_in(self, text: str) -> str | None:
+        """Return the first special token in the text or in its normalized form."""
         normalizer = self._tokenizer.normalizer
         forms = (text,) if normalizer is None else (text, normalizer.normalize_str(text))
-        found = next(filter(None, map(self._reserved.search, forms)), None)
-        return None if found is None else found.group()
+        match = next(filter(None, map(self._reserved.search, forms)), None)
+        return None if match is None else match.group()
 
     def count(self, messages: Messages, limit: int) -> int:
-        """The prompt's length in tokens. Far beyond ``limit`` it is a lower bound: such text is not tokenized."""
+        """Count the prompt's tokens; return a lower bound for text far above ``limit``, which is not tokenized.
+
+        Raise InvalidRequest as ``encode`` does.
+        """
         prompt = self._template.render(messages)
         at_least = -(-len(prompt.encode()) // self._longest_token)
         return at_least if at_least > limit else len(self._encode(prompt, messages))
 
     def encode(self, messages: Messages) -> list[int]:
-        """The prompt's token ids. Raises InvalidRequest when a text would change the prompt's structure."""
+        """Return the prompt's token ids. Raise InvalidRequest when a text would change the prompt's structure."""
         return self._encode(self._template.render(messages), messages)
 
     def _encode(self, prompt: str, messages: Messages) -> list[int]:
-        # The template writes every special token of a prompt, the first one too.
+        # The template writes every special token of a prompt, including the first.
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         skeleton = self._template.render(_without_text(messages))
-        bare = self._tokenizer.encode(skeleton, add_special_tokens=False).ids
-        if self._structure(ids) != self._structure(bare):
+        skeleton_ids = self._tokenizer.encode(skeleton, add_special_tokens=False).ids
+        if self._structure(ids) != self._structure(skeleton_ids):
             raise InvalidRequest("the text would change the structure of the prompt", field="messages")
         return ids
 
     def _structure(self, ids: Sequence[int]) -> list[int]:
+        """Return the special tokens among the ids, in order."""
         return [token for token in ids if token in self._special_ids]
 
 
@@ -90,6 +95,7 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Yield (text, field) of a message's content."""
     if isinstance(content, str):
         yield content, field
         return
@@ -99,18 +105,19 @@ def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_text(messages: Messages) -> list[dict[str, Any]]:
+    """Return the messages with every text replaced by a placeholder."""
     return [
         {
             **message,
-            "content": _nothing(message["content"])
+            "content": _placeholder(message["content"])
             if isinstance(message["content"], str)
-            else [{**part, "text": _nothing(part["text"])} if part["type"] == "text" else part
+            else [{**part, "text": _placeholder(part["text"])} if part["type"] == "text" else part
                   for part in message["content"]],
         }
         for message in messages
     ]  # fmt: skip
 
 
-def _nothing(text: str) -> str:
-    """A text that says nothing; not an empty one, which templates may leave out or refuse."""
+def _placeholder(text: str) -> str:
+    """Return a one-letter text, because templates may drop or refuse an empty one; keep text that is blank."""
     return "x" if text.strip() else text

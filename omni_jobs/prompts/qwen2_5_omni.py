@@ -1,7 +1,6 @@
-"""Qwen2.5-Omni: chat template, placeholders and how many tokens a medium takes.
+"""The prompts of Qwen2.5-Omni: its chat template, its placeholders and the tokens of each medium.
 
-The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test
-compares them with it.
+The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
 __all__ = ["QwenOmniPromptRenderer", "smart_resize"]
 
-# The processor's own, whatever the checkpoint says of videos: per frame, in pixels.
+# Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
 _VIDEO_MIN_PIXELS = 128 * 28 * 28
 _VIDEO_MAX_PIXELS = 768 * 28 * 28
 
-# What a stage adds to the prompt at least: a reply of one token, and before it the talker's codec pad and bos.
-_ROOM = {"thinker": 1, "talker": 3}
+# Tokens that a stage adds to the prompt at least: one of its reply, and the talker's codec pad and bos.
+_MIN_ADDED_TOKENS = {"thinker": 1, "talker": 3}
 
 
 class QwenOmniPromptRenderer:
-    """A Qwen2.5-Omni checkpoint's prompts."""
+    """The PromptRenderer of a Qwen2.5-Omni checkpoint."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises ConfigError for a checkpoint that lacks a file or a field."""
+        """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing."""
         self._template = ChatTemplate(model_dir)
         self._tokenizer = PromptTokenizer(model_dir, self._template)
         config = read_json(model_dir / "config.json")
@@ -69,7 +68,7 @@ class QwenOmniPromptRenderer:
         return self._template.render(request["messages"])
 
     def encode(self, request: Mapping[str, Any]) -> None:
-        """None: the engine's processor tokenizes, and expands the placeholders."""
+        """Return None, because the engine's processor tokenizes the prompt and expands its placeholders."""
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         expanded = sum(self._media_tokens(info, field) - 1 for info, field in _media_fields(request, media))
@@ -78,9 +77,9 @@ class QwenOmniPromptRenderer:
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         limits = []
         for stage in stages:
-            if stage.component in _ROOM:
+            if stage.component in _MIN_ADDED_TOKENS:
                 context = self._context[stage.component]
-                limits.append(min(stage.engine.max_model_len or context, context) - _ROOM[stage.component])
+                limits.append(min(stage.engine.max_model_len or context, context) - _MIN_ADDED_TOKENS[stage.component])
         return min(limits, default=self.max_model_len - 1)
 
     def _media_tokens(self, info: MediaInfo, field: str) -> int:
@@ -94,7 +93,10 @@ class QwenOmniPromptRenderer:
                 return pairs * self._patches(info.height, info.width, _VIDEO_MIN_PIXELS, _VIDEO_MAX_PIXELS)
 
     def _audio_tokens(self, info: AudioInfo, field: str) -> int:
-        """One per four mel frames, through the encoder's two halvings."""
+        """Count a clip's tokens: one per four mel frames, because the encoder halves them twice.
+
+        Raise InvalidRequest for a clip that is too long for the model.
+        """
         if info.samples > self._longest_audio:
             raise InvalidRequest(
                 f"the audio is too long: this model hears at most {self.longest_audio_s:g} s at a time",
@@ -105,15 +107,17 @@ class QwenOmniPromptRenderer:
         return (halved - 2) // 2 + 1
 
     def _patches(self, height: int, width: int, min_pixels: int, max_pixels: int) -> int:
+        """Count the tokens of an image or a frame: its merged patches after resizing."""
         factor = self._patch * self._merge
         resized_height, resized_width = smart_resize(height, width, factor, min_pixels, max_pixels)
         return (resized_height // factor) * (resized_width // factor)
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width as Qwen's image processors resize: multiples of ``factor``, within the pixel limits.
+    """Return the height and width to which Qwen's image processors resize an image.
 
-    Transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
+    They are multiples of ``factor`` within the pixel limits. Source: Transformers,
+    models/qwen2_vl/image_processing_qwen2_vl.py.
     """
     near_height, near_width = round(height / factor) * factor, round(width / factor) * factor
     if near_height * near_width > max_pixels:
@@ -129,6 +133,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def _media_fields(request: Mapping[str, Any], media: Sequence[MediaInfo]) -> Iterator[tuple[MediaInfo, str]]:
+    """Yield (medium, field of its part) for each medium of the messages."""
     for number, message in enumerate(request["messages"]):
         for position, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
             if "media" in part:
