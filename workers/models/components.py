@@ -1,9 +1,8 @@
-"""The parts of checkpoints that AR stages run, and how vLLM loads each.
+"""The components of checkpoints that AR stages run, and the arguments with which vLLM loads each.
 
-An architecture is an entry point of the group ``omni_jobs.models``; those of this
-package stand below. A new model adds its own, its input processor and at most a model
-class: docs/models.md. Light: this module, and what the entry points name, are imported
-in every process of vLLM.
+An architecture is an entry point of the group ``omni_jobs.models``; this module holds those of this package.
+docs/models.md tells how to add one. Every process of vLLM imports this module and the modules that the
+entry points name, so they import nothing heavy.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ GROUP = "omni_jobs.models"
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """A model class of ours, as vLLM's registry knows it."""
+    """A model class of ours: the name under which vLLM registers it, and its path."""
 
     architecture: str
     module: str  # "module:Class"
@@ -44,16 +43,16 @@ class ModelClass:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a checkpoint as an AR stage.
+    """One component of a checkpoint, as an AR stage runs it.
 
-    text             whether its tokens are text: it then has a tokenizer and streams text
-    media            whether its prompts hold audio, images or video
-    model_class      the model class of ours that ``engine_args`` select, if one is needed
-    engine_args      vLLM's AsyncEngineArgs beyond the stage's own
-    stop_ids         the ids that end generation, from the model's config, beside those of the tokenizer and
-                     generation_config
-    adds_embeddings  whether a captured row is last hidden state + input embedding, the latter zero at media
-                     positions of the prompt; else it is the last hidden state
+    text             its tokens are text, so the stage has a tokenizer and streams text
+    media            its prompts may hold audio, images or video
+    model_class      the model class of ours that ``engine_args`` select; None: vLLM's own
+    engine_args      vLLM's AsyncEngineArgs beyond those of the stage config
+    stop_ids         returns the ids that end generation from the model's config, beside those of the tokenizer
+                     and generation_config
+    adds_embeddings  a captured row is last hidden state + input embedding, the latter zero at media positions of
+                     the prompt; otherwise it is the last hidden state alone
     """
 
     text: bool = True
@@ -66,7 +65,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The parts of one architecture's checkpoints that AR stages run; None: the whole checkpoint."""
+    """The components of one architecture's checkpoints by name; the name None is the whole checkpoint."""
 
     components: Mapping[str | None, Component]
 
@@ -77,7 +76,7 @@ QWEN_TALKER = ModelClass(
 
 
 def qwen_talker_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The talker's part of a Qwen2.5-Omni config. vLLM first calls this with a dummy config: returned as it is."""
+    """Return the talker's part of a Qwen2.5-Omni config; return another, such as vLLM's dummy, as it is."""
     talker: PretrainedConfig | None = getattr(config, "talker_config", None)
     if talker is None:
         return config
@@ -88,7 +87,7 @@ def qwen_talker_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def qwen_codec_stop_ids(config: PretrainedConfig) -> list[int]:
-    """As Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``: codec pad and codec end."""
+    """Return codec pad and end, at which Transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` stops."""
     return [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
 
 
@@ -114,9 +113,9 @@ CAUSAL_LM = Architecture({None: Component()})
 
 
 def component_of(model: OmniModelConfig, stage: str) -> Component:
-    """Raises ConfigError when no AR stage can run this part."""
-    found = tuple(entry_points(group=GROUP, name=model.architecture))
-    components: Mapping[str | None, Component] = found[0].load().components if found else {}
+    """Return the component of a stage's model. Raise ConfigError when no AR stage can run it."""
+    installed = tuple(entry_points(group=GROUP, name=model.architecture))
+    components: Mapping[str | None, Component] = installed[0].load().components if installed else {}
     try:
         return components[model.component]
     except KeyError:
@@ -129,6 +128,6 @@ def component_of(model: OmniModelConfig, stage: str) -> Component:
 
 
 def model_classes() -> list[ModelClass]:
-    """The model classes of every installed architecture."""
+    """Return the model classes of all installed architectures."""
     components = [part for entry in entry_points(group=GROUP) for part in entry.load().components.values()]
     return [part.model_class for part in components if part.model_class is not None]

@@ -1,10 +1,9 @@
-"""What a model class implements to read additional information, and to hand more on than rows.
+"""Protocols that a vLLM model class implements to read additional information or to give named outputs.
 
-The ``additional_information`` of an OmniTokensPrompt reaches the model in the
-engine's process before the request enters the batch; ``load_information`` checks and
-prepares it once, the other methods use what it made. The runner knows nothing of its
-contents: workers.models.qwen2_5_omni.talker is one example, tests/example_model another,
-explained in docs/models.md.
+An engine prompt's ``additional_information`` (OmniTokensPrompt) reaches the model in the engine's process before
+the request enters the batch. ``load_information`` checks and prepares it once, and the other methods get its
+result. The runner does not look into it. Examples: workers.models.qwen2_5_omni.talker, and tests/example_model,
+which docs/models.md explains.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from workers.stages.types import TensorTree
 
 __all__ = ["INFORMATION", "InformedRows", "SupportsAdditionalInformation", "SupportsNamedOutputs"]
 
-INFORMATION = "omni_information"  # SamplingParams.extra_args: the key of the request's loaded information
+INFORMATION = "omni_information"  # key in SamplingParams.extra_args; its value is the key of the loaded information
 
 
 @dataclass(frozen=True, slots=True)
 class InformedRows:
-    """A request's rows in one step: rows ``begin`` … ``end`` of the step are its positions from ``position`` on."""
+    """A request's rows in one step: rows ``begin`` … ``end``, the first of them at the request's ``position``."""
 
-    information: Any  # what load_information made
+    information: Any  # the result of load_information
     begin: int
     end: int
     position: int
@@ -37,13 +36,13 @@ class SupportsAdditionalInformation(Protocol):
     """A vLLM model class whose inputs depend on more than its token ids."""
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> Any:
-        """Check and prepare one request's information, its tensors on the CPU.
+        """Check and prepare one request's information, whose tensors are on the CPU; return it in any form.
 
-        Raises ModelError naming the field that does not fit: that request fails, nothing else.
+        Raise ModelError naming the field that is wrong. It fails that request alone.
         """
 
     def information_positions(self, loaded: Any) -> tuple[torch.Tensor, int] | None:
-        """M-RoPE positions int64 [3, P] on the CPU and delta; None: the model's own."""
+        """Return the request's M-RoPE positions int64 [3, P] on the CPU and delta; None: use the model's own."""
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
         """Edit the step's input embeddings [n, H] in place, for all its requests at once."""
@@ -51,12 +50,11 @@ class SupportsAdditionalInformation(Protocol):
 
 @runtime_checkable
 class SupportsNamedOutputs(Protocol):
-    """A vLLM model class that gives the next stage more than tokens and rows."""
+    """A vLLM model class that gives the next stage tensors besides tokens and hidden states."""
 
     def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> Mapping[str, TensorTree]:
-        """Tensors, lists and dicts of tensors, by name; asked once, when a captured request is done.
+        """Return tensors, lists and dicts of tensors, by name. Called once, when a captured request is done.
 
-        ``rows`` [P + N - 1, H] on the CPU, to be left as they are. One rank is asked, between
-        two steps: short work, and no layer that is split over ranks. Raises ModelError: that
-        request fails, nothing else.
+        ``rows`` [P + N - 1, H] are on the CPU and must not be changed. One rank calls this between two steps, so it
+        must be quick and use no layer that is split over ranks. Raise ModelError to fail that request alone.
         """

@@ -1,8 +1,8 @@
-"""One step of an ordinary differential equation, by each solver a job may choose.
+"""Solvers of an ordinary differential equation, one step each.
 
-A solver advances ``state`` from ``start`` to ``end`` along ``velocity(time, state)``, and
-asks for the velocity ``EVALUATIONS_PER_STEP`` times. The error of the whole way shrinks
-with the power ``order`` of the step: 1 for ``euler``, 2 for ``midpoint``, 4 for ``rk4``.
+A solver advances ``state`` from ``start`` to ``end`` along ``velocity(time, state)``. ``euler`` evaluates the
+velocity once a step and has order 1, ``midpoint`` twice with order 2, ``rk4`` four times with order 4: the
+error of the whole integration shrinks with that power of the step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from omni_jobs.pipelines.parameters import OdeSolver
 __all__ = ["SOLVERS", "SolverStep", "Velocity"]
 
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(time float32 [], state float32 [...]) → the state's change per unit of time, of the state's shape."""
+"""Takes a time float32 [] and a state float32 [...]; returns the state's change per unit of time, of its shape."""
 
 SolverStep = Callable[[Velocity, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(velocity, start, end, state) → the state at ``end``."""
+"""Takes (velocity, start, end, state); returns the state at ``end``."""
 
 
 def _euler(velocity: Velocity, start: torch.Tensor, end: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def _midpoint(velocity: Velocity, start: torch.Tensor, end: torch.Tensor, state:
 
 
 def _rk4(velocity: Velocity, start: torch.Tensor, end: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Kutta's 3/8 rule, in the order in which Transformers' ``RungeKutta4ODESolver`` computes it."""
+    """Advance by Kutta's 3/8 rule, computed in the order of Transformers' ``RungeKutta4ODESolver``."""
     width = end - start
     third, two_thirds = 1 / 3, 2 / 3
     k1 = velocity(start, state)

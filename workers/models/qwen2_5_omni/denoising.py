@@ -1,13 +1,13 @@
-"""``Denoising``: a batch of token2wav's requests on its way from noise to mel, rows of any length packed end to end.
+"""``Denoising`` turns noise into mels for a batch of code2wav's requests, their rows packed end to end.
 
-A layer of the diffusion transformer looks at most one block of 24 frames back or ahead, and
-all else in it is per frame. So a batch needs no padding: attention runs from block to
-block, everything else over the frames there are. Cost and memory grow with those, where
-Transformers' own mask grows with the square of the longest row.
+A layer of the diffusion transformer attends at most one block of 24 frames back or ahead, and all its other
+operations are per frame. So a batch needs no padding: attention runs from block to block, the rest over all
+frames. Cost and memory grow with the number of frames; Transformers' own mask grows with the square of the
+longest row.
 
-Transformers' ``sample`` draws its noise unseeded and encodes the speaker anew in each of
-its 36 evaluations. Here the same weights and the same arithmetic give the same mel, with
-noise from each request's seed, and what does not change over time computed once.
+The weights, the arithmetic and so the mel are those of Transformers' ``sample``. It draws its noise without a
+seed and encodes the speaker in each of its 36 evaluations. ``Denoising`` draws the noise from each request's
+seed, and computes once all values that do not change over time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.models.ode import SOLVERS
 
 __all__ = ["CodecRequest", "Denoising", "Speaker", "initial_noise"]
 
-_NO_GUIDANCE = 1e-5  # below it Transformers leaves the unguided half out
+_NO_GUIDANCE = 1e-5  # below this scale Transformers does not compute the unguided half
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Speaker:
     """One voice of the checkpoint's ``spk_dict.pt``, on the model's device."""
 
     conditioning: torch.Tensor  # float32 [1, 192]
-    encoded: torch.Tensor  # float32 [2, E]: the reference mel through the speaker encoder, and silence for guidance
+    encoded: torch.Tensor  # float32 [2, E]: the reference mel and, for guidance, silence, both encoded
 
 
 @dataclass(frozen=True, slots=True)
 class CodecRequest:
-    """What to speak: checked codes int64 [N], who speaks, and the seed of the noise."""
+    """One row to synthesise: codes int64 [N] that ``Token2Wav.check`` accepted, a voice, and the noise's seed."""
 
     codes: torch.Tensor
     voice: str
@@ -45,17 +45,17 @@ class CodecRequest:
 
 
 def initial_noise(seed: int, frames: int, mel_dim: int) -> torch.Tensor:
-    """float32 [frames, mel_dim], drawn on the CPU: the same noise whatever the device and the batch."""
+    """Return noise float32 [frames, mel_dim], drawn on the CPU so that it depends on the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(frames, mel_dim, generator=generator)
 
 
 class Denoising:
-    """One ragged batch. ``step`` until ``done``; between steps ``keep`` may drop rows.
+    """One batch of rows. Call ``step`` until ``done``; between steps ``keep`` may drop rows.
 
-    F are the frames of all rows, end to end. Guidance runs them twice (G = 2): with their
-    codes and voice, and without. For attention alone they lie in N blocks of S frames, the
-    last block of each row filled up.
+    Shapes: F is the number of frames of all rows, end to end. Guidance computes them twice (G = 2): with
+    their codes and voice, and without. For attention they lie in N blocks of S frames, the last block of
+    each row filled up.
     """
 
     def __init__(
@@ -87,11 +87,12 @@ class Denoising:
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """The number of solver steps in all."""
         return len(self._times) - 1
 
     @property
     def steps_done(self) -> int:
+        """The number of solver steps taken."""
         return self._at
 
     @property
@@ -100,14 +101,14 @@ class Denoising:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One step of the solver."""
+        """Take one step of the solver for all rows."""
         start, end = self._times[self._at], self._times[self._at + 1]
         self._state = self._solve(self._velocity, start, end, self._state)
         self._at += 1
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order; what only the others needed is freed."""
+        """Keep these rows, in this order, and free the memory of the others."""
         states = torch.split(self._state, self._frames)
         conditions = torch.split(self._conditions, self._frames, dim=1)
         self._state = torch.cat([states[row] for row in rows])
@@ -116,27 +117,27 @@ class Denoising:
         self._arrange()
 
     def mels(self) -> list[torch.Tensor]:
-        """The rows' mels, float32 [T of the row, mel]."""
+        """Return the mels of the rows, float32 [T of the row, mel] each."""
         return list(torch.split(self._state, self._frames))
 
     def _condition(self, codes: torch.Tensor, speaker: Speaker) -> torch.Tensor:
-        """What the transformer is told of one row's T frames besides the noisy mel, [G, T, C].
+        """Return the transformer's inputs for one row's T frames besides the noisy mel, [G, T, C].
 
-        It does not change over time.
+        They do not change over time.
         """
-        told = [(speaker.encoded[:1], self._dit.text_embed(codes[None])[0], speaker.conditioning)]
+        inputs = [(speaker.encoded[:1], self._dit.text_embed(codes[None])[0], speaker.conditioning)]
         if self._guided:
             silence = torch.zeros_like(speaker.conditioning)
-            told.append((speaker.encoded[1:], self._dit.text_embed(codes[None], drop_code=True)[0], silence))
+            inputs.append((speaker.encoded[1:], self._dit.text_embed(codes[None], drop_code=True)[0], silence))
         return torch.stack(
             [
                 torch.cat([voice.expand(len(embeds), -1), embeds, spoken.expand(len(embeds), -1)], dim=-1)
-                for voice, embeds, spoken in told
+                for voice, embeds, spoken in inputs
             ]
         )
 
     def _arrange(self) -> None:
-        """Positions and visibility of this set of rows."""
+        """Compute the rotary positions and the attention windows of the current rows."""
         device = self._state.device
         positions = torch.cat([torch.arange(frames) for frames in self._frames]).to(device)
         cos, sin = self._dit.rotary_embed(self._state, positions[None])
@@ -149,7 +150,7 @@ class Denoising:
         self._unfilled = torch.nonzero(self._windows[0, 0].visible.flatten())[:, 0]  # int64 [F] in 0 … N x S
 
     def _velocity(self, time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """The transformer's prediction at one time of the ODE, [F, mel]."""
+        """Return the transformer's prediction [F, mel] at one time of the ODE."""
         dit = self._dit
         time_embeds = dit.time_embed(time[None].to(state.device))  # [1, E]
         rows = state.expand(len(self._conditions), -1, -1)
@@ -163,7 +164,7 @@ class Denoising:
         return guided + (guided - unguided) * self._guidance
 
     def _layer(self, layer: Any, hidden: torch.Tensor, time_embeds: torch.Tensor) -> torch.Tensor:
-        """``DiTDecoderLayer.forward``, with attention from block to block."""
+        """Compute ``DiTDecoderLayer.forward`` with attention from block to block: [G, F, E] → [G, F, E]."""
         norm, gate_attention, shift, scale, gate_mlp = layer.attn_norm(hidden, emb=time_embeds)
         window = self._windows[layer.look_backward_block, layer.look_ahead_block]
         hidden = hidden + gate_attention.unsqueeze(1) * self._attention(layer.attn, norm, window)
@@ -172,35 +173,35 @@ class Denoising:
         return result
 
     def _attention(self, attention: Any, hidden: torch.Tensor, window: _Window) -> torch.Tensor:
-        """``DiTAttention.forward``: [G, F, E] → [G, F, E]; each block's queries against its window's keys."""
+        """Compute ``DiTAttention.forward`` of each block's queries with its window's keys: [G, F, E] → [G, F, E]."""
         query, key, value = (
             project(hidden).unflatten(-1, (attention.heads, -1))
             for project in (attention.to_q, attention.to_k, attention.to_v)
         )  # [G, F, heads, D]
-        # As trained, only the first head knows positions.
+        # Only the first head has rotary positions; the model was trained so.
         query[:, :, :1] = _rotate(query[:, :, :1], self._rotation)
         key[:, :, :1] = _rotate(key[:, :, :1], self._rotation)
-        found = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             self._windows[0, 0].gather(query),
             window.gather(key),
             window.gather(value),
             attn_mask=window.visible.repeat(len(hidden), 1)[:, None, None],  # [G x N, 1, 1, W]
         )  # [G x N, heads, S, D]
-        in_blocks = found.transpose(1, 2).reshape(len(hidden), -1, attention.heads * found.shape[-1])
+        in_blocks = attended.transpose(1, 2).reshape(len(hidden), -1, attention.heads * attended.shape[-1])
         result: torch.Tensor = attention.to_out[0](in_blocks[:, self._unfilled])
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The W frames that each of N blocks sees: its own, and those of some blocks back and ahead."""
+    """The W frames that each of N blocks attends to: its own, and those of some blocks back and ahead."""
 
     frames: torch.Tensor  # int64 [N, W] in 0 … F
-    visible: torch.Tensor  # bool [N, W]: not outside the block's own row
+    visible: torch.Tensor  # bool [N, W]: inside the block's own row
 
     @classmethod
     def of(cls, rows: Sequence[int], block: int, back: int, ahead: int, device: torch.device) -> _Window:
-        """``rows``: frames of each row; ``block``: frames of a block."""
+        """Compute the windows of all blocks; ``rows`` has the frames of each row, ``block`` the frames of a block."""
         around = torch.arange(-back * block, (1 + ahead) * block)
         frames, visible, begin = [], [], 0
         for length in rows:
@@ -211,19 +212,19 @@ class _Window:
         return cls(torch.cat(frames).to(device), torch.cat(visible).to(device))
 
     def gather(self, heads: torch.Tensor) -> torch.Tensor:
-        """[G, F, heads, D] → [G x N, heads, W, D]."""
+        """Collect each block's window: [G, F, heads, D] → [G x N, heads, W, D]."""
         gathered = heads.index_select(1, self.frames.flatten())
         return gathered.view(-1, self.frames.shape[1], *heads.shape[2:]).transpose(1, 2)
 
 
 def _rotate(head: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotary positions: [G, F, 1, D], pairs of neighbours in, halves out, as Transformers' attention does."""
+    """Apply rotary positions to [G, F, 1, D] as Transformers does: neighbouring pairs in, halves out."""
     cos, sin = rotation
     even, odd = head[..., 0::2], head[..., 1::2]
     return torch.cat([even, odd], dim=-1) * cos + torch.cat([-odd, even], dim=-1) * sin
 
 
 def _time_grid(parameters: DiffusionParameters) -> torch.Tensor:
-    """The times of the ODE, float32 [steps] from 0 to 1, swayed as in F5-TTS."""
+    """Return the times of the ODE, float32 [steps] from 0 to 1, with the sway sampling of F5-TTS."""
     times = torch.linspace(0, 1, parameters.steps)
     return times + parameters.sway_coefficient * (torch.cos(torch.pi / 2 * times) - 1 + times)

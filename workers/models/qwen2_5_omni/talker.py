@@ -5,9 +5,9 @@ The prompt is ``[codec mask] * P + [codec pad, codec bos]``; the input at positi
 
     proj((codec_embed(token) if p >= P else 0) + feed[min(p, last)])
 
-with the feed made by the ``thinker2talker`` input processor. proj is linear, so the
-codec embedding table is projected once at load, and the feed once per request: then a
-step costs one addition, and vLLM's buffers keep the talker's own hidden size.
+where the ``thinker2talker`` input processor makes the feed. proj is linear, so the
+codec embedding table is projected once at load and the feed once per request. Then a step costs one addition,
+and vLLM's buffers have the talker's own hidden size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_emb
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """One request's additional information, projected and on the model's device."""
+    """One request's loaded information: its feed, projected and on the model's device, and its positions."""
 
     rows: torch.Tensor  # [T, talker hidden size]
     first_codec: int  # P: the first position with a codec embedding
@@ -47,16 +47,16 @@ class _Feed:
     delta: int
 
     def at(self, position: int, count: int) -> torch.Tensor:
-        """Rows [count, H] for the positions from ``position`` on; the last row goes on for ever."""
+        """Return the rows [count, H] from ``position`` on; beyond the feed's end the last row repeats."""
         last = len(self.rows) - 1
         if position + count <= last + 1:
             return self.rows[position : position + count]
         begin = min(position, last)
-        found = self.rows[begin : begin + count]
-        return torch.cat([found, self.rows[last:].expand(count - len(found), -1)])
+        rows = self.rows[begin : begin + count]
+        return torch.cat([rows, self.rows[last:].expand(count - len(rows), -1)])
 
 
-# The positions are [3, n]: n is dynamic, not 3.
+# The positions have the shape [3, n], so their last dimension is the dynamic one.
 @support_torch_compile(
     dynamic_arg_dims={
         "input_ids": {0: "b"},
@@ -70,9 +70,9 @@ class Qwen2_5OmniTalkerModel(LlamaModel):
 
 
 class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE):
-    """Implements ``workers.models.interface.SupportsAdditionalInformation``.
+    """The talker; it implements ``workers.models.interface.SupportsAdditionalInformation``.
 
-    Information: ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
+    Its information: ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -88,7 +88,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
     # Additional information
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Feed:
-        """Raises ModelError naming the field that does not fit."""
+        """Check one request's information and project its feed. Raise ModelError naming the field that is wrong."""
         feed = _tensor(information, "feed")
         if feed.ndim != 2 or feed.shape[1] != self.config.embedding_size or not feed.is_floating_point():
             raise ModelError(
@@ -114,10 +114,11 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
         return _Feed(rows, prompt_tokens - _CODEC_PROMPT, positions, delta)
 
     def information_positions(self, loaded: _Feed) -> tuple[torch.Tensor, int]:
+        """Return the M-RoPE positions int64 [3, P + 2] and delta of the request's information."""
         return loaded.positions, loaded.delta
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
-        """``embeds`` comes in as the projected codec embeddings of the step's tokens."""
+        """Add the feed to ``embeds`` [n, H], the projected codec embeddings of the step's tokens, in place."""
         feeds = []
         for rows in step:
             feed: _Feed = rows.information
@@ -132,26 +133,30 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             embeds[rows.begin : rows.end] += feed_rows
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Text positions: vLLM asks when a request comes without additional information."""
+        """Return text positions; vLLM calls this for a request without additional information."""
         del mm_features
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     # Logits and weights
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Codec BOS is never sampled (Transformers: ``suppress_tokens``)."""
+        """Return the logits with codec BOS suppressed, as in Transformers (``suppress_tokens``)."""
         logits: torch.Tensor | None = super().compute_logits(hidden_states)
         if logits is not None:
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker's weights of a whole checkpoint; return the names of those loaded."""
         mapper = WeightsMapper(orig_to_new_prefix={"codec_head.": "lm_head."})
         loaded: set[str] = AutoWeightsLoader(self).load_weights(self._projected(weights), mapper=mapper)
         return loaded
 
     def _projected(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The talker's weights, its codec embedding table [V, E] projected: [V, E] · Wᵀ."""
+        """Yield the talker's weights, with the codec embedding table [V, E] projected: [V, E] · Wᵀ.
+
+        Raise ValueError when the table or the projection is missing.
+        """
         embedding: torch.Tensor | None = None
         projection: torch.Tensor | None = None
         for full_name, weight in weights:
@@ -170,7 +175,8 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
 
 
 def _tensor(information: Mapping[str, Any], name: str) -> torch.Tensor:
-    found = information.get(name)
-    if not isinstance(found, torch.Tensor):
+    """Return a tensor of the information. Raise ModelError when it is missing."""
+    tensor = information.get(name)
+    if not isinstance(tensor, torch.Tensor):
         raise ModelError(f"{name} is missing", field=name)
-    return found
+    return tensor

@@ -1,4 +1,4 @@
-"""``talker2code2wav``: the talker's codes → code2wav's input."""
+"""The input processor ``talker2code2wav``: it makes code2wav's prompt from the talker's codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Talker2Code2WavProcessor:
     """Cuts the codes at the talker's end token and names the speaker."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Raises ConfigError when there is no model or its config does not name the codec's ends."""
+        """Raise ConfigError when there is no model or its config lacks the codec's end tokens."""
         if model is None:
             raise ConfigError("processor talker2code2wav needs a model", field="processor", stage=stage.name)
         self._talker = next(name for name, flow in stage.inputs.items() if flow == "codes")
@@ -29,9 +29,10 @@ class Talker2Code2WavProcessor:
         self._default_voice = model.voices[0] if model.voices else None
 
     def __call__(self, stage_input: StageInput) -> CodecPrompt:
-        """Reads tensor ``codes`` int64 [N] and value ``voice`` (default: the pipeline's first).
+        """Return the prompt from the payload's tensor ``codes`` int64 [N] and value ``voice``.
 
-        Raises PayloadCorrupt naming the field, and ModelError when the talker said nothing.
+        The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
+        ModelError when the talker said nothing.
         """
         if not isinstance(stage_input.parameters, DiffusionParameters):
             raise ModelError("talker2code2wav makes input for a diffusion stage", field="kind")
@@ -49,13 +50,13 @@ class Talker2Code2WavProcessor:
         return CodecPrompt(codes=spoken, voice=voice, parameters=stage_input.parameters, seed=stage_input.seed)
 
     def _until_end(self, codes: torch.Tensor) -> torch.Tensor:
-        """A copy of the codes before the first end token: the payload's memory can go."""
+        """Copy the codes before the first end token; a copy lets the payload's memory be freed."""
         ends = torch.nonzero(torch.isin(codes, self._ends))
         return codes[: int(ends[0])].clone() if len(ends) else codes.clone()
 
 
 def _codec_ends(checkpoint: Path) -> list[int]:
-    """The talker stops at its pad token as well as at its end token."""
+    """Return the talker's pad and end tokens, both of which end its codes. Raise ConfigError."""
     path = checkpoint / "config.json"
     names = ("tts_codec_pad_token_id", "tts_codec_end_token_id")
     try:

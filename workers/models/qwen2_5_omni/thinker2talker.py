@@ -1,4 +1,4 @@
-"""``thinker2talker``: the thinker's hidden states → the talker's prompt and feed.
+"""The input processor ``thinker2talker``: it makes the talker's prompt and feed from the thinker's hidden states.
 
 Source of the formulas: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
 "2. Generate speech tokens from talker module". With P prompt and N generated tokens of
@@ -35,9 +35,10 @@ _CODEC_PROMPT = 2
 
 
 class Thinker2TalkerProcessor:
-    """Holds the few rows of the thinker's embedding table that it needs."""
+    """Makes the talker's prompts; it holds the few rows of the thinker's embedding table that they need."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Read the checkpoint. Raise ConfigError when there is no model, or a part of it is missing or wrong."""
         if model is None:
             raise ConfigError("processor thinker2talker needs a model", field="processor", stage=stage.name)
         config = _talker_config(model.path, stage.name)
@@ -54,7 +55,10 @@ class Thinker2TalkerProcessor:
         self._speakers = rows
 
     def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
-        """Raises PayloadCorrupt for a payload that is not the thinker's and ModelError for an unknown voice."""
+        """Return the prompt from the thinker's payload.
+
+        Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.
+        """
         if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("thinker2talker makes input for an AR stage", field="parameters")
         payload = stage_input.upstream[self._upstream]
@@ -72,9 +76,9 @@ class Thinker2TalkerProcessor:
 
         if prompt < 1 or generated < 1:
             raise refuse(f"{prompt} prompt and {generated} generated tokens", "values.prompt_tokens")
-        due = (prompt + generated - 1, self._end.shape[1])
-        if tuple(rows.shape) != due:
-            raise refuse(f"{list(rows.shape)} where {list(due)} is due", "tensors.hidden_states.shape")
+        expected = (prompt + generated - 1, self._end.shape[1])
+        if tuple(rows.shape) != expected:
+            raise refuse(f"{list(rows.shape)} where {list(expected)} is due", "tensors.hidden_states.shape")
         if tuple(positions.shape) != (3, prompt):
             raise refuse(f"{list(positions.shape)} where {[3, prompt]} is due", "tensors.mrope_positions.shape")
         highest = int(positions.max())
@@ -97,11 +101,12 @@ class Thinker2TalkerProcessor:
         )
 
     def _speaker(self, voice: object) -> torch.Tensor:
+        """Return the voice's row [1, H]; None means the pipeline's first voice. Raise ModelError."""
         name = self._default_voice if voice is None else voice
-        found = self._speakers.get(name) if isinstance(name, str) else None
-        if found is None:
+        row = self._speakers.get(name) if isinstance(name, str) else None
+        if row is None:
             raise ModelError(f"no voice {name!r}; there is {', '.join(self._speakers)}", field="audio.voice")
-        return found
+        return row
 
 
 def _talker_config(path: Path, stage: str) -> Any:
@@ -114,7 +119,7 @@ def _talker_config(path: Path, stage: str) -> Any:
 
 
 def _speaker_tokens(path: Path, stage: str) -> dict[str, int]:
-    """Speaker → the token that announces it. The file is the checkpoint's own; only plain tensors are unpickled."""
+    """Return each speaker's begin token. Only tensors and plain containers are unpickled. Raise ConfigError."""
     try:
         speakers = torch.load(path, map_location="cpu", weights_only=True)
         return {str(name): int(speaker["bos_token"]) for name, speaker in speakers.items()}
@@ -123,7 +128,7 @@ def _speaker_tokens(path: Path, stage: str) -> dict[str, int]:
 
 
 def _embedding_rows(path: Path, ids: dict[str, int], stage: str) -> dict[str, torch.Tensor]:
-    """Rows [1, H] of the thinker's embedding table; nothing else of the checkpoint is read."""
+    """Read these rows [1, H] of the thinker's embedding table, and no other weights. Raise ConfigError."""
     index = path / "model.safetensors.index.json"
     try:
         file = "model.safetensors"

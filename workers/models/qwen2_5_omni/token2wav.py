@@ -1,10 +1,10 @@
-"""code2wav of Qwen2.5-Omni: codes → mel (diffusion transformer) → waveform (BigVGAN), in exact ragged batches.
+"""The code2wav model of Qwen2.5-Omni: codes → mel (diffusion transformer) → waveform (BigVGAN).
 
-    load_token2wav(checkpoint, …) → Token2Wav            the ``token2wav.`` weights in Transformers' own modules
-    Token2Wav.denoise(requests, parameters) → Denoising  step() until done, keep() drops rows between steps
-    Token2Wav.vocode(mels) → waveforms                   of mels of one length, in vocoder_groups
+    load_token2wav(checkpoint, …) → Token2Wav            load the ``token2wav.`` weights into Transformers' modules
+    Token2Wav.denoise(requests, parameters) → Denoising  begin a batch; step() until done, keep() drops rows
+    Token2Wav.vocode(mels) → waveforms                   for mels of one length; vocoder_groups forms the groups
 
-A request's result is Transformers' own, whatever else is in its batch.
+A request's waveform is the one that Transformers computes, whatever other requests are in its batch.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLING_RATE", "Token2Wav", "load_token2wav"]
 
-SAMPLING_RATE = 24_000  # Hz; BigVGAN makes 240 samples of each of the 100 mel frames per second
+SAMPLING_RATE = 24_000  # Hz: BigVGAN makes 240 samples of a mel frame, of which a second has 100
 
 _PREFIX = "token2wav."
-_VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call
+_VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call of the vocoder
 
 
 def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[str] = ()) -> Token2Wav:
-    """Read only the ``token2wav.`` part of a Qwen2.5-Omni checkpoint, in float32.
+    """Load the ``token2wav.`` part of a Qwen2.5-Omni checkpoint, and no other, in float32.
 
-    Raises ConfigError naming what the checkpoint lacks, ``voices`` included.
+    Raise ConfigError naming the part that is missing or wrong; each of ``voices`` must be there.
     """
     from transformers import Qwen2_5OmniToken2WavModel
     from transformers.initialization import no_init_weights
 
-    with no_init_weights():  # 12 s less for the real one
+    with no_init_weights():  # saves 12 s for the real checkpoint
         model: Any = Qwen2_5OmniToken2WavModel(_read_config(checkpoint))
     try:
         model.load_state_dict(_read_weights(checkpoint))
@@ -59,7 +59,7 @@ def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError("config.json has no token2wav_config", file=str(path), field="token2wav_config") from error
     config = Qwen2_5OmniToken2WavConfig(**section)
-    config._attn_implementation = "sdpa"  # the only one of Transformers' that takes this model's masks
+    config._attn_implementation = "sdpa"  # Transformers' only implementation that takes this model's masks
     return config
 
 
@@ -77,7 +77,7 @@ def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def _weight_files(checkpoint: Path) -> list[str]:
-    """The safetensors files that hold token2wav, by the index where the checkpoint is sharded."""
+    """Return the safetensors files that hold token2wav, from the index of a sharded checkpoint. Raise ConfigError."""
     index = checkpoint / "model.safetensors.index.json"
     if not index.is_file():
         return ["model.safetensors"]
@@ -91,9 +91,9 @@ def _weight_files(checkpoint: Path) -> list[str]:
 def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
     path = checkpoint / "spk_dict.pt"
     try:
-        # The checkpoint's own format; weights_only unpickles tensors and plain containers alone.
+        # The checkpoint's format is a pickle; weights_only allows tensors and plain containers alone.
         speakers: dict[str, dict[str, torch.Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the unpickler meets
+    except Exception as error:  # torch.load passes on any error of the unpickler
         raise ConfigError(f"the speakers cannot be read: {error}", file=str(path)) from error
     missing = [voice for voice in voices if voice not in speakers]
     if missing:
@@ -105,7 +105,7 @@ def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[st
 
 
 class Token2Wav:
-    """Transformers' model and the checkpoint's voices on one device."""
+    """Transformers' token2wav model and the checkpoint's voices, on one device."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavModel, speakers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         self._dit: Any = model.code2wav_dit_model
@@ -115,10 +115,11 @@ class Token2Wav:
 
     @property
     def voices(self) -> tuple[str, ...]:
+        """The names of the checkpoint's voices."""
         return tuple(self._speakers)
 
     def check(self, codes: torch.Tensor, voice: str) -> None:
-        """Raise ModelError naming the field that the model cannot speak."""
+        """Raise ModelError naming the field when the model has no such voice or cannot speak these codes."""
         if voice not in self._speakers:
             known = ", ".join(sorted(self._speakers))
             raise ModelError(f"unknown voice {voice!r}; the checkpoint has {known}", field="voice")
@@ -137,27 +138,27 @@ class Token2Wav:
             raise ModelError(f"{self.frames(codes)} mel frames, the model takes {longest}", field="codes")
 
     def frames(self, codes: torch.Tensor) -> int:
-        """Mel frames of these codes; each code is two."""
+        """Return the number of mel frames of these codes: two for each code."""
         return len(codes) * int(self._dit.repeats)
 
     @torch.inference_mode()
     def denoise(self, requests: Sequence[CodecRequest], parameters: DiffusionParameters) -> Denoising:
-        """Begin one ragged batch. The requests must have passed ``check``."""
+        """Begin a batch of requests that have passed ``check``."""
         speakers = [self._speakers[request.voice] for request in requests]
         return Denoising(self._dit, requests, speakers, parameters, self.device)
 
     def vocoder_groups(self, frames: Sequence[int]) -> list[list[int]]:
-        """Indices of rows of these lengths that go through the vocoder together.
+        """Group rows of these lengths (mel frames) for the vocoder; return the indices of each group.
 
-        They are of equal length, because the convolutions see the end; and on the CPU short, because
-        long ones are slower together than one by one (benchmarks.diffusion_runner).
+        The rows of a group have equal length, because padding would change a convolution's result. On the CPU groups
+        are small, because long rows are slower together than one by one (benchmarks.diffusion_runner).
         """
-        most = _VOCODER_FRAMES[self.device.type]
+        max_frames = _VOCODER_FRAMES[self.device.type]
         groups: list[list[int]] = []
         open_group: dict[int, list[int]] = {}
         for n, length in enumerate(frames):
             group = open_group.get(length)
-            if group is None or (len(group) + 1) * length > most:
+            if group is None or (len(group) + 1) * length > max_frames:
                 group = open_group[length] = []
                 groups.append(group)
             group.append(n)
@@ -165,12 +166,13 @@ class Token2Wav:
 
     @torch.inference_mode()
     def vocode(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Mels [T, 80] of one length → waveforms float32 [240 T] on the CPU."""
+        """Return the waveforms float32 [240 T] on the CPU, of mels [T, 80] of one length."""
         waveforms: torch.Tensor = self._vocoder(torch.stack(list(mels)).permute(0, 2, 1))
         return list(waveforms.reshape(len(mels), -1).unbind())
 
     @torch.inference_mode()
     def _encode(self, speaker: Mapping[str, torch.Tensor]) -> Speaker:
+        """Run one entry of ``spk_dict.pt`` through the speaker encoder."""
         conditioning = speaker["cond"].to(self.device, torch.float32)
         mel = speaker["ref_mel"].to(self.device, torch.float32)
         return Speaker(conditioning, self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)])))
