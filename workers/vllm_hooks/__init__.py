@@ -1,13 +1,13 @@
-"""Every use of vLLM's private API stands in this package.
+"""All uses of vLLM's private API. No other package touches it.
 
-vLLM is pinned exactly (pyproject.toml); the hooks below are what an upgrade can move.
-``check_hooks`` names each one that has moved; a test and every engine start call it.
+    register      entry point vllm.general_plugins: registers model classes in each of vLLM's processes
+    model_runner  vLLM's V1 model runner, with its private steps turned into plain hooks
+    seeds         a generator for seeded sampling on CPUs
+    worker        vLLM's worker for this platform, made to build our model runner
+    engine        AsyncLLM: its start, its calls and its errors
 
-    register     the entry point vllm.general_plugins: model classes, in each of vLLM's processes
-    runner       vLLM's V1 model runner, its private steps turned into plain hooks
-    seeds        a generator for seeded sampling on CPUs
-    worker       vLLM's worker for this platform, made to build our runner
-    engine       AsyncLLM: its start, its errors
+``HOOKS`` lists each private name, because an upgrade of vLLM may move it; pyproject.toml pins vLLM exactly.
+``check_hooks`` names every hook that has moved. A test and every start of an engine call it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One thing of vLLM's that we override, call or read."""
+    """One private name of vLLM that we override, call or read."""
 
     owner: str  # module:Class
-    name: str  # a method, or an attribute that a method sets
-    parameters: tuple[str, ...] | None = None  # of a method, self left out
-    read_in: str | None = None  # the method of the owner that must mention the attribute
+    name: str  # of a method or an attribute
+    parameters: tuple[str, ...] | None = None  # a method's, without self
+    read_in: str | None = None  # a method of the owner that must use ``self.name``
 
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -57,13 +57,13 @@ HOOKS: tuple[Hook, ...] = (
         ("input_ids", "positions", "intermediate_tensors", "inputs_embeds", "model_kwargs"),
     ),
     Hook(_RUNNER, "_sample", ("logits", "spec_decode_metadata")),
-    # Called by vLLM where we rely on it.
+    # Called by these methods of vLLM, on which we rely.
     Hook(_RUNNER, "_on_request_state_removed", read_in="_update_states"),
     Hook(_RUNNER, "_init_mrope_positions", read_in="_update_states"),
     Hook(_RUNNER, "_preprocess", read_in="execute_model"),
     Hook(_RUNNER, "_model_forward", read_in="execute_model"),
     Hook(_RUNNER, "_sample", read_in="sample_tokens"),
-    # Read: where each request's rows stand in a step.
+    # Read to find each request's rows in a step.
     Hook(_RUNNER, "get_model", ()),
     Hook(_RUNNER, "query_start_loc", read_in="_prepare_inputs"),
     Hook(_RUNNER, "requests", read_in="_update_states"),
@@ -96,7 +96,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("vllm.multimodal.inputs:PlaceholderRange", "offset"),
     Hook("vllm.multimodal.inputs:PlaceholderRange", "length"),
     Hook("vllm.multimodal.inputs:PlaceholderRange", "is_embed"),
-    # Overridden: where a worker builds its runner.
+    # Overridden: the methods in which a worker builds its model runner.
     Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", ()),
     Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", read_in="_init_workspace_and_model_runner"),
     Hook("vllm.v1.worker.gpu_worker:Worker", "device", read_in="init_device"),
@@ -126,19 +126,20 @@ HOOKS: tuple[Hook, ...] = (
 
 
 def moved_hooks(hooks: Sequence[Hook] = HOOKS) -> list[str]:
-    """One sentence for each hook that this vLLM does not have as we know it."""
-    return [problem for hook in hooks if (problem := _problem(hook)) is not None]
+    """Return one sentence for each hook that the installed vLLM lacks or has in another form."""
+    return [problem for hook in hooks if (problem := _problem_of(hook)) is not None]
 
 
 def check_hooks() -> None:
-    """Raises ConfigError naming every hook that has moved."""
+    """Raise ConfigError naming every hook that has moved."""
     if moved := moved_hooks():
         import vllm
 
         raise ConfigError(f"vLLM {vllm.__version__} is not the one these runners know: " + "; ".join(moved))
 
 
-def _problem(hook: Hook) -> str | None:
+def _problem_of(hook: Hook) -> str | None:
+    """Return how the hook has moved; None if it has not."""
     module, _, name = hook.owner.partition(":")
     try:
         owner = getattr(importlib.import_module(module), name)
@@ -155,20 +156,23 @@ def _problem(hook: Hook) -> str | None:
     if not hasattr(owner, hook.name) and hook.name not in fields:
         return f"{hook.owner}.{hook.name} is gone"
     if hook.parameters is not None:
-        found = tuple(inspect.signature(getattr(owner, hook.name)).parameters)[1:]
-        if found != hook.parameters:
-            return f"{hook.owner}.{hook.name} takes {found}, not {hook.parameters}"
+        parameters = tuple(inspect.signature(getattr(owner, hook.name)).parameters)[1:]
+        if parameters != hook.parameters:
+            return f"{hook.owner}.{hook.name} takes {parameters}, not {hook.parameters}"
     return None
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes: model classes by name, imported when used."""
+    """Register our model classes with vLLM, and let an engine's process end with its parent.
+
+    vLLM calls this in each of its processes. It imports a model class only when it builds the model. The parent is
+    the worker or the engine above this process; its ``engine.ParentThread`` is the thread that the kernel watches.
+    """
     from vllm import ModelRegistry
 
     for model in model_classes():
         if model.architecture not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(model.architecture, model.module)
-    # A process of an engine, and not the one that started it: it ends when its parent is killed, the worker or the
-    # engine above it. ``engine.ParentThread`` is the parent's thread that the kernel watches.
+    # The worker's own process calls this too, and is no engine's: it has no multiprocessing parent.
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid or 0)

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM: its start, what it is asked, and what its errors mean here."""
+"""``Engine`` wraps vLLM's AsyncLLM: it starts, calls and closes it, and turns its errors into ours."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ __all__ = ["Engine", "ParentThread"]
 
 T = TypeVar("T")
 
-_CLOSE_S = 10.0  # then its processes are killed
-_LIVENESS_S = 1.0
-_LOADING_PLUGINS = threading.Lock()
+_CLOSE_S = 10.0  # then the engine's processes are killed
+_LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
+_PLUGIN_LOCK = threading.Lock()
 
 
 class ParentThread:
-    """A thread that starts processes and lives as long as they may.
+    """A thread that starts an engine's processes and lives until ``close``.
 
-    An engine's processes ask the kernel to be killed when the thread that started them
-    ends (``workers.vllm_hooks``). A thread of a pool, or of an event loop that is closed,
-    would take them with it.
+    The kernel kills an engine's processes when the thread that started them ends (``workers.vllm_hooks``).
+    A thread of a pool or of an event loop may end earlier.
     """
 
     def __init__(self) -> None:
         self._closed = threading.Event()
 
     def call(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns or raises, called on the thread; once."""
+        """Call ``function`` on the thread, and return or raise its outcome. Call this once."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -56,11 +55,12 @@ class ParentThread:
         return future.result()
 
     def close(self) -> None:
+        """End the thread, and with it all processes that it started."""
         self._closed.set()
 
 
 class Engine:
-    """One AsyncLLM. Every error that leaves it is one of ours."""
+    """One AsyncLLM. Every error that it raises is one of omni_jobs.errors."""
 
     def __init__(self, llm: AsyncLLM, parent: ParentThread) -> None:
         self._open: AsyncLLM | None = llm
@@ -68,23 +68,23 @@ class Engine:
 
     @classmethod
     def start(cls, args: Mapping[str, Any]) -> Engine:
-        """Load the model; blocks for as long as that takes.
+        """Load the model and return its engine; block until it is loaded.
 
-        ``args`` are those of AsyncEngineArgs, but ``mm_processor_cache_gb``, which is always 0.
-        Raises ConfigError for what vLLM refuses and EngineDead when its process ends during the start.
+        ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for
+        arguments that vLLM refuses and EngineDead when its process ends during the start.
         """
         check_hooks()
-        # vLLM marks its plugins as loaded before it loads them, and loads them once: of two
-        # engines that start at once in one process, the second would not find our model classes.
-        with _LOADING_PLUGINS:
+        # vLLM loads plugins once, and marks them as loaded before it does. So without the lock, the second of two
+        # engines that start at once in one process would not find our model classes.
+        with _PLUGIN_LOCK:
             load_general_plugins()  # type: ignore[no-untyped-call]
             register()
-        # The hooks exist in vLLM's V1 model runner alone, and vLLM takes the choice from nowhere else.
+        # Only vLLM's V1 model runner has the hooks, and only this variable selects it.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         parent = ParentThread()
         try:
-            # vLLM keeps media in two caches, here and in the engine, and sends none that it believes to be there.
-            # They part when a request is rendered long before it enters the engine, and a miss ends a request.
+            # vLLM caches media twice, here and in the engine, and does not send media that it believes cached there.
+            # The caches diverge when a request is rendered long before it enters the engine; then the request fails.
             engine_args = AsyncEngineArgs(**{**args, "mm_processor_cache_gb": 0})
             _refuse(engine_args)
             return cls(parent.call(lambda: AsyncLLM.from_engine_args(engine_args)), parent)
@@ -104,19 +104,24 @@ class Engine:
 
     @property
     def hf_config(self) -> Any:
-        """The config of the model that runs, Transformers' own class."""
+        """The model's config, of Transformers' class for it."""
         return self._llm.model_config.hf_config
 
     @property
     def max_model_len(self) -> int:
+        """The model's context in tokens, prompt and reply together."""
         return int(self._llm.model_config.max_model_len)
 
     @property
     def healthy(self) -> bool:
+        """Whether the engine is open and its processes have not failed."""
         return self._open is not None and not self._open.errored
 
     async def generate(self, prompt: Any, sampling: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput]:
-        """The outputs of one request as they come. Closing the iterator aborts it."""
+        """Yield the outputs of one request as they come. Closing the iterator aborts the request.
+
+        Raise ModelError, OutOfMemory or another error of the request, and EngineDead.
+        """
         try:
             async for output in self._llm.generate(prompt, sampling, request_id):
                 yield output
@@ -130,42 +135,42 @@ class Engine:
             raise ModelError(str(error)) from error
 
     async def render(self, prompt: Any) -> Any:
-        """The prompt as ``generate`` takes it as well, tokenized and its media processed. Raises ModelError.
+        """Tokenize the prompt and process its media; return a prompt for ``generate``. Raise ModelError.
 
-        It may be generated from at any later time: it holds all of its media, whatever the engine had before.
+        The result contains all of its media, so it may be used at any later time.
         """
         llm = self._llm
         try:
-            (found,) = await llm.renderer.render_cmpl_async([parse_model_prompt(llm.model_config, prompt)])
+            (rendered,) = await llm.renderer.render_cmpl_async([parse_model_prompt(llm.model_config, prompt)])
         except (VLLMClientError, ValueError) as error:
             raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
-        return found
+        return rendered
 
     async def abort(self, request_id: str) -> None:
-        """End a request wherever it is; unknown ones are ignored."""
+        """End a request, waiting or running; ignore an unknown id."""
         await self._llm.abort(request_id)
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """One answer per rank of the worker's ``method``. Raises EngineDead."""
-        asked: asyncio.Future[list[Any]] = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
+        """Call a method of the engine's worker; return one answer per rank. Raise EngineDead."""
+        answers: asyncio.Future[list[Any]] = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
         try:
-            # vLLM leaves a question unanswered for ever when its engine dies over it.
-            while not (await asyncio.wait({asked}, timeout=_LIVENESS_S))[0]:
+            # vLLM never answers a call during which its engine dies.
+            while not (await asyncio.wait({answers}, timeout=_LIVENESS_S))[0]:
                 if not self.healthy:
                     raise EngineDead()
-            return asked.result()
+            return answers.result()
         except EngineDeadError as error:
             raise EngineDead() from error
         finally:
-            asked.cancel()
+            answers.cancel()
 
     async def close(self) -> None:
-        """End the engine's processes; returns when they are gone. Safe to call twice."""
+        """End the engine's processes and return when they are gone. May be called twice."""
         llm, self._open = self._open, None
         if llm is None:
             return
         if llm.output_handler is not None:
-            # It takes the end of its processes for their death, and logs it, unless it ends before them.
+            # The handler would log the end of its processes as their death, so end it before them.
             llm.output_handler.cancel()
             await asyncio.wait([llm.output_handler])
         await asyncio.to_thread(self._shut_down, llm)
@@ -175,13 +180,13 @@ class Engine:
             llm.shutdown(timeout=_CLOSE_S)
         finally:
             self._parent.close()
-        # vLLM leaves its ZMQ context to the garbage collector, which warns of it.
+        # vLLM leaves its ZMQ context to the garbage collector, which then warns.
         core: Any = llm.engine_core
         core.resources.ctx.destroy(linger=0)
 
 
 def _refuse(args: AsyncEngineArgs) -> None:
-    """What the hooks cannot serve. Raises ConfigError."""
+    """Raise ConfigError for arguments that the hooks do not support."""
     if args.speculative_config is not None:
         raise ConfigError("AR stages do not support speculative decoding", field="engine.speculative_config")
     if args.pipeline_parallel_size > 1:
@@ -189,6 +194,7 @@ def _refuse(args: AsyncEngineArgs) -> None:
 
 
 def _cause(error: EngineGenerateError) -> OmniJobsError:
+    """Return our error for the cause of vLLM's."""
     cause = error.__cause__
     if isinstance(cause, MemoryError):
         return OutOfMemory()

@@ -1,8 +1,8 @@
 """vLLM's V1 model runner with its private steps turned into a few plain hooks.
 
-``HookedModelRunner`` is the only class that overrides or reads vLLM's internals; the
-runners of workers.runners override the methods under "Hooks" and see plain values.
-Nothing of ``execute_model`` is copied.
+``HookedModelRunner`` is the only class that overrides or reads the internals of vLLM's model runner. Our model
+runners in workers.runners override the methods under "Hooks" and get plain values. No code of
+``execute_model`` is copied.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["AddedRequest", "HookedModelRunner", "StepRows"]
 
 @dataclass(frozen=True, slots=True)
 class AddedRequest:
-    """A request as it enters the runner."""
+    """A request that enters the model runner."""
 
     request_id: str
     prompt_tokens: int
-    cached_tokens: int  # taken from the prefix cache: the model will not compute them
+    cached_tokens: int  # of the prompt, from the prefix cache; the model does not compute them
     options: Mapping[str, Any]  # SamplingParams.extra_args
-    media: Sequence[tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]]  # (offset, which positions are embeddings)
+    media: Sequence[tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]]  # (offset, mask of embeddings)
 
 
 class StepRows(NamedTuple):
-    """One request's rows of a step: ``begin`` … ``end`` on the step's token axis, from position ``position``."""
+    """One request's rows in a step: ``begin`` … ``end`` on the token axis; ``position`` is the first row's position."""
 
     request_id: str
     begin: int
@@ -50,7 +50,7 @@ class StepRows(NamedTuple):
 
 
 class HookedModelRunner(GPUModelRunner):
-    """Base of our runners; see the module's docstring."""
+    """The base class of our model runners: vLLM's V1 runner with hooks."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -59,62 +59,62 @@ class HookedModelRunner(GPUModelRunner):
     # Hooks
 
     def set_up(self) -> None:
-        """After vLLM's own ``__init__``."""
+        """Set up our own state; called after vLLM's ``__init__``."""
 
     def request_added(self, request: AddedRequest) -> None:
-        """A request is about to enter the batch."""
+        """Note a request that is about to enter the batch."""
 
     def request_resumed(self, request_id: str) -> None:
-        """A preempted request is computed anew from position 0."""
+        """Note that a preempted request is computed anew from position 0."""
 
     def request_removed(self, request_id: str) -> None:
-        """A request has finished or was aborted; it is no longer in the batch."""
+        """Note that a request has left the batch: it has finished or was aborted."""
 
     def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
-        """M-RoPE positions [3, P] and delta that replace the model's own."""
+        """Return M-RoPE positions int64 [3, P] and delta for a request; None: use the model's own."""
         return None
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
-        """The M-RoPE positions [3, P] and delta of a request."""
+        """Note a request's M-RoPE positions int64 [3, P] and delta."""
 
     def edit_inputs(self, embeds: torch.Tensor) -> None:
         """Edit the step's input embeddings [n, H] in place, before the model runs."""
 
     def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> Any:
-        """What ``after_forward`` needs of the inputs; None: nothing to do this step.
+        """Return the data of the inputs that ``after_forward`` needs; None: do not call it for this step.
 
-        ``embeds`` [n, H] may be overwritten by the model: fused norms work in place.
+        Copy ``embeds`` [n, H] where they are needed, because the model may overwrite them in place.
         """
         return None
 
     def after_forward(self, hidden: torch.Tensor, kept: Any) -> None:
-        """The step's last hidden states [n, H], with what ``before_forward`` kept."""
+        """Use the step's last hidden states [n, H]; ``kept`` is the value that ``before_forward`` returned."""
 
-    # For the hooks
+    # Facts for the hooks
 
     def step_rows(self, wanted: Container[str]) -> list[StepRows]:
-        """The rows of the wanted requests in the step at hand, in batch order."""
+        """Return the rows of the wanted requests in the current step, in batch order."""
         ids = self.input_batch.req_ids
         edges = self.query_start_loc.np[: len(ids) + 1].tolist()
         computed = self.input_batch.num_computed_tokens_cpu[: len(ids)].tolist()
         rows = zip(ids, edges[:-1], edges[1:], computed, strict=True)
-        return [StepRows(*found) for found in rows if found[0] in wanted]
+        return [StepRows(*row) for row in rows if row[0] in wanted]
 
     def max_step_rows(self) -> int:
-        """The most rows a step can have."""
+        """Return the largest number of rows that a step can have."""
         return int(self.max_num_tokens)
 
     def row_bytes(self) -> int:
-        """The size of one row of the last hidden states."""
+        """Return the size in bytes of one row of the last hidden states."""
         dtype: torch.dtype = self.dtype  # type: ignore[assignment]  # vLLM has resolved "auto" by now
         return int(self.model_config.get_hidden_size()) * dtype.itemsize
 
     def embeds_inputs(self) -> bool:
-        """Whether every step has input embeddings, and so comes by ``edit_inputs``."""
+        """Return whether every step has input embeddings, so that ``edit_inputs`` is called for it."""
         return bool(self.enable_prompt_embeds or self.supports_mm_inputs)
 
     def holds_output(self) -> bool:
-        """Whether this is the one rank that keeps what the model puts out (all ranks of the last stage have it)."""
+        """Return whether this rank captures outputs; one rank does, because all ranks of the last stage have them."""
         return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
 
     # vLLM's private steps
@@ -142,7 +142,7 @@ class HookedModelRunner(GPUModelRunner):
             for n in np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]):
                 generator = self.input_batch.generators.get(int(n))
                 if isinstance(generator, RewindableGenerator):
-                    generator.keep()
+                    generator.save()
         return super()._sample(logits, spec_decode_metadata)
 
     def _on_request_state_removed(self, req_id: str, req_state: CachedRequestState | None) -> None:
@@ -187,6 +187,7 @@ class HookedModelRunner(GPUModelRunner):
 
 
 def _added(new: NewRequestData) -> AddedRequest:
+    """Convert vLLM's request."""
     media = []
     for feature in new.mm_features:
         place = feature.mm_position

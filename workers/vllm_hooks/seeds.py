@@ -1,10 +1,9 @@
-"""Per-request seeds on the CPU.
+"""Seeded sampling on the CPU.
 
-vLLM 0.32 samples for every request in a step and throws away what a prompt computed in
-part has sampled; it then winds that request's generator back by an offset. CPU
-generators have none, and the engine dies of it (``_bookkeeping_sync``). This one keeps
-its state before such a draw and goes back to it, so that a job's seed gives the same
-tokens however its prompt was cut.
+vLLM 0.32 samples for every request of a step. It discards the token of a prompt that is computed only in part,
+and sets back that request's generator by an offset (``_bookkeeping_sync``). CPU generators have no offset, so
+the engine would die. ``RewindableGenerator`` saves its state before such a draw and restores it afterwards. So a
+seed gives the same tokens however the prompt is split into chunks.
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ __all__ = ["RewindableGenerator"]
 
 
 class RewindableGenerator(torch.Generator):
-    """A CPU generator with as much of an offset as vLLM asks for."""
+    """A CPU generator whose last draw can be taken back through vLLM's offset methods."""
 
-    _kept: torch.Tensor
+    _saved_state: torch.Tensor
 
     @classmethod
     def seeded(cls, seed: int) -> RewindableGenerator:
+        """Return a new generator with this seed."""
         generator = cls(device="cpu")
         generator.manual_seed(seed)
         return generator
 
-    def keep(self) -> None:
-        """The next draw will be taken back."""
-        self._kept = self.get_state()
+    def save(self) -> None:
+        """Save the state, because the next draw will be taken back."""
+        self._saved_state = self.get_state()
 
     def get_offset(self) -> int:
+        """Return 0; vLLM subtracts from it and passes the result to ``set_offset``."""
         return 0
 
     def set_offset(self, offset: int) -> torch.Generator:
-        """Back to what ``keep`` kept; by how far does not matter."""
+        """Restore the saved state, whatever the offset."""
         del offset
-        return self.set_state(self._kept)
+        return self.set_state(self._saved_state)

@@ -1,4 +1,4 @@
-"""vLLM's worker for this host's platform, made to build the model runner its subclass names."""
+"""vLLM's worker for this host's platform; a subclass names the model runner that it builds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     class HookedWorker(CPUWorker):
-        """On CPUs the worker builds its runner in ``init_device``: the built runner gets our class afterwards."""
+        """The CPU worker. It builds its runner in ``init_device``, so the built runner gets our class afterwards."""
 
         runner_class: ClassVar[type[HookedModelRunner]]
         model_runner: Any
@@ -28,7 +28,7 @@ if current_platform.is_cpu():
             self.model_runner.set_up()
 
     def _on_cpu(runner_class: type[HookedModelRunner]) -> type[Any]:
-        """Our overrides before vLLM's overrides for CPUs, before its runner."""
+        """Return a class with our overrides, then vLLM's for CPUs, then its runner in the resolution order."""
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         return type(f"CPU{runner_class.__name__}", (runner_class, CPUModelRunner), {})
@@ -37,7 +37,7 @@ else:
     from vllm.v1.worker.gpu_worker import Worker
 
     class HookedWorker(Worker):  # type: ignore[no-redef]
-        """On GPUs vLLM leaves the choice of the runner to a method."""
+        """The GPU worker, which builds its runner in a method of its own."""
 
         runner_class: ClassVar[type[HookedModelRunner]]
         model_runner: Any
