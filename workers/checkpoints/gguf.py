@@ -1,11 +1,11 @@
-"""Makes a checkpoint directory of the Hugging Face layout from a GGUF file of a Llama-family model.
+"""Convert a GGUF file of a Llama-family model to a checkpoint directory in the Hugging Face layout.
 
     python -m workers.checkpoints.gguf FILE.gguf DIRECTORY
 
-GGUF is llama.cpp's format: weights, tokenizer and chat template in one file, the weights
-in blocks of few bits. They are unpacked to bfloat16; what the quantization rounded away
-stays away. Transformers reads the file; this module sees to what an engine needs beside
-the weights: ``tokenizer.json``, the chat template, and where generation ends.
+GGUF is llama.cpp's format: one file with the tokenizer, the chat template and the weights in blocks of few
+bits. Transformers reads the file and unpacks the weights to bfloat16; the precision lost in quantization
+does not come back. This module adds the other files that an engine needs: ``tokenizer.json``, the chat
+template and the ids that end generation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_gguf"]
 
-_ENDS = ("eos", "eot", "eom")  # of the text, of a turn, of a message
+_END_TOKENS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
 
 
 def convert_gguf(file: Path, directory: Path) -> Path:
-    """The checkpoint of this file at ``directory``, which appears whole or not at all.
+    """Write the file's checkpoint to ``directory``, whole or not at all, and return that path.
 
-    Raises ConfigError when the file is no GGUF of a model Transformers knows, when it lacks
-    a tokenizer or a chat template, and when there is something at ``directory`` already.
+    Raise ConfigError when the file is no GGUF of a model that Transformers knows, when it has no
+    tokenizer or no chat template, and when ``directory`` exists.
     """
     directory = directory.absolute()
     if directory.exists():
@@ -56,6 +56,7 @@ def convert_gguf(file: Path, directory: Path) -> Path:
 
 
 def _metadata(file: Path) -> Mapping[str, Any]:
+    """Read the file's key-value section. Raise ConfigError for a file that cannot be converted."""
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     if not file.is_file():
@@ -76,27 +77,27 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
-    ends = _end_ids(metadata, file)
-    named = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    end_ids = _end_ids(metadata, file)
+    location = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**named)
+        tokenizer = AutoTokenizer.from_pretrained(**location)
         model = AutoModelForCausalLM.from_pretrained(
-            **named, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+            **location, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         )
     except (ValueError, KeyError, TypeError, RuntimeError, NotImplementedError, ImportError, OSError) as error:
         raise ConfigError(f"Transformers cannot make a model of it: {error}", file=str(file)) from error
     tokenizer.chat_template = metadata["tokenizer.chat_template"]
-    _check_tokens(tokenizer, ends, file)
+    _check_tokens(tokenizer, end_ids, file)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
-        eos_token_id=ends,
+        eos_token_id=end_ids,
     )
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ConfigError("its tokenizer has no tokenizer.json", file=str(file), field="tokenizer.ggml.model")
-    # The file's own name for the model, which Transformers would look up.
+    # Drop the file's own name for the model, because Transformers would look it up.
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config.pop("_name_or_path", None)
     config.pop("_model_name_or_path", None)
@@ -104,16 +105,19 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
 
 
 def _end_ids(metadata: Mapping[str, Any], file: Path) -> list[int]:
-    """The ids that end generation: of the text, and of the assistant's turn where that is another."""
-    named = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
-    found = list(dict.fromkeys(int(token) for token in named if token is not None))
-    if not found:
+    """Return the ids that end generation: the end of a text, and of a turn or message where those differ.
+
+    Raise ConfigError when the file has none.
+    """
+    ids = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in _END_TOKENS]
+    distinct = list(dict.fromkeys(int(token) for token in ids if token is not None))
+    if not distinct:
         raise ConfigError("the file does not say which token ends a text", file=str(file))
-    return found
+    return distinct
 
 
-def _check_tokens(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], file: Path) -> None:
-    for token in ends:
+def _check_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], file: Path) -> None:
+    for token in end_ids:
         if token >= len(tokenizer):
             raise ConfigError(f"token {token} is not in the vocabulary", file=str(file), field="tokenizer.ggml.tokens")
 

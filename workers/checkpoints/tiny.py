@@ -1,15 +1,14 @@
-"""Builds a complete tiny Qwen2.5-Omni checkpoint: every part real, every weight random.
+"""Build a complete tiny Qwen2.5-Omni checkpoint with random weights, for tests and the demo.
 
     python -m workers.checkpoints.tiny DIR --seed 0
 
-4.0 M parameters, 16 MB, a few seconds. It has what the real one has: thinker, talker
-and token2wav under their prefixes, tokenizer, chat template, preprocessor and speakers.
-What it says is printable noise, and what it speaks is noise one can hear.
+It has 4.0 M parameters and 16 MB, and is built in a few seconds. Like the real checkpoint it has the thinker,
+the talker and token2wav under their prefixes, a tokenizer, a chat template, a preprocessor and speakers. Its
+text is printable noise, and its speech is audible noise.
 
-What the real checkpoint fixes elsewhere in the code is kept as it is there: codec ids
-and vocabulary, sampling rates, patch sizes, 240 samples per mel frame. All head
-dimensions are 32, the least that attention on CPUs takes; the talker's hidden size
-differs from heads x head dimension, as the real one's does.
+Values that the code takes as given are the real checkpoint's: codec ids and vocabulary, sampling rates, patch
+sizes, 240 samples per mel frame. All head dimensions are 32, the least that attention on CPUs takes. The
+talker's hidden size differs from heads x head dimension, as in the real checkpoint.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SPEAKERS", "build_tiny_checkpoint"]
 
-VERSION = 1  # of what this module builds: a directory of another version is built anew
+VERSION = 1  # of the built checkpoint; a directory of another version is built anew
 MARKER = "tiny_checkpoint.json"
 
 SPEAKERS = ("Chelsie", "Ethan")
 
-# The order of the real tokenizer; 256 byte symbols stand before them.
+# In the order of the real tokenizer, after the 256 byte symbols.
 _SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -65,7 +64,7 @@ _BYTES = 256
 _TOKEN_IDS = {token: _BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 320  # the embedding table is padded past the tokenizer, as the real one is
 
-# Names under which Transformers' processor looks for its placeholders.
+# The names by which Transformers' processor finds its placeholders.
 _NAMED_TOKENS = {
     "image_token": "<|IMAGE|>",
     "audio_token": "<|AUDIO|>",
@@ -76,7 +75,7 @@ _NAMED_TOKENS = {
     "audio_eos_token": "<|audio_eos|>",
 }
 
-# Qwen2.5-Omni's own: without a system message it puts the plain assistant's.
+# Qwen2.5-Omni's own template. It adds a default system message where the request has none.
 _CHAT_TEMPLATE = (
     "{% set audio_count = namespace(value=0) %}{% set image_count = namespace(value=0) %}"
     "{% set video_count = namespace(value=0) %}{% for message in messages %}"
@@ -103,7 +102,7 @@ _PREPROCESSOR: dict[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "min_pixels": 4 * 28 * 28,
-    "max_pixels": 1024 * 28 * 28,  # 1024 tokens; the real one's 16384 do not fit the tiny context
+    "max_pixels": 1024 * 28 * 28,  # 1024 tokens, because the real 16384 exceed the tiny context
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -111,7 +110,7 @@ _PREPROCESSOR: dict[str, Any] = {
     "feature_size": 128,
     "sampling_rate": 16000,
     "hop_length": 160,
-    "chunk_length": 30,  # seconds; the real one's 300 would pad every clip to 300 s
+    "chunk_length": 30,  # seconds; 300, as in the real checkpoint, would pad every clip to 300 s
     "n_samples": 480000,
     "nb_max_frames": 3000,
     "n_fft": 400,
@@ -121,18 +120,18 @@ _PREPROCESSOR: dict[str, Any] = {
     "return_attention_mask": True,
 }
 
-_HIDDEN = 128  # the thinker's; also the size of what it hands to the talker
+_HIDDEN = 128  # of the thinker, and so of the hidden states that the talker takes
 _HEAD_DIM = 32
 _CONTEXT = 8192
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]}
-_GAIN = 1.5  # weights are normal with _GAIN / sqrt(fan in): the default 0.02 gives silence
+_GAIN = 1.5  # weights have the deviation _GAIN / sqrt(fan in), because the default 0.02 gives silence
 
 
 def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """The checkpoint of this seed at ``directory``, built unless it stands there already.
+    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
 
-    Appears at once or not at all; several processes may build the same one.
-    Raises ConfigError when ``directory`` holds something else.
+    The directory appears whole or not at all. Several processes may build the same one at once.
+    Raise ConfigError when ``directory`` holds anything else.
     """
     directory = Path(directory)
     mark = {"version": VERSION, "seed": seed}
@@ -145,13 +144,14 @@ def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
         _write(building, seed)
         (building / MARKER).write_text(json.dumps(mark), encoding="utf-8")
         building.chmod(0o755)
-        _put(building, directory, mark)
+        _move(building, directory, mark)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return directory
 
 
 def _mark_of(directory: Path) -> object:
+    """Return the marker's version and seed; None where there is no tiny checkpoint."""
     try:
         return json.loads((directory / MARKER).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -159,8 +159,9 @@ def _mark_of(directory: Path) -> object:
 
 
 def _refuse_foreign(directory: Path) -> None:
+    """Raise ConfigError for a directory or file that is no tiny checkpoint."""
     try:
-        names = os.listdir(directory)  # one look: another process may put it aside at any moment
+        names = os.listdir(directory)  # one call, because another process may rename it at any moment
     except FileNotFoundError:
         return
     except NotADirectoryError:
@@ -169,8 +170,8 @@ def _refuse_foreign(directory: Path) -> None:
         raise ConfigError(f"{directory} is there already and is no tiny checkpoint", field="directory")
 
 
-def _put(building: Path, directory: Path, mark: object) -> None:
-    """Rename into place; another process that was faster wins if it built the same."""
+def _move(building: Path, directory: Path, mark: object) -> None:
+    """Rename the built directory into place; keep the one of another process that built the same first."""
     outdated = building.with_name(building.name + ".old")
     while True:
         try:
@@ -210,7 +211,7 @@ def _write_json(path: Path, data: object) -> None:
 
 
 def _symbols() -> list[str]:
-    """The 256 symbols of byte-level BPE in byte order; GPT-2's table."""
+    """Return the 256 symbols of byte-level BPE in byte order, as in GPT-2's table."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(_BYTES) if byte not in printable]
     symbol_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
@@ -253,19 +254,19 @@ def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator) -> N
             weight.normal_(std=0.02, generator=generator)
         return  # norms and SnakeBeta keep their initial values
     gain = _GAIN
-    if "bigvgan" in name:  # so that the waveform neither dies out nor sits at the clipping limit
+    if "bigvgan" in name:  # with these the waveform neither fades out nor clips
         gain = 0.05 if name.endswith("conv_post.weight") else 0.9
     weight.normal_(std=gain / math.sqrt(weight[0].numel()), generator=generator)
 
 
 def _make_printable(lm_head: torch.Tensor) -> None:
-    """Zero the rows of all tokens but printable ASCII and the end: they then never win.
+    """Zero the rows of all tokens but printable ASCII and the end, so that no other token is sampled.
 
     A random thinker would otherwise emit media placeholders and bytes that are no UTF-8.
     """
-    spoken = [byte for byte in string.printable.encode() if byte == 10 or byte >= 32]
+    printable = [byte for byte in string.printable.encode() if byte == 10 or byte >= 32]
     keep = torch.zeros(lm_head.shape[0], dtype=torch.bool)
-    keep[[*spoken, _TOKEN_IDS["<|im_end|>"]]] = True
+    keep[[*printable, _TOKEN_IDS["<|im_end|>"]]] = True
     lm_head[~keep] = 0
 
 
