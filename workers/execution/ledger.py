@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -133,6 +135,8 @@ class Ledger:
                 break
             except SlotTaken as error:  # it renewed a moment ago, or another came first: look again
                 logger.warning("%s meanwhile", error)
+        if holder is not None:
+            self._kill_if_stopped(holder)
         self._beat_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
@@ -166,6 +170,17 @@ class Ledger:
         except OSError as error:
             logger.warning("whether process %d runs cannot be told: %s", holder.pid, error)
         return False
+
+    def _kill_if_stopped(self, holder: SlotHolder) -> None:
+        """Kill the process that lost its slot if it is stopped, so that its engine frees the device's memory."""
+        if holder.pid_started is None or holder.pid_space != incarnation.pid_space():
+            return
+        try:
+            if incarnation.started(holder.pid) == holder.pid_started and incarnation.is_stopped(holder.pid):
+                logger.warning("process %d, which had this slot, is stopped: killed", holder.pid)
+                os.kill(holder.pid, signal.SIGKILL)
+        except OSError as error:
+            logger.warning("process %d, which had this slot, cannot be killed: %s", holder.pid, error)
 
     def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
         """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""

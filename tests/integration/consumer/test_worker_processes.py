@@ -78,7 +78,23 @@ def test_the_engine_ends_with_its_worker_and_the_slot_is_free(
 ) -> None:
     worker = stack.launch("code2wav", SLOT)
     stack.serving(worker)
-    below = descendants(worker.process.pid)
-    (engine,) = [pid for pid in below if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    below, engine = processes_of(worker)
     end(worker, engine)
     until_gone(below, 5)
+
+
+def test_a_successor_ends_a_stopped_worker_and_its_engine(stack: EchoStack) -> None:
+    stopped = stack.launch("code2wav", SLOT)
+    stack.serving(stopped)
+    below, _ = processes_of(stopped)
+    stopped.process.send_signal(signal.SIGSTOP)
+    stack.serving(stack.launch("code2wav", SLOT))
+    assert stopped.process.wait(5) == -signal.SIGKILL
+    until_gone(below, 5)
+
+
+def processes_of(worker: EchoWorker) -> tuple[list[int], int]:
+    """All processes below a worker, and its engine's among them."""
+    below = descendants(worker.process.pid)
+    (engine,) = [pid for pid in below if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return below, engine

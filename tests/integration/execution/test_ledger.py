@@ -414,6 +414,10 @@ async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, s
         newcomer = Bench(database)
         async with asyncio.timeout(30):
             await newcomer.start()
+        if space is None:
+            assert process.wait(5) == -signal.SIGKILL, "else its engine would keep the device's memory"
+        else:
+            assert process.poll() is None
     assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
     await asyncio.to_thread(newcomer.ledger.close)
 
