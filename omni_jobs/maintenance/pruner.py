@@ -1,23 +1,20 @@
-"""The pruner: what has been kept long enough goes, first in SQL, then in the object store.
+"""The pruner: it deletes what was kept long enough, first in SQL and then in the object store. One round
 
-It runs in a thread of the rescuer's process; any number of them, on any host. A round
+    prunes    lets SQL forget what is due, and note the objects that go with it as garbage
+    collects  deletes these objects, then the notes
+    sweeps    now and then: lists the whole store and deletes the objects that no row refers to (orphans), such as
+              those of lost attempts
 
-    prunes    SQL forgets what is due, and writes down the objects that go with it (garbage)
-    collects  deletes those objects, then the note of them
-    sweeps    now and then: looks through the whole store for objects that nothing refers to,
-              such as those of lost attempts
-
-A pruner may be killed anywhere in between: what is noted is deleted by the next one, and
-objects nobody noted are found by the sweep. An object is deleted only when SQL has no
-use for it and never will: keys hold the attempt's number, and no number comes twice. So a
-pruner that was stopped for an hour does no harm either when it goes on.
+Any number of pruners may run, on any host; one of them is a thread of each rescuer's process. A pruner may be killed
+anywhere, because the next one deletes what is noted, and the sweep finds what nobody noted. It may also be stopped for
+an hour and go on, because an object that SQL no longer needs is never needed again: its key holds the attempt's
+number, and no number comes twice.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +23,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from omni_jobs.errors import OmniJobsError, StorageError
 from omni_jobs.jobs import PruneResult, Retention
+from omni_jobs.maintenance.rounds import Rounds
 
 if TYPE_CHECKING:
-    from omni_jobs.database.database import Database
     from omni_jobs.jobs import Garbage, Jobs
     from omni_jobs.settings import Settings
     from omni_jobs.storage import ObjectStore
@@ -39,76 +36,49 @@ logger = logging.getLogger(__name__)
 
 _JOBS_AT_ONCE = 500
 _KEYS_AT_ONCE = 500
-_MOST_SAID = 1000
+_MOST_LOGGED_KEYS = 1000
+_BROKEN_SWEEP_PAUSE_S = 60.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PrunerPass:
-    """What went: of how many jobs the payloads, inputs, artifacts; jobs whole; events; objects."""
+    """The numbers of what one whole pass deleted."""
 
-    payloads: int = 0
-    inputs: int = 0
-    artifacts: int = 0
-    jobs: int = 0
+    payloads: int = 0  # jobs whose payloads went
+    inputs: int = 0  # jobs whose media went
+    artifacts: int = 0  # jobs whose artifacts went
+    jobs: int = 0  # jobs that went as a whole
     events: int = 0
-    objects: int = 0
-    orphans: int = 0  # objects that no row told of
+    objects: int = 0  # objects of what SQL forgot
+    orphans: int = 0  # objects that no row referred to
 
 
-class Pruner:
-    """``run`` does a round every ``prune_every_s`` until ``stop``; no outage of a service ends it."""
+class Pruner(Rounds):
+    """Prunes every ``prune_every_s``, and sweeps every ``sweep_every_s``."""
 
     def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings) -> None:
+        super().__init__("pruner", settings.prune_every_s)
         self._jobs = jobs
         self._store = store
         self._retention = Retention.of(settings)
-        self._every_s = settings.prune_every_s
         self._sweep_every_s = settings.sweep_every_s
         self._orphan_after_s = settings.orphan_after_s
-        self._stopped = threading.Event()
-        self._troubled = False
-        self._stuck: set[str] = set()  # objects that could not be deleted, which is said once
-        # Several pruners, or one that restarts again and again, must not all sweep at their start.
+        self._undeletable: set[str] = set()  # keys of objects whose error was logged
+        # The first sweep comes at a random time, because pruners that start together must not sweep together.
         self._sweep_at = time.monotonic() + random.uniform(0, self._sweep_every_s)  # noqa: S311
-        self._sweeping: Iterator[int] | None = None
+        self._sweep: Iterator[int] | None = None
 
-    def run(self, database: Database) -> None:
-        """Prune until ``stop``, once ``database`` is there and has its schema."""
-        ready = False
-        while not self._stopped.is_set():
-            try:
-                if not ready:
-                    database.check()
-                    ready = True
-                self._round()
-            except OmniJobsError as error:
-                if not self._troubled:
-                    logger.error("pruner: %s", error)
-                self._troubled = True
-            except Exception:
-                # A bug here must not take the rescuer with it, and the next round may go well.
-                logger.exception("pruner")
-            else:
-                if self._troubled:
-                    logger.info("pruner: database and object store answer again")
-                self._troubled = False
-            self._stopped.wait(self._every_s * random.uniform(0.9, 1.1))  # noqa: S311
-
-    def stop(self) -> None:
-        """End ``run`` soon; safe from a signal handler."""
-        self._stopped.set()
-
-    def _round(self) -> None:
+    def _work(self) -> None:
         pruned = self.prune()
         objects = self.collect()
-        orphans = self._sweep_some()
+        orphans = self._continue_sweep()
         if pruned.jobs or orphans:
-            logger.info("pruner: %d jobs, %d objects, %d orphans gone", pruned.jobs, objects, orphans)
+            logger.info("pruner: deleted %d jobs, %d objects, %d orphans", pruned.jobs, objects, orphans)
 
     def once(self) -> PrunerPass:
-        """A whole pass: prune, collect, sweep. Raises DatabaseUnavailable and StorageError."""
+        """Prune, collect and sweep the whole store, once. Raises DatabaseUnavailable and StorageError."""
         pruned = self.prune()
         return PrunerPass(
             payloads=pruned.payloads,
@@ -120,97 +90,117 @@ class Pruner:
             orphans=sum(self.sweep()),
         )
 
+    # Prune
+
     def prune(self) -> PruneResult:
-        """Let SQL forget what is due, until nothing is left."""
+        """Let SQL forget what is due, until nothing is left. Raises DatabaseUnavailable."""
         total = PruneResult()
         while not self._stopped.is_set():
-            found = self._jobs.prune(self._retention, at_most=_JOBS_AT_ONCE)
-            if not found.looked_at and not found.events:
+            pruned = self._jobs.prune(self._retention, at_most=_JOBS_AT_ONCE)
+            if not pruned.looked_at and not pruned.events:
                 break
-            total = _sum(total, found)
+            total = _sum(total, pruned)
         return total
 
+    # Collect
+
     def collect(self) -> int:
-        """Delete the objects of the garbage there is; how many. What cannot be deleted stays noted."""
-        deleted = 0
+        """Delete the objects that are noted as garbage, then the notes; return the number of objects.
+
+        The note of an object that cannot be deleted stays. Raises DatabaseUnavailable and StorageError.
+        """
+        total = 0
         while not self._stopped.is_set():
-            found = self._jobs.garbage(at_most=_JOBS_AT_ONCE)
-            done, count = self._delete(found)
-            if not done:
+            deleted, count = self._delete_garbage(self._jobs.garbage(at_most=_JOBS_AT_ONCE))
+            if not deleted:
                 break
-            self._jobs.collected(done)
-            deleted += count
-        return deleted
+            self._jobs.collected(deleted)
+            total += count
+        return total
 
-    def sweep(self) -> Iterator[int]:
-        """Go through the store batch by batch, deleting orphans; how many of each batch."""
-        self._store.remove_abandoned()
-        old_enough = time.time() - self._orphan_after_s
-        keys = (found.key for found in self._store.list("jobs/") if found.modified.timestamp() < old_enough)
-        for batch in _batches(keys, _KEYS_AT_ONCE):
-            yield len(self._delete_keys(sorted(self._jobs.orphans(batch))))
+    def _delete_garbage(self, garbage: Sequence[Garbage]) -> tuple[list[int], int]:
+        """Return the ids of the garbage of which nothing is left, and the number of objects deleted."""
+        ids = {item.what: item.id for item in garbage if not item.what.endswith("/")}
+        deleted = self._delete_objects(list(ids))
+        done, count = [ids[key] for key in deleted], len(deleted)
+        for item in garbage:
+            if item.what.endswith("/"):
+                is_done, under_prefix = self._delete_prefix(item.what)
+                count += under_prefix
+                if is_done:
+                    done.append(item.id)
+        return done, count
 
-    def _delete(self, garbage: Sequence[Garbage]) -> tuple[list[int], int]:
-        """The ids of garbage that is gone, and how many objects that were."""
-        single = {found.what: found.id for found in garbage if not found.what.endswith("/")}
-        gone = self._delete_keys(list(single))
-        done, deleted = [single[key] for key in gone], len(gone)
-        for found in garbage:
-            if found.what.endswith("/"):
-                whole = True
-                listed = (stored.key for stored in self._store.list(found.what))
-                for batch in _batches(listed, _KEYS_AT_ONCE):
-                    # Since this garbage was noted the job may have been sent on again, and this
-                    # process may have slept: what is needed now is not what was needed then.
-                    useless = sorted(self._jobs.orphans(batch))
-                    gone = self._delete_keys(useless)
-                    whole &= len(gone) == len(useless)
-                    deleted += len(gone)
-                if whole:
-                    done.append(found.id)
-        return done, deleted
+    def _delete_prefix(self, prefix: str) -> tuple[bool, int]:
+        """Delete the objects below a prefix; return whether all could be deleted, and the number of them.
 
-    def _delete_keys(self, keys: Sequence[str]) -> Sequence[str]:
-        """Delete objects; those that are gone. Raises StorageUnavailable when the store itself is away."""
+        Leaves the objects that SQL refers to now: the job may have been retried since this garbage was noted.
+        """
+        is_done, count = True, 0
+        for batch in _batches((stored.key for stored in self._store.list(prefix)), _KEYS_AT_ONCE):
+            orphans = sorted(self._jobs.orphans(batch))
+            deleted = self._delete_objects(orphans)
+            is_done &= len(deleted) == len(orphans)
+            count += len(deleted)
+        return is_done, count
+
+    def _delete_objects(self, keys: Sequence[str]) -> Sequence[str]:
+        """Delete objects; return the keys of those that are gone. Raises StorageUnavailable when the store is away."""
         try:
             self._store.delete(keys)
         except StorageError:
             self._store.check()
         else:
             return keys
-        # It is well: one object is not, and must not keep the others for ever.
-        gone = []
+        # The store answers: one object cannot be deleted, which must not keep the others for ever.
+        deleted = []
         for key in keys:
             try:
                 self._store.delete([key])
             except StorageError as error:
-                if key not in self._stuck and len(self._stuck) < _MOST_SAID:
-                    self._stuck.add(key)
-                    logger.error("pruner: cannot be deleted: %s", error)
+                if key not in self._undeletable and len(self._undeletable) < _MOST_LOGGED_KEYS:
+                    self._undeletable.add(key)
+                    logger.error("pruner: an object cannot be deleted: %s", error)
             else:
-                gone.append(key)
-        return gone
+                deleted.append(key)
+        return deleted
 
-    def _sweep_some(self) -> int:
-        """The next part of a sweep, for about as long as a round's pause; how many orphans went."""
-        if self._sweeping is None:
+    # Sweep
+
+    def sweep(self) -> Iterator[int]:
+        """List the whole store in batches and delete the orphans; yield the number of each batch.
+
+        Raises DatabaseUnavailable and StorageError.
+        """
+        self._store.remove_abandoned()
+        # Younger objects may be of a stage run or a submit that SQL does not know of yet.
+        newest = time.time() - self._orphan_after_s
+        keys = (stored.key for stored in self._store.list("jobs/") if stored.modified.timestamp() < newest)
+        for batch in _batches(keys, _KEYS_AT_ONCE):
+            yield len(self._delete_objects(sorted(self._jobs.orphans(batch))))
+
+    def _continue_sweep(self) -> int:
+        """Sweep for about as long as the pause between rounds, if a sweep is due; return the number of orphans."""
+        if self._sweep is None:
             if time.monotonic() < self._sweep_at:
                 return 0
-            self._sweeping = self.sweep()
+            self._sweep = self.sweep()
         until = time.monotonic() + self._every_s
         deleted = 0
         try:
-            for count in self._sweeping:
+            for count in self._sweep:
                 deleted += count
                 if self._stopped.is_set() or time.monotonic() >= until:
                     return deleted
         except OmniJobsError:
-            self._sweeping = None  # a broken sweep begins anew, when its time has come
-            self._sweep_at = time.monotonic() + min(self._sweep_every_s, 60.0)
+            self._end_sweep(min(self._sweep_every_s, _BROKEN_SWEEP_PAUSE_S))
             raise
-        self._sweeping = None
-        self._sweep_at = time.monotonic() + self._sweep_every_s * random.uniform(0.9, 1.1)  # noqa: S311
+        self._end_sweep(self._sweep_every_s * random.uniform(0.9, 1.1))  # noqa: S311
         return deleted
+
+    def _end_sweep(self, pause_s: float) -> None:
+        self._sweep = None
+        self._sweep_at = time.monotonic() + pause_s
 
 
 def _sum(one: PruneResult, other: PruneResult) -> PruneResult:
@@ -225,6 +215,6 @@ def _sum(one: PruneResult, other: PruneResult) -> PruneResult:
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    waiting = iter(items)
-    while batch := list(islice(waiting, size)):
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
         yield batch

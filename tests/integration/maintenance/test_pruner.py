@@ -183,7 +183,7 @@ def test_garbage_noted_before_a_retry_takes_nothing_of_it(
     hints = jobs.retry(job_id, "first")
     register(jobs, "w-first")
     run_stage(jobs, store, hints)
-    assert sleeper._delete(noted) == ([noted[0].id], 0)
+    assert sleeper._delete_garbage(noted) == ([noted[0].id], 0)
     assert payload_key(job_id, "first", 2) in keys_of(store)
 
 
@@ -305,9 +305,9 @@ def test_it_goes_on_when_the_object_store_is_back(
     assert sum("pruner: " in record.message and record.levelname == "ERROR" for record in caplog.records) == 1
 
 
-def until(look: Callable[[], bool], within_s: float = 60.0) -> None:
+def until(is_true: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
-    while not look():
+    while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

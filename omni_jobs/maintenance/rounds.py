@@ -1,0 +1,68 @@
+"""``Rounds``: the loop of the rescuer and of the pruner, which no outage and no bug ends."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from omni_jobs.errors import OmniJobsError
+
+if TYPE_CHECKING:
+    from omni_jobs.database.database import Database
+
+__all__ = ["Rounds"]
+
+logger = logging.getLogger(__name__)
+
+
+class Rounds(ABC):
+    """Work that is repeated every ``every_s`` seconds until ``stop``; ``name`` stands before its log messages."""
+
+    def __init__(self, name: str, every_s: float) -> None:
+        self._name = name
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._is_failing = False
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do one round. Raises OmniJobsError for a service that does not answer."""
+
+    def run(self, database: Database) -> None:
+        """Do rounds until ``stop``; the first one once ``database`` answers and has its schema."""
+        is_ready = False
+        while not self._stopped.is_set():
+            try:
+                is_ready = is_ready or self._attempt(database.check)
+                if is_ready:
+                    self.round()
+            except Exception:  # a bug must not end the loop, because the next round may go well
+                logger.exception("%s", self._name)
+            # The pause is random, so that several processes do not do their rounds at the same time.
+            self._stopped.wait(self._every_s * random.uniform(0.9, 1.1))  # noqa: S311
+
+    def stop(self) -> None:
+        """End ``run`` soon; safe in a signal handler."""
+        self._stopped.set()
+
+    def round(self) -> None:
+        """Do one round; if a service does not answer, log the error once and return."""
+        self._attempt(self._work)
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Return whether the action succeeded; log its OmniJobsError unless the last action failed, too."""
+        try:
+            action()
+        except OmniJobsError as error:
+            if not self._is_failing:
+                logger.error("%s: %s", self._name, error)
+            self._is_failing = True
+            return False
+        if self._is_failing:
+            logger.info("%s: all services answer again", self._name)
+        self._is_failing = False
+        return True
