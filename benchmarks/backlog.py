@@ -36,10 +36,10 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import HintPublisher, read_hints
 from omni_jobs.database.database import Database
-from omni_jobs.intake.stored_media import new_job
+from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import Admitted, admit
+from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 
@@ -182,7 +182,7 @@ class _Side:
     publisher: HintPublisher
     broker: redis.Redis
     queue: str  # of the first stage
-    admitted: Admitted  # what every job of the fill asks for
+    admitted: AdmittedRequest  # what every job of the fill asks for
     known: list[str] = field(default_factory=list)  # ids of some jobs
     popped: dict[int, int] = field(default_factory=dict)  # hints taken from the broker and not yet claimed
     claimed: set[int] = field(default_factory=set)  # of the first stage: the stack's own rescuer may hint them again

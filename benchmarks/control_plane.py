@@ -29,7 +29,7 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
-from omni_jobs.intake.stored_media import new_job
+from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit

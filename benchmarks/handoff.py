@@ -35,10 +35,10 @@ from benchmarks.services import database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
-from omni_jobs.intake.stored_media import new_job
+from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import Admitted, admit
+from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.storage import open_store, payload_key
@@ -138,7 +138,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 class Arrivals:
     """Submits jobs at a steady rate, each in a transaction of its own, and reads what became of them."""
 
-    def __init__(self, jobs: Jobs, publisher: HintPublisher, db: Database, admitted: Admitted) -> None:
+    def __init__(self, jobs: Jobs, publisher: HintPublisher, db: Database, admitted: AdmittedRequest) -> None:
         self._jobs = jobs
         self._publisher = publisher
         self._db = db

@@ -39,7 +39,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.main_job import ECHO, SPEECH, Work, offline, ratios, through_stack, timed
 from omni_jobs.client import Client
 from omni_jobs.payloads import Payload
-from omni_jobs.requests import Admitted
+from omni_jobs.requests import AdmittedRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from workers.checkpoints.tiny import build_tiny_checkpoint
@@ -92,7 +92,7 @@ class InWaves(OmniLLM):
         """Seconds of each stage alone, its inputs ready at its start."""
         return self._call(self._in_waves([self._admit(n, request) for n, request in enumerate(requests)]))
 
-    async def _in_waves(self, jobs: Sequence[Admitted]) -> dict[str, float]:
+    async def _in_waves(self, jobs: Sequence[AdmittedRequest]) -> dict[str, float]:
         made: list[dict[str, Payload]] = [{} for _ in jobs]
         seconds = {}
         for name, llm in self._stages.items():
@@ -105,7 +105,7 @@ class InWaves(OmniLLM):
                 earlier[name] = payload
         return seconds
 
-    async def _one(self, llm: StageLLM, job: Admitted, made: Mapping[str, Payload]) -> Payload:
+    async def _one(self, llm: StageLLM, job: AdmittedRequest, made: Mapping[str, Payload]) -> Payload:
         upstream = {name: made[name] for name in llm.stage.config.inputs}
         is_taken = bool(self.pipeline.consumers(llm.stage.name))
         stage_input = llm.input_of(job, upstream=upstream, capture=is_taken)

@@ -42,7 +42,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         try:
             yield
         finally:
-            await run_sync(app.state.services.close)
+            await app.state.services.close()
 
     app = _Api(
         title="omni-jobs",

@@ -1,4 +1,4 @@
-"""Reading a submit's body: its type and its size are judged before, and while, it comes in."""
+"""``read_body`` reads the body of a submit. It checks type and size before the body comes in and meanwhile."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge, UnsupportedContentType
 
-__all__ = ["Submission", "read_submission"]
+__all__ = ["SubmitBody", "read_body"]
 
 _REQUEST = "request"
 _PROMPT_EMBEDS = "prompt_embeds"
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A submit as it came in: the request's JSON, and the file that came beside it."""
+class SubmitBody:
+    """The body of a submit: the request's JSON, and the safetensors file that came beside it in a multipart body."""
 
-    body: bytes | bytearray
+    json: bytes | bytearray
     prompt_embeds: bytes | None = None
 
 
-async def read_submission(request: Request, max_bytes: int) -> Submission:
-    """A JSON body, or a multipart one whose part ``request`` is the JSON and ``prompt_embeds`` a file.
+async def read_body(request: Request, max_bytes: int) -> SubmitBody:
+    """Read a JSON body, or a multipart body whose part ``request`` is the JSON and whose part ``prompt_embeds`` a file.
 
     Raises UnsupportedContentType, InvalidRequest naming the part, or RequestTooLarge without reading on.
     """
@@ -34,7 +34,7 @@ async def read_submission(request: Request, max_bytes: int) -> Submission:
     _check_length(request.headers.get("content-length"), max_bytes)
     chunks = _chunks(request, max_bytes)
     if media_type == "application/json":
-        return Submission(await _whole(chunks))
+        return SubmitBody(await _whole(chunks))
     try:
         form = await MultiPartParser(
             request.headers, chunks, max_files=2, max_fields=1, max_part_size=max_bytes
@@ -48,7 +48,7 @@ async def read_submission(request: Request, max_bytes: int) -> Submission:
 
 
 async def _whole(chunks: AsyncGenerator[bytes]) -> bytes | bytearray:
-    """All of them. Joined at the end, a large body would take the event loop 100 ms of copying at once."""
+    """Return all chunks as one. They are appended one by one, because a join would hold the event loop for 100 ms."""
     body: bytes | bytearray = b""
     async for chunk in chunks:
         if not body:
@@ -60,7 +60,7 @@ async def _whole(chunks: AsyncGenerator[bytes]) -> bytes | bytearray:
     return body
 
 
-async def _of_form(form: FormData) -> Submission:
+async def _of_form(form: FormData) -> SubmitBody:
     parts: dict[str, bytes] = {}
     for name, value in form.multi_items():
         if name not in (_REQUEST, _PROMPT_EMBEDS):
@@ -70,7 +70,7 @@ async def _of_form(form: FormData) -> Submission:
         parts[name] = await value.read() if isinstance(value, UploadFile) else value.encode()
     if _REQUEST not in parts:
         raise InvalidRequest("this part is missing: the request as JSON", field=_REQUEST)
-    return Submission(parts[_REQUEST], parts.get(_PROMPT_EMBEDS))
+    return SubmitBody(parts[_REQUEST], parts.get(_PROMPT_EMBEDS))
 
 
 async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:

@@ -1,13 +1,15 @@
-"""The answers of bulks, kept on the disk until each bulk's lines are read: how much room one takes, and all of them."""
+"""The answers of bulks: kept on the disk until a bulk's lines are read, and bounded for each bulk and for all."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
+
+from anyio import CapacityLimiter
 
 from omni_jobs.errors import RequestTooLarge, ServerBusy
 from omni_jobs.settings import Settings
@@ -19,32 +21,33 @@ _LARGEST_BULKS = 16  # all may take as much room as so many of the largest
 
 
 class AllAnswers:
-    """Those of all bulks of this process. Safe for threads."""
+    """The answers of all bulks of this process. Safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
         self.limit_of_one = settings.max_bulk_answer_bytes
         self.limit = _LARGEST_BULKS * settings.max_bulk_answer_bytes
         self.bytes = 0
+        self.writes = CapacityLimiter(1)  # answers are written by one thread at a time, because it computes
         self._lock = threading.Lock()
 
     def begin(self) -> Answers:
-        """Those of one bulk more. Raises ServerBusy while there is no room."""
+        """Return the answers of a new bulk. Raises ServerBusy while there is no room."""
         self.check_room()
         return Answers(self)
 
     def check_room(self) -> None:
-        """Raises ServerBusy while there is none."""
+        """Raise ServerBusy while there is no room."""
         if self.bytes >= self.limit:
             raise ServerBusy(f"the answers of all bulks have come to {self.bytes} bytes, and may have {self.limit}")
 
     def add(self, more: int) -> None:
-        """Note so many bytes more, or fewer."""
+        """Count so many bytes more, or fewer."""
         with self._lock:
             self.bytes += more
 
 
 class Answers:
-    """Those of one bulk; one thread at a time uses them. ``close`` them."""
+    """The answers of one bulk. One thread at a time uses them; ``close`` them at the end."""
 
     def __init__(self, of_all: AllAnswers) -> None:
         self._all = of_all
@@ -52,7 +55,7 @@ class Answers:
         self.bytes = 0
 
     def check_room(self) -> None:
-        """Raises RequestTooLarge where these are too many for one bulk, and ServerBusy where those of all are."""
+        """Raise RequestTooLarge where these are too many for one bulk, ServerBusy where all bulks have too many."""
         if self.bytes >= self._all.limit_of_one:
             raise RequestTooLarge(
                 f"the answers have come to {self.bytes} bytes, and a bulk may have {self._all.limit_of_one}",
@@ -60,24 +63,23 @@ class Answers:
             )
         self._all.check_room()
 
-    def write(self, answer: Mapping[str, Any]) -> None:
-        text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-        self.bytes += len(text)
-        self._all.add(len(text))
-        self._file.write(text)
-
-    def flush(self) -> None:
-        """Raises OSError where the disk is full."""
+    def write(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Write answers, a line each. Raises OSError where the disk is full."""
+        for answer in answers:
+            text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+            self.bytes += len(text)
+            self._all.add(len(text))
+            self._file.write(text)
         self._file.flush()
 
     def read(self) -> Iterator[bytes]:
-        """All of them, from the first."""
+        """Yield the bytes of all answers, from the first."""
         self._file.seek(0)
         while chunk := self._file.read(64 << 10):
             yield chunk
 
     def close(self) -> None:
-        """Give their room back. May be called again."""
+        """Delete the answers and give their room back. May be called again."""
         with suppress(OSError):  # a full disk, again
             self._file.close()
         self._all.add(-self.bytes)

@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.state.services.ends.release()
+        self.app.state.services.job_waits.release()
         await super().shutdown(sockets)
 
 

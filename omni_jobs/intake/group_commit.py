@@ -1,116 +1,107 @@
-"""The submitter: jobs that come while a transaction is under way share the next one.
+"""``GroupCommit``: jobs that are submitted while a transaction goes on share the next one.
 
-A commit costs a synced write, whatever is in it. One thread submits for all; a job that
-comes alone waits for nobody. It takes jobs that are ready to be written, so nobody waits
-for what it takes to make another's.
+A commit costs a synced write, whatever it holds. One thread writes the jobs of all requests; a job that comes alone
+waits for no other. The thread takes jobs that are ready to be written, so no job waits for the admission of another.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from omni_jobs.errors import Conflict, DatabaseUnavailable
+from omni_jobs.batch_thread import BatchThread
+from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
 from omni_jobs.jobs import Hint, NewJob, SubmitResult
 
-__all__ = ["Submitter", "submit_apart"]
+__all__ = ["GroupCommit", "KeyedJob"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 256
+_LARGEST_TRANSACTION = 256  # jobs
 
-Wishes = Sequence[tuple[NewJob, str | None]]
-SubmitAll = Callable[[Wishes], Sequence[SubmitResult | Conflict]]
-
-
-def submit_apart(submit_all: SubmitAll, wishes: Wishes) -> Sequence[SubmitResult | Exception]:
-    """Submit jobs with their idempotency keys together; the answers in their order, errors among them.
-
-    What the database refuses of one fails no other. DatabaseUnavailable is the answer where the database
-    does not answer: the job may exist all the same then. It raises nothing.
-    """
-    try:
-        return submit_all(wishes)
-    except DatabaseUnavailable as error:
-        return [error] * len(wishes)
-    except Exception as error:
-        if len(wishes) > 1:
-            return [answer for wish in wishes for answer in submit_apart(submit_all, [wish])]
-        logger.exception("job %s was refused by the database", wishes[0][0].job_id)
-        return [error]
+KeyedJob = tuple[NewJob, str | None]
+"""A job with its idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    job: NewJob
-    idempotency_key: str | None
-    answer: Future[SubmitResult] = field(default_factory=Future)
+class _Group:
+    """Jobs of one caller, and the future that their results go to."""
+
+    jobs: Sequence[KeyedJob]
+    results: Future[list[SubmitResult | OmniJobsError]] = field(default_factory=Future)
 
 
-class Submitter:
-    """Safe for threads. ``start`` before the first submit, ``close`` at the end."""
+class GroupCommit:
+    """Writes jobs to SQL, then publishes their hints. Safe for threads; ``start`` and ``close`` it."""
 
-    def __init__(self, submit_all: SubmitAll, send: Callable[[Sequence[Hint]], object]) -> None:
-        """``submit_all``: that of ``Jobs``. ``send`` publishes hints and must not raise: the rescuer repeats them."""
+    def __init__(
+        self,
+        submit_all: Callable[[Sequence[KeyedJob]], Sequence[SubmitResult | Conflict]],
+        publish: Callable[[Sequence[Hint]], object],
+    ) -> None:
+        """``submit_all`` is that of ``Jobs``. ``publish`` must not raise, because the rescuer republishes hints."""
         self._submit_all = submit_all
-        self._send = send
-        self._waiting: queue.SimpleQueue[_Wish | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="submitter", daemon=True)
+        self._publish = publish
+        self._thread: BatchThread[_Group] = BatchThread("group-commit", self._commit)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
-    def submit(self, job: NewJob, idempotency_key: str | None) -> Future[SubmitResult]:
-        """Soon: the answer to the job, which it made or whose key named another before.
+    def submit(self, jobs: Sequence[KeyedJob]) -> Future[list[SubmitResult | OmniJobsError]]:
+        """Write jobs soon, with the jobs of other callers. Return a future of their results, in the same order.
 
-        It raises Conflict, and DatabaseUnavailable: the job may exist all the same
-        then, and only an idempotency key makes it safe to try again.
+        A result is a Conflict where the idempotency key names a job of another request. It is DatabaseUnavailable
+        where the database does not answer: the job may exist all the same, and only an idempotency key makes it
+        safe to submit it again. It is an OmniJobsError where the database refuses this one job.
         """
-        wish = _Wish(job, idempotency_key)
-        wish.answer.set_running_or_notify_cancel()  # what is under way is not stopped by a client that leaves
-        self._waiting.put(wish)
-        return wish.answer
+        group = _Group(jobs)
+        group.results.set_running_or_notify_cancel()  # a client that leaves does not stop the transaction
+        self._thread.put(group)
+        return group.results
 
     def close(self) -> None:
-        """Answer what waits, then stop."""
-        self._waiting.put(None)
-        self._thread.join()
+        """Write what waits, then end the thread."""
+        self._thread.close()
 
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            wishes: list[_Wish] = []
-            wish = self._waiting.get()
-            while True:
-                if wish is None:
-                    closing = True
-                else:
-                    wishes.append(wish)
-                if len(wishes) == _MOST_AT_ONCE:
-                    break
-                try:
-                    wish = self._waiting.get_nowait()
-                except queue.Empty:
-                    break
+    def _commit(self, groups: Sequence[_Group]) -> None:
+        for transaction in _transactions(groups):
             try:
-                if wishes:
-                    self._answer(wishes)
-            except Exception as error:
-                # A bug: nobody is to wait for an answer that does not come, now or after the thread has ended.
-                logger.exception("submitter")
-                for unanswered in wishes:
-                    if not unanswered.answer.done():
-                        unanswered.answer.set_exception(error)
+                results = self._write([job for group in transaction for job in group.jobs])
+                self._publish([hint for result in results if isinstance(result, SubmitResult) for hint in result.hints])
+                written = iter(results)
+                for group in transaction:
+                    group.results.set_result([next(written) for _ in group.jobs])
+            except Exception as error:  # a bug: nobody must wait for a result that does not come
+                logger.exception("group commit")
+                for group in transaction:
+                    if not group.results.done():
+                        group.results.set_exception(error)
 
-    def _answer(self, wishes: Sequence[_Wish]) -> None:
-        answers = submit_apart(self._submit_all, [(wish.job, wish.idempotency_key) for wish in wishes])
-        self._send([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
-        for wish, answer in zip(wishes, answers, strict=True):
-            if isinstance(answer, SubmitResult):
-                wish.answer.set_result(answer)
-            else:
-                wish.answer.set_exception(answer)
+    def _write(self, jobs: Sequence[KeyedJob]) -> Sequence[SubmitResult | OmniJobsError]:
+        """Write jobs in one transaction; one by one where the database refuses some of them."""
+        try:
+            return self._submit_all(jobs)
+        except DatabaseUnavailable as error:
+            return [error] * len(jobs)
+        except Exception:
+            if len(jobs) > 1:
+                return [result for job in jobs for result in self._write([job])]
+            logger.exception("job %s was refused by the database", jobs[0][0].job_id)
+            return [OmniJobsError("something went wrong in the server")]
+
+
+def _transactions(groups: Sequence[_Group]) -> Iterator[list[_Group]]:
+    """Share the groups out to transactions that end as soon as they have _LARGEST_TRANSACTION jobs."""
+    transaction: list[_Group] = []
+    jobs = 0
+    for group in groups:
+        transaction.append(group)
+        jobs += len(group.jobs)
+        if jobs >= _LARGEST_TRANSACTION:
+            yield transaction
+            transaction, jobs = [], 0
+    if transaction:
+        yield transaction

@@ -134,7 +134,13 @@ def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) 
     created_at = at if not answers and written == len(drafts) else None
     for each in ours:
         job_id = each.job.job_id
-        answers[job_id] = SubmitResult(job_id, created=True, hints=hints[job_id], created_at=created_at)
+        answers[job_id] = SubmitResult(
+            job_id,
+            created=True,
+            hints=hints[job_id],
+            created_at=created_at,
+            job=None if created_at is None else each.job,
+        )
     return [answers[each.job.job_id] for each in drafts]
 
 

@@ -86,6 +86,7 @@ class SubmitResult:
     created: bool  # False: the idempotency key named a job that was there
     hints: Sequence[Hint] = ()
     created_at: float | None = None  # seconds since 1970; None: the job may have been there before this call
+    job: NewJob | None = None  # as it was written, where created_at is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
     from omni_jobs.settings import Settings
 
-__all__ = ["Admitted", "Media", "MediaKind", "Parsed", "admit", "parse"]
+__all__ = ["AdmittedRequest", "Media", "MediaKind", "ParsedRequest", "admit", "parse"]
 
 MediaKind = Kind | Literal["prompt_embeds"]
 
@@ -45,7 +45,7 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedRequest:
     """A body that is a request by its form; whether its pipeline takes it is not looked at yet."""
 
     tree: Mapping[str, Any]  # the JSON, with names in the places of ``long``
@@ -63,7 +63,7 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedRequest:
     """A request that can be run.
 
     request         JSON: ``model``, ``messages`` (media parts as {"type": "audio", "media": n}; empty with
@@ -91,24 +91,24 @@ class Admitted:
     expires_at: float | None = None
 
 
-def parse(body: bytes | bytearray, settings: Settings) -> Parsed:
+def parse(body: bytes | bytearray, settings: Settings) -> ParsedRequest:
     """The first step of ``admit``, for a caller who wants to know what is coming.
 
     Raises InvalidRequest and RequestTooLarge naming the field.
     """
     tree, long = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-    return Parsed(tree, JobRequest.parse(tree), long)
+    return ParsedRequest(tree, JobRequest.parse(tree), long)
 
 
 def admit(
-    body: bytes | Mapping[str, Any] | Parsed,
+    body: bytes | Mapping[str, Any] | ParsedRequest,
     pipelines: Pipelines,
     settings: Settings,
     models: Renderers | None = None,
     *,
     prompt_embeds: bytes | None = None,
     wall: MediaWall | None = None,
-) -> Admitted:
+) -> AdmittedRequest:
     """Check everything: what is cheap first, then what the media's headers say, and only then are they decoded.
 
     ``models``: the renderers, where a caller keeps them. ``prompt_embeds``: a safetensors file that
@@ -119,7 +119,7 @@ def admit(
     pipeline, ModelMissing when this host lacks the pipeline's checkpoint, DecodersUnavailable
     when nothing decodes the media just now.
     """
-    if not isinstance(body, Parsed):
+    if not isinstance(body, ParsedRequest):
         body = parse(body if isinstance(body, bytes) else _encoded(body), settings)
     request = body.request
     pipeline = pipelines.named(request.model)
@@ -155,7 +155,7 @@ def admit(
                 media, prompt_tokens = _measured(content.media, decoders, check, longest_audio_s)
         else:
             prompt_tokens = check(())
-    return Admitted(
+    return AdmittedRequest(
         request=admitted,
         media=media,
         pipeline=pipeline,
@@ -177,7 +177,7 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         raise InvalidRequest(f"the request is not JSON: {error}", field="body") from None
 
 
-def _digest(body: Parsed, beside: bytes | None) -> str:
+def _digest(body: ParsedRequest, beside: bytes | None) -> str:
     digest = hashlib.sha256()
     for piece in canonical(body.tree, body.long):
         digest.update(piece)
@@ -187,7 +187,7 @@ def _digest(body: Parsed, beside: bytes | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _prompt_embeds(body: Parsed, beside: bytes | None, pipeline: Pipeline) -> bytes | memoryview | None:
+def _prompt_embeds(body: ParsedRequest, beside: bytes | None, pipeline: Pipeline) -> bytes | memoryview | None:
     """The file of the prompt's embeddings; None for a request with messages."""
     request = body.request
     given = request.prompt_embeds is not None or beside is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -19,13 +20,18 @@ START_S = 30.0
 
 @dataclass(frozen=True)
 class ApiServer:
-    """``services`` are the server's own; ``connections``: those that are open."""
+    """``services`` are the server's own; ``connections``: those that are open; ``loop``: the server's."""
 
     host: str
     port: int
     http: httpx2.Client
     services: Services
     connections: Collection[object]
+    loop: asyncio.AbstractEventLoop
+
+    def wait_for_count(self) -> None:
+        """Wait until the count of the backlog that goes on has ended."""
+        asyncio.run_coroutine_threadsafe(self.services.intake.backlog.close(), self.loop).result(START_S)
 
 
 @contextmanager
@@ -39,7 +45,8 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
         assert started.wait(START_S), "the API did not start"
         host, port = server.servers[0].sockets[0].getsockname()
         with closing(httpx2.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
-            yield ApiServer(host, port, http, server.app.state.services, server.server_state.connections)
+            services, connections = server.app.state.services, server.server_state.connections
+            yield ApiServer(host, port, http, services, connections, server.loop)
     finally:
         server.should_exit = True
         thread.join(START_S)
@@ -53,4 +60,5 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self.loop = asyncio.get_running_loop()
         self._started.set()

@@ -31,7 +31,7 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import Admitted, admit
+from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.views import WarningView, merged_result
@@ -141,7 +141,7 @@ class OmniLLM:
                 for future in futures:
                     future.cancel()
 
-    def _admit(self, index: int, request: str | Mapping[str, Any]) -> Admitted:
+    def _admit(self, index: int, request: str | Mapping[str, Any]) -> AdmittedRequest:
         body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
         try:
             return admit(
@@ -151,7 +151,7 @@ class OmniLLM:
             error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
             raise
 
-    async def _run(self, index: int, job: Admitted, begin: float, advance: Callable[[str], None]) -> OmniOutput:
+    async def _run(self, index: int, job: AdmittedRequest, begin: float, advance: Callable[[str], None]) -> OmniOutput:
         job_id = f"offline-{uuid.uuid4().hex}"
         wanted = {stage.name for stage in job.stages}
         outputs: dict[str, OmniModelRunnerOutput] = {}
@@ -268,7 +268,9 @@ def _first_error() -> Iterator[None]:
 
 
 @contextmanager
-def _bars(meters: Mapping[str, StageMeter], jobs: Sequence[Admitted], shown: bool) -> Iterator[Callable[[str], None]]:
+def _bars(
+    meters: Mapping[str, StageMeter], jobs: Sequence[AdmittedRequest], shown: bool
+) -> Iterator[Callable[[str], None]]:
     """A progress bar per stage, with its rate; gives what to call when a stage of a request is done."""
     columns = (
         TextColumn("{task.description}"),

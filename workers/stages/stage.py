@@ -33,7 +33,7 @@ from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, Progress, StageInput
 
 if TYPE_CHECKING:
-    from omni_jobs.requests import Admitted
+    from omni_jobs.requests import AdmittedRequest
 
 __all__ = ["InputProcessor", "Stage", "StageLLM"]
 
@@ -258,7 +258,7 @@ class StageLLM:
 
     def input_of(
         self,
-        job: Admitted,
+        job: AdmittedRequest,
         *,
         upstream: Mapping[str, Payload] | None = None,
         capture: bool = False,

@@ -1,16 +1,16 @@
-"""Many jobs in one request: a job a line, and an answer a line.
+"""Submit many jobs in one request: a job a line, and an answer a line.
 
-Lines are admitted and submitted in groups as they come in, so neither the request nor
-its answers are ever in memory whole. The answers are sent once the request has been
-read to its end: a client may write all of it before it reads.
+Groups of lines are submitted as they come in, so neither the request nor its answers are ever in memory whole. The
+answers are sent once the request has been read to its end, because a client may write all of it before it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -19,13 +19,12 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from omni_jobs.api.bulk_answers import Answers
-from omni_jobs.api.error_answers import errors, shown, unforeseen
+from omni_jobs.api.bulk_lines import Line, bytes_of, groups_of_lines
+from omni_jobs.api.error_answers import errors, shown
 from omni_jobs.api.held_bodies import Body
-from omni_jobs.api.intake import Candidate, take_group
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.tenant import tenant_of
 from omni_jobs.errors import (
-    DatabaseUnavailable,
     InvalidRequest,
     OmniJobsError,
     RequestTooLarge,
@@ -33,23 +32,15 @@ from omni_jobs.errors import (
     TooSlow,
     UnsupportedContentType,
 )
-from omni_jobs.intake.backlog import Place
-from omni_jobs.intake.group_commit import submit_apart
-from omni_jobs.intake.stored_media import forget_media, new_job, store_media
-from omni_jobs.jobs import NewJob, SubmitResult, new_job_id
-from omni_jobs.requests import Admitted, cancel_after, parse
+from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.jobs import SubmitResult
+from omni_jobs.requests import cancel_after
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
-_GROUP_LINES = 256
-_GROUP_BYTES = 4 << 20
-_PIECE_BYTES = 2 << 10
-
-Line = tuple[int, bytes | OmniJobsError]
-"""Its number, from 1, and what stands in it, or why it was not read."""
 
 _ANSWERS = (
     '{"line": 1, "id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "created": true}\n'
@@ -111,46 +102,36 @@ async def submit_bulk(
     """
     if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,200}", idempotency_key):
         raise InvalidRequest("must be 1 to 200 visible ASCII characters", field="Idempotency-Key")
-    tenant = tenant_of(request, services.settings)
-    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in CONTENT_TYPES:
         raise UnsupportedContentType(f"must be {' or '.join(CONTENT_TYPES)}", field="Content-Type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
+    of_each_line = SubmitRequest(
+        b"",
+        tenant=tenant_of(request, services.settings),
+        idempotency_key=idempotency_key,
+        expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
+    )
     answers = services.bulk_answers.begin()
     try:
-        bulk = _Bulk(services, answers, idempotency_key, tenant, expires_in_s)
+        bulk = _Bulk(services, answers, of_each_line)
         body: Body = request.state.body
         body.is_streamed = True
         stream = request.stream()
-        await _submit_all(bulk, stream, body)
+        await bulk.submit_all(stream, body)
         if bulk.ended is not None:
             await _pass_over(stream, services.settings.body_limit_s)
-        await run_sync(bulk.end)
+        await bulk.end()
     except BaseException:
         answers.close()
         raise
     return _AnswersResponse(answers)
 
 
-async def _submit_all(bulk: _Bulk, stream: AsyncIterator[bytes], body: Body) -> None:
-    lines = _lines(stream, bulk.max_line_bytes, body)
-    try:
-        async with aclosing(_groups(lines, body)) as groups:
-            async for group in groups:
-                bulk.check_room()
-                await bulk.submit(group)
-                body.let_go(_size(group))
-    except (RequestTooLarge, ServerBusy) as error:
-        if not bulk.has_answers:
-            raise
-        bulk.ended = error  # its jobs are there: a refusal of the whole would not tell of them
-
-
 async def _pass_over(stream: AsyncIterator[bytes], within_s: float) -> None:
-    """Read the rest and drop it: a client may write all of it before it reads.
+    """Read the rest and drop it, because a client may write all of it before it reads.
 
-    One that goes on for longer is answered all the same, and may find its connection closed while it still writes.
+    A client that writes for longer is answered all the same, and may find its connection closed while it still writes.
     """
     with suppress(TimeoutError, TooSlow):
         async with asyncio.timeout(within_s):
@@ -158,188 +139,47 @@ async def _pass_over(stream: AsyncIterator[bytes], within_s: float) -> None:
                 pass
 
 
-# The request, line by line.
-
-
-async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in small pieces: nothing but line ends in a large one would keep others waiting."""
-    async for chunk in chunks:
-        for at in range(0, len(chunk), _PIECE_BYTES):
-            yield chunk[at : at + _PIECE_BYTES]
-            await asyncio.sleep(0)
-
-
-async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[Line | None]:
-    """The lines that are not empty. One that is too long is an error in its place, and not kept.
-
-    None where there is no room for more of a line: what is kept of those before has to go first. Raises ServerBusy
-    where there is none after that.
-    """
-    number, kept, dropping = 1, bytearray(), False
-    held = 0
-    async for chunk in _pieces(chunks):
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            if not (end or kept or dropping):  # an empty line costs next to nothing
-                number += 1
-                continue
-            kept += end
-            line = _too_long(max_bytes) if dropping or len(kept) > max_bytes else bytes(kept).strip()
-            kept.clear()
-            body.let_go(held)  # its receiver holds it from here on
-            held = 0
-            if line:
-                yield number, line
-            number, dropping = number + 1, False
-        kept += rest
-        if len(kept) > max_bytes:
-            kept.clear()
-            dropping = True
-        body.let_go(held)
-        held = 0
-        if not body.has_room(len(kept)):
-            yield None
-        body.hold(len(kept))
-        held = len(kept)
-    if dropping:
-        yield number, _too_long(max_bytes)
-    elif line := bytes(kept).strip():
-        kept.clear()
-        body.let_go(held)
-        yield number, line
-
-
-def _too_long(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the line has more than {max_bytes} bytes", field="body")
-
-
-async def _groups(lines: AsyncIterator[Line | None], body: Body) -> AsyncGenerator[list[Line]]:
-    """As many lines as are submitted at once: fewer where there is no room for more."""
-    group: list[Line] = []
-    size = 0
-    async for line in lines:
-        more = 0 if line is None else _size([line])
-        if group and (line is None or not body.has_room(more)):
-            yield group
-            group, size = [], 0
-        if line is None:
-            continue
-        body.hold(more)
-        group.append(line)
-        size += more
-        if len(group) >= _GROUP_LINES or size >= _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _size(group: Sequence[Line]) -> int:
-    return sum(len(line) for _, line in group if isinstance(line, bytes))
-
-
-# A group at a time.
-
-
 class _Bulk:
-    """The jobs of a bulk, and the answers to its lines, which take so much room and no more."""
+    """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(
-        self,
-        services: Services,
-        answers: Answers,
-        idempotency_key: str | None,
-        tenant: str,
-        expires_in_s: float | None,
-    ) -> None:
+    def __init__(self, services: Services, answers: Answers, of_each_line: SubmitRequest) -> None:
+        """``of_each_line``: the request of a line but for its body; each line's key is made of its key."""
         self._services = services
         self._answers = answers
-        self._idempotency_key = idempotency_key
-        self._tenant = tenant
-        self._expires_in_s = expires_in_s
+        self._of_each_line = of_each_line
         self._lines = self._accepted = self._last = 0
-        self.ended: OmniJobsError | None = None  # why no further line is to be looked at
+        self.ended: OmniJobsError | None = None  # why no further line is submitted
 
-    @property
-    def max_line_bytes(self) -> int:
-        return self._services.settings.max_body_bytes
+    async def submit_all(self, stream: AsyncIterator[bytes], body: Body) -> None:
+        """Submit the lines of a body. Raises DatabaseUnavailable, StorageUnavailable, StorageFull."""
+        max_line_bytes = self._services.settings.max_body_bytes
+        try:
+            async with aclosing(groups_of_lines(stream, max_line_bytes, body)) as groups:
+                async for group in groups:
+                    self._answers.check_room()
+                    await self._submit(group)
+                    body.let_go(bytes_of(group))
+        except (RequestTooLarge, ServerBusy) as error:
+            if not self._lines:
+                raise
+            self.ended = error  # its jobs are there: a refusal of the whole would not tell of them
 
-    @property
-    def has_answers(self) -> bool:
-        return self._lines > 0
-
-    def check_room(self) -> None:
-        """Raises RequestTooLarge and ServerBusy where no more lines may be answered."""
-        self._answers.check_room()
-
-    async def submit(self, group: Sequence[Line]) -> None:
-        """Raises DatabaseUnavailable, StorageUnavailable, StorageFull: the rest is not looked at then."""
-        services = self._services
-        candidates, told = await run_sync(self._parse, group, limiter=services.bulks)
-        admitted: dict[int, Admitted] = {}
-        places: dict[int, Place] = {}
-        with ExitStack() as stack:
-            taken = await take_group(services, list(candidates.values()), stack)
-            for number, admission in zip(candidates, taken, strict=True):
-                if isinstance(admission, OmniJobsError):
-                    told[number] = _refusal(admission)
-                else:
-                    admitted[number], places[number] = admission
-            submitted = await run_sync(self._submit, admitted) if admitted else {}  # else no transaction
-            for number, answer in submitted.items():
-                places[number].taken |= answer.get("created", False)  # of all who share it, until the next count
-        await run_sync(self._tell, group, told | submitted, limiter=services.bulks)
-
-    def _parse(self, group: Sequence[Line]) -> tuple[dict[int, Candidate], dict[int, dict[str, Any]]]:
-        """By their numbers, the lines that are requests by their form, and the answers to the others."""
-        candidates: dict[int, Candidate] = {}
-        told: dict[int, dict[str, Any]] = {}
-        for number, line in group:
-            if isinstance(line, OmniJobsError):
-                told[number] = _refusal(line)
-                continue
-            try:
-                form = parse(line, self._services.settings)
-            except OmniJobsError as error:
-                told[number] = _refusal(error)
-                continue
-            key = _key_of(self._idempotency_key, number)
-            candidates[number] = Candidate(form, len(line), self._tenant, key, self._expires_in_s)
-        return candidates, told
-
-    def _submit(self, admitted: Mapping[int, Admitted]) -> dict[int, dict[str, Any]]:
-        """The answers to admitted lines."""
-        services = self._services
-        jobs: dict[int, NewJob] = {}
-        for number, request in admitted.items():
-            job_id = new_job_id()
-            media = store_media(job_id, request, services.store)
-            jobs[number] = new_job(job_id, request, media, tenant=self._tenant, expires_in_s=self._expires_in_s)
-        keys = (_key_of(self._idempotency_key, number) for number in jobs)
-        answers = submit_apart(services.jobs.submit_all, list(zip(jobs.values(), keys, strict=True)))
-        services.relay.send([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
-        told: dict[int, dict[str, Any]] = {}
-        for (number, job), answer in zip(jobs.items(), answers, strict=True):
-            if isinstance(answer, DatabaseUnavailable):
-                raise answer
-            if not isinstance(answer, SubmitResult) or not answer.created:
-                forget_media(job.media, services.store)
-            if isinstance(answer, SubmitResult):
-                told[number] = {"id": answer.job_id, "created": answer.created}
-            else:
-                told[number] = _refusal(answer if isinstance(answer, OmniJobsError) else unforeseen())
-        return told
-
-    def _tell(self, group: Sequence[Line], told: Mapping[int, Mapping[str, Any]]) -> None:
+    async def _submit(self, group: Sequence[Line]) -> None:
+        requests = [self._request(number, line) for number, line in group if isinstance(line, bytes)]
+        results = iter(await self._services.intake.submit_many(requests) if requests else ())
+        answers = [(number, line if isinstance(line, OmniJobsError) else next(results)) for number, line in group]
         self._lines += len(group)
         self._last = group[-1][0]
-        self._accepted += sum("id" in answer for answer in told.values())
-        for number, _ in group:
-            self._answers.write({"line": number, **told[number]})
-        self._answers.flush()  # a full disk is met here, before anything was answered
+        self._accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
+        await self._write([{"line": number} | _answer(answer) for number, answer in answers])
 
-    def end(self) -> None:
-        """Write the last answer."""
+    def _request(self, number: int, line: bytes) -> SubmitRequest:
+        key = self._of_each_line.idempotency_key
+        # No client can send such a key itself, because its own has no space.
+        return replace(self._of_each_line, body=line, idempotency_key=None if key is None else f"{key} {number}")
+
+    async def end(self) -> None:
+        """Write the last answer: how many lines there were."""
         last: dict[str, Any] = {
             "lines": self._lines,
             "accepted": self._accepted,
@@ -350,21 +190,18 @@ class _Bulk:
                 f"{self.ended.message}: no line after line {self._last} was looked at; "
                 "send those as another bulk, with a key of its own"
             )
-            last |= _refusal(type(self.ended)(message, field=self.ended.field))
-        self._answers.write(last)
-        self._answers.flush()
+            last |= _answer(type(self.ended)(message, field=self.ended.field))
+        await self._write([last])
+
+    async def _write(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Write answers to the disk. A full disk is met here, before anything was answered."""
+        await run_sync(self._answers.write, answers, limiter=self._services.bulk_answers.writes)
 
 
-def _refusal(error: OmniJobsError) -> dict[str, Any]:
-    return {"error": shown(error.to_dict())}
-
-
-def _key_of(idempotency_key: str | None, number: int) -> str | None:
-    """No client's own key holds a space."""
-    return None if idempotency_key is None else f"{idempotency_key} {number}"
-
-
-# The answers.
+def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:
+    if isinstance(result, OmniJobsError):
+        return {"error": shown(result.to_dict())}
+    return {"id": result.job_id, "created": result.created}
 
 
 class _AnswersResponse(StreamingResponse):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from omni_jobs.api.body import read_submission
+from omni_jobs.api.body import read_body
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
-from omni_jobs.api.intake import Candidate, parsed, take
 from omni_jobs.api.query_parameters import PlainNumber
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.api.switch_interval import short_turns
 from omni_jobs.api.tenant import tenant_of
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound
-from omni_jobs.intake.stored_media import forget_media, new_job, store_media
-from omni_jobs.jobs import as_written, new_job_id
+from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.jobs import as_written
 from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
 from omni_jobs.views import EventView, JobView, Page
@@ -95,38 +92,22 @@ async def submit_job(
     """
     if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,255}", idempotency_key):
         raise InvalidRequest("must be 1 to 255 visible ASCII characters", field="Idempotency-Key")
-    tenant = tenant_of(request, services.settings)
-    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
-    submission = await read_submission(request, services.settings.max_body_bytes)
-    candidate = Candidate(
-        await parsed(services, submission.body),
-        len(submission.body),
-        tenant,
-        idempotency_key,
-        expires_in_s,
-        submission.prompt_embeds,
+    body = await read_body(request, services.settings.max_body_bytes)
+    result = await services.intake.submit(
+        SubmitRequest(
+            body.json,
+            body.prompt_embeds,
+            tenant=tenant_of(request, services.settings),
+            idempotency_key=idempotency_key,
+            expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
+        )
     )
-    with ExitStack() as stack:
-        admitted, place = await take(services, candidate, stack)
-        job_id = new_job_id()
-        media: list[dict[str, Any]] = []
-        if admitted.media:
-            media = await run_sync(store_media, job_id, admitted, services.store)
-        job = new_job(job_id, admitted, media, tenant=tenant, expires_in_s=expires_in_s)
-        await asyncio.sleep(0)  # whose requests came at once hand their jobs over at once: one transaction writes them
-        try:
-            submitted = await asyncio.wrap_future(services.submitter.submit(job, idempotency_key))
-        except Conflict:
-            await run_sync(forget_media, media, services.store)
-            raise
-        place.taken = submitted.created
-    if not submitted.created and media:
-        await run_sync(forget_media, media, services.store)
-    if submitted.created_at is not None:
-        answer = as_json(as_written(job, submitted.created_at), 202)
+    status = 202 if result.created else 200
+    if result.job is not None and result.created_at is not None:
+        answer = as_json(as_written(result.job, result.created_at), status)
     else:
-        answer = await run_sync(lambda: as_json(services.jobs.get(submitted.job_id), 202 if submitted.created else 200))
-    answer.headers["Location"] = f"/v1/jobs/{submitted.job_id}"
+        answer = await run_sync(lambda: as_json(services.jobs.get(result.job_id), status))
+    answer.headers["Location"] = f"/v1/jobs/{result.job_id}"
     return answer
 
 
@@ -152,7 +133,7 @@ async def get_job(
 
     found = await run_sync(answer, bool(wait))
     while found is None:
-        await services.ends.of(job_id, within_s=wait)
+        await services.job_waits.until_ended(job_id, within_s=wait)
         found = await run_sync(answer, False)
     return found
 
@@ -205,7 +186,7 @@ def cancel_job(job_id: JobId, services: ServicesDep) -> Response:
     response_model=JobView,
     responses={200: {"content": {"application/json": {"example": RETRIED_JOB}}}, **errors(404, 409, 422, 429, 503)},
 )
-def retry_job(
+async def retry_job(
     job_id: JobId,
     services: ServicesDep,
     from_stage: Annotated[
@@ -219,13 +200,8 @@ def retry_job(
     with one more of `retries`, and has no deadline any more. 409 while it has not ended, and
     when what the stage reads is not kept any longer: the message then names a stage that can.
     """
-    job = services.jobs.get(job_id)
-    services.backlog.refresh()
-    with services.backlog.place(job.pipeline, job.tenant) as place:
-        hints = services.jobs.retry(job_id, from_stage)
-        place.taken = True
-    services.relay.send(hints)
-    return as_json(services.jobs.get(job_id))
+    await services.intake.retry(job_id, from_stage)
+    return await run_sync(lambda: as_json(services.jobs.get(job_id)))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(404, 409, 503))

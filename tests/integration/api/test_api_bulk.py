@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_jobs.api import held_bodies as held
-from omni_jobs.api.routes import bulk
+from omni_jobs.api.bulk_lines import groups_of_lines
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
 from omni_jobs.database.database import Database
@@ -288,6 +288,6 @@ async def test_nothing_but_line_ends_lets_others_in_between() -> None:
 
     task = asyncio.create_task(other())
     body = held.Body(held._Held(1 << 30), Settings(), asyncio.Event().wait, None)  # type: ignore[arg-type]
-    assert [line async for line in bulk._lines(chunks(), LIMIT, body)] == []
+    assert [group async for group in groups_of_lines(chunks(), LIMIT, body)] == []
     task.cancel()
     assert turns > 100

@@ -106,14 +106,14 @@ def failed(api: ApiServer, job_id: str) -> JobView:
 def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx2.Response]:
     """A request that waits for the job's end, once the server has it."""
     begun = threading.Event()
-    look = api.services.ends._unfinished
+    poll = api.services.job_waits._unfinished
 
     def seen(job_ids: Sequence[str]) -> Collection[str]:
         if job_id in job_ids:
             begun.set()
-        return look(job_ids)
+        return poll(job_ids)
 
-    api.services.ends._unfinished = seen
+    api.services.job_waits._unfinished = seen
     url = f"http://{api.host}:{api.port}/v1/jobs/{job_id}?wait=60"  # not by the server's own client: it closes first
     answer = pool.submit(httpx2.get, url, timeout=30, trust_env=False)
     assert begun.wait(30)
@@ -318,7 +318,7 @@ def test_many_clients_on_two_servers_pass_the_bound_by_little(settings: Settings
         time.sleep(1.1)
         for api in (one, other):
             post(api)
-            api.services.backlog.close()
+            api.wait_for_count()
         before = one.services.jobs.backlog()["echo", "default"]
         assert before <= limit * servers
         assert set(pool.map(send, range(60))) == {429}
@@ -356,7 +356,7 @@ def test_a_retry_is_hinted_and_bounded(settings: Settings) -> None:
     with serve(settings.model_copy(update={"max_queued_jobs": 1})) as api:
         job = submitted(api)
         failed(api, job.id)
-        api.services.backlog.close()
+        api.wait_for_count()
         deadline = time.monotonic() + 30
         while (other := post(api)).status_code == 429:
             assert time.monotonic() < deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import sqlite3
@@ -508,7 +509,7 @@ def test_none_waits_for_a_count_of_the_backlog(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with serve(settings) as api:
-        backlog = api.services.backlog
+        backlog = api.services.intake.backlog
         assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
         count: Callable[[], Any] = backlog._count
 
@@ -533,19 +534,19 @@ def test_what_waits_for_a_count_shares_it_and_keeps_no_reader_waiting(
     number = 50
     with ThreadPoolExecutor(number) as pool, serve(settings) as api, ExitStack() as stack:
         stack.callback(gate.opened.set)
-        backlog = api.services.backlog
+        backlog = api.services.intake.backlog
         assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
-        backlog.close()
-        counters = []
+        api.wait_for_count()
+        counts = []
         count: Callable[[], Any] = backlog._count
 
         def slow() -> Any:
-            counters.append(threading.current_thread().name)
+            counts.append(threading.get_ident())
             gate.pass_through()
             raise DatabaseUnavailable
 
         monkeypatch.setattr(backlog, "_count", slow)
-        monkeypatch.setattr(backlog, "_counted_at", None)
+        monkeypatch.setattr(backlog, "_counted_at", -math.inf)
         waiting = [pool.submit(api.http.post, "/v1/jobs", json=ECHO, timeout=LIMIT_S) for _ in range(number)]
         gate.wait_for_one()
         until(lambda: len(api.connections) >= number)
@@ -553,6 +554,6 @@ def test_what_waits_for_a_count_shares_it_and_keeps_no_reader_waiting(
         assert api.http.get("/readyz", timeout=LIMIT_S / 4).status_code == 200
         gate.opened.set()
         assert {each.result(LIMIT_S).status_code for each in waiting} == {503}
-        assert counters == ["backlog"]
+        assert len(counts) == 1
         monkeypatch.setattr(backlog, "_count", count)
         assert api.http.post("/v1/jobs", json=ECHO).status_code == 202

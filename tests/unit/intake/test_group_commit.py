@@ -1,34 +1,35 @@
-"""The submitter's groups. With a database under it: tests/integration/test_api."""
+"""omni_jobs.intake.group_commit: which jobs share a transaction. With a database: tests/integration/api."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
-from omni_jobs.errors import Conflict, DatabaseUnavailable
-from omni_jobs.intake.group_commit import Submitter
+from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
+from omni_jobs.intake.group_commit import GroupCommit, KeyedJob
 from omni_jobs.jobs import Hint, NewJob, SubmitResult
 from tests.integration.job_steps import new_job
 
-Answers = list[SubmitResult | Conflict]
+Results = list[SubmitResult | Conflict]
 
 
 class Store:
-    """Notes the groups it is given; the first waits until it is let go."""
+    """Notes the transactions; the first waits until it is let go."""
 
     def __init__(self, answer: Callable[[NewJob], SubmitResult | Conflict] | None = None) -> None:
-        self.groups: list[list[str]] = []
+        self.transactions: list[list[str]] = []
         self.began, self.go_on = threading.Event(), threading.Event()
         self._answer = answer or made
 
-    def submit_all(self, wishes: Sequence[tuple[NewJob, str | None]]) -> Answers:
-        self.groups.append([job.job_id for job, _ in wishes])
+    def submit_all(self, jobs: Sequence[KeyedJob]) -> Results:
+        self.transactions.append([job.job_id for job, _ in jobs])
         self.began.set()
         assert self.go_on.wait(30)
-        return [self._answer(job) for job, _ in wishes]
+        return [self._answer(job) for job, _ in jobs]
 
 
 def made(job: NewJob) -> SubmitResult:
@@ -36,41 +37,63 @@ def made(job: NewJob) -> SubmitResult:
 
 
 @contextmanager
-def submitter(store: Store) -> Iterator[tuple[Submitter, list[Hint]]]:
-    sent: list[Hint] = []
-    found = Submitter(store.submit_all, sent.extend)
-    found.start()
+def committing(store: Store) -> Iterator[tuple[GroupCommit, list[Hint]]]:
+    published: list[Hint] = []
+    commits = GroupCommit(store.submit_all, published.extend)
+    commits.start()
     try:
-        yield found, sent
+        yield commits, published
     finally:
         store.go_on.set()
-        found.close()
+        commits.close()
+
+
+def only(results: Future[list[SubmitResult | OmniJobsError]]) -> SubmitResult | OmniJobsError:
+    [result] = results.result(30)
+    return result
+
+
+def was_created(results: Future[list[SubmitResult | OmniJobsError]]) -> bool:
+    result = only(results)
+    return isinstance(result, SubmitResult) and result.created
 
 
 def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
     store = Store()
     jobs = [new_job() for _ in range(11)]
-    with submitter(store) as (found, sent):
-        first = found.submit(jobs[0], None)
+    ids = [job.job_id for job in jobs]
+    with committing(store) as (commits, published):
+        first = commits.submit([(jobs[0], None)])
         assert store.began.wait(30)
-        rest = [found.submit(job, None) for job in jobs[1:]]
+        rest = [commits.submit([(job, None)]) for job in jobs[1:4]]
+        group = commits.submit([(job, None) for job in jobs[4:]])
         store.go_on.set()
-        answers = [future.result(30) for future in (first, *rest)]
-    assert [answer.job_id for answer in answers] == [job.job_id for job in jobs]
-    assert store.groups == [[jobs[0].job_id], [job.job_id for job in jobs[1:]]]
-    assert [hint.queue for hint in sent] == [job.job_id for job in jobs]
+        results = [only(each) for each in (first, *rest)] + group.result(30)
+    assert [result.job_id for result in results if isinstance(result, SubmitResult)] == ids
+    assert store.transactions == [ids[:1], ids[1:]]
+    assert [hint.queue for hint in published] == ids
+
+
+def test_a_transaction_ends_once_it_is_large() -> None:
+    store = Store()
+    with committing(store) as (commits, _):
+        commits.submit([(new_job(), None)])
+        assert store.began.wait(30)
+        groups = [commits.submit([(new_job(), None)] * size) for size in (200, 100, 1)]
+        store.go_on.set()
+        assert [len(group.result(30)) for group in groups] == [200, 100, 1]
+    assert [len(transaction) for transaction in store.transactions] == [1, 300, 1]
 
 
 def test_a_conflict_is_its_own() -> None:
     bad = new_job()
     store = Store(lambda job: Conflict() if job is bad else made(job))
     store.go_on.set()
-    with submitter(store) as (found, sent):
-        conflict, good = found.submit(bad, "k"), found.submit(new_job(), None)
-        with pytest.raises(Conflict):
-            conflict.result(30)
-        assert good.result(30).created
-    assert len(sent) == 1
+    with committing(store) as (commits, published):
+        conflict, good = commits.submit([(bad, "k")]), commits.submit([(new_job(), None)])
+        assert isinstance(only(conflict), Conflict)
+        assert was_created(good)
+    assert len(published) == 1
 
 
 def test_what_the_database_refuses_of_one_fails_no_other() -> None:
@@ -82,18 +105,19 @@ def test_what_the_database_refuses_of_one_fails_no_other() -> None:
         return made(job)
 
     store = Store(answer)
-    with submitter(store) as (found, _):
-        first = found.submit(new_job(), None)
+    with committing(store) as (commits, _):
+        first = commits.submit([(new_job(), None)])
         assert store.began.wait(30)
-        good, refused = found.submit(new_job(), None), found.submit(bad, None)
+        group = commits.submit([(new_job(), None), (bad, None)])
         store.go_on.set()
-        assert first.result(30).created
-        assert good.result(30).created
-        with pytest.raises(ValueError, match="not JSON"):
-            refused.result(30)
+        assert was_created(first)
+        good, refused = group.result(30)
+        assert isinstance(good, SubmitResult)
+        assert type(refused) is OmniJobsError
+        assert "JSON" not in refused.message  # a client learns nothing of the inside
 
 
-def test_a_database_that_is_away_is_everybodys_answer_and_it_goes_on() -> None:
+def test_a_database_that_is_away_is_everybodys_result_and_it_goes_on() -> None:
     away = threading.Event()
     away.set()
 
@@ -104,19 +128,18 @@ def test_a_database_that_is_away_is_everybodys_answer_and_it_goes_on() -> None:
 
     store = Store(answer)
     store.go_on.set()
-    with submitter(store) as (found, _):
-        for future in [found.submit(new_job(), None) for _ in range(3)]:
-            with pytest.raises(DatabaseUnavailable):
-                future.result(30)
+    with committing(store) as (commits, _):
+        for results in [commits.submit([(new_job(), None)]) for _ in range(3)]:
+            assert isinstance(only(results), DatabaseUnavailable)
         away.clear()
-        assert found.submit(new_job(), None).result(30).created
+        assert was_created(commits.submit([(new_job(), None)]))
 
 
-def test_closing_answers_what_waits() -> None:
+def test_closing_writes_what_waits() -> None:
     store = Store()
-    with submitter(store) as (found, _):
-        futures = [found.submit(new_job(), None) for _ in range(5)]
-    assert all(future.result(0).created for future in futures)
+    with committing(store) as (commits, _):
+        groups = [commits.submit([(new_job(), None)]) for _ in range(5)]
+    assert all(was_created(group) for group in groups)
 
 
 def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> None:
@@ -124,13 +147,13 @@ def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> Non
     store.go_on.set()
     bugs = [RuntimeError("a bug")]
 
-    def send(hints: Sequence[Hint]) -> None:
+    def publish(hints: Sequence[Hint]) -> None:
         if bugs:
             raise bugs.pop()
 
-    found = Submitter(store.submit_all, send)
-    found.start()
+    commits = GroupCommit(store.submit_all, publish)
+    commits.start()
     with pytest.raises(RuntimeError, match="a bug"):
-        found.submit(new_job(), None).result(30)
-    assert found.submit(new_job(), None).result(30).created
-    found.close()
+        commits.submit([(new_job(), None)]).result(30)
+    assert was_created(commits.submit([(new_job(), None)]))
+    commits.close()

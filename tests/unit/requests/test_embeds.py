@@ -15,14 +15,14 @@ from safetensors.numpy import save
 from omni_jobs.errors import InvalidRequest, ModelError, PayloadCorrupt
 from omni_jobs.payloads import PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
-from omni_jobs.requests import Admitted, admit
+from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from workers.stages.stage import Stage
 from workers.stages.types import OmniTokensPrompt
 
 SHIPPED = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
 REQUEST = {"model": "qwen2_5_omni", "seed": 1}
-Admit = Callable[..., Admitted]
+Admit = Callable[..., AdmittedRequest]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def hidden_size(tiny_checkpoint: Path) -> int:
 def admitting(pipelines: Pipelines, tiny_checkpoint: Path) -> Admit:
     settings = Settings(models={"qwen2_5_omni": tiny_checkpoint})
 
-    def call(beside: bytes | None = None, **body: Any) -> Admitted:
+    def call(beside: bytes | None = None, **body: Any) -> AdmittedRequest:
         return admit({**REQUEST, **body}, pipelines, settings, prompt_embeds=beside)
 
     return call

@@ -16,14 +16,19 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.api.intake import Candidate, _admit_all
-from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
+from omni_jobs.database.database import Database
+from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, OmniJobsError, RequestTooLarge
+from omni_jobs.intake.intake import Intake
+from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.jobs import Jobs
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.requests import admit, parse
 from omni_jobs.requests import strict_body as bodies
 from omni_jobs.requests.strict_body import canonical, parse_body
 from omni_jobs.settings import Settings
+from omni_jobs.storage import open_store
 from tests import hostile
 
 SECONDS = 4.0  # a tenth is taken; most of these took minutes, or gigabytes
@@ -187,24 +192,25 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
         gc.enable()
 
 
-def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
+def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines, tmp_path: Path) -> None:
     """Those of a bulk's lines stand in a list, to which the traceback of each would lead."""
-    services: Any = SimpleNamespace(
-        settings=Settings(), pipelines=pipelines, renderers=Renderers(Settings()), wall=None
-    )
-    refused = parse(
-        json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode(), Settings()
-    )
-    candidates = [Candidate(refused, 100, "default", None, None)] * 3
+    settings = Settings(data_dir=tmp_path)
+    jobs = Jobs(Database(f"sqlite:///{tmp_path}/jobs.db"))
+    relay: Any = SimpleNamespace(send=None)
+    wall = MediaWall(settings)
+    intake = Intake(settings, pipelines, Renderers(settings), wall, jobs, open_store(settings), relay)
+    body = json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode()
 
-    def looked_at() -> None:
-        assert [type(error) for error in _admit_all(services, candidates, {})] == [NotFound] * 3
+    def refused() -> None:
+        parsed = intake._parse_all([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
+        admitted = intake._admit_all([each for each in parsed if not isinstance(each, OmniJobsError)], {})
+        assert [type(parsed[0]), *map(type, admitted)] == [InvalidRequest, NotFound, NotFound, NotFound]
 
-    looked_at()
+    refused()
     gc.collect()
     gc.disable()
     try:
-        looked_at()
+        refused()
         assert gc.collect() == 0
     finally:
         gc.enable()

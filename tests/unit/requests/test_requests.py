@@ -15,7 +15,7 @@ from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsErr
 from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import Admitted, JobRequest, admit, cancel_after, check_deadline
+from omni_jobs.requests import AdmittedRequest, JobRequest, admit, cancel_after, check_deadline
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 
@@ -44,7 +44,7 @@ def wall() -> Iterator[None]:
     _WALLS.clear()
 
 
-def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> Admitted:
+def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> AdmittedRequest:
     usual = MediaLimits.of(settings) == MediaLimits.of(Settings())
     whole = {"model": "qwen2_5_omni", "messages": HELLO, **body}
     return admit(whole, pipelines, settings, wall=_WALLS[0] if usual else None)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_jobs.api.sampled import Sampled
+from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.errors import DatabaseUnavailable
 
 
@@ -25,25 +25,25 @@ class Table:
 
 def test_what_takes_a_moment_is_always_fresh() -> None:
     table = Table(takes_s=0.01)
-    sampled = Sampled(table.count, clock=lambda: table.now)
-    assert [sampled.get() for _ in range(3)] == [1, 2, 3]
+    cached = CachedValue(table.count, clock=lambda: table.now)
+    assert [cached.get() for _ in range(3)] == [1, 2, 3]
 
 
 def test_what_takes_long_is_kept_for_a_while() -> None:
     table = Table(takes_s=0.5)
-    sampled = Sampled(table.count, clock=lambda: table.now)
-    assert [sampled.get() for _ in range(3)] == [1, 1, 1]
+    cached = CachedValue(table.count, clock=lambda: table.now)
+    assert [cached.get() for _ in range(3)] == [1, 1, 1]
     table.now += 9.0
-    assert sampled.get() == 1
+    assert cached.get() == 1
     table.now += 1.0
-    assert sampled.get() == 2
+    assert cached.get() == 2
 
 
 def test_an_error_is_told_and_not_kept() -> None:
     table = Table(takes_s=0.5)
     table.away = True
-    sampled = Sampled(table.count, clock=lambda: table.now)
+    cached = CachedValue(table.count, clock=lambda: table.now)
     with pytest.raises(DatabaseUnavailable):
-        sampled.get()
+        cached.get()
     table.away = False
-    assert sampled.get() == 1
+    assert cached.get() == 1

@@ -1,0 +1,102 @@
+"""The lines of a bulk: read as they come in, and handed on in groups, so that the body is never in memory whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from omni_jobs.api.held_bodies import Body
+from omni_jobs.errors import OmniJobsError, RequestTooLarge
+
+__all__ = ["Line", "bytes_of", "groups_of_lines"]
+
+_GROUP_LINES = 256
+_GROUP_BYTES = 4 << 20
+_PIECE_BYTES = 2 << 10
+
+Line = tuple[int, bytes | OmniJobsError]
+"""The number of a line, from 1, and its text; or the error that says why it was not read."""
+
+
+async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, body: Body) -> AsyncGenerator[list[Line]]:
+    """Yield the lines that are not empty in groups of at most 256 lines and some 4 MiB.
+
+    A group is smaller where the server has no room for more bytes of bodies. ``body`` counts a group's bytes as held
+    until the receiver lets them go. Raises ServerBusy where there is no room for one line.
+    """
+    group: list[Line] = []
+    size = 0
+    async with aclosing(_lines(chunks, max_line_bytes, body)) as lines:
+        async for line in lines:
+            more = 0 if line is None else bytes_of([line])
+            if group and (line is None or not body.has_room(more)):
+                yield group
+                group, size = [], 0
+            if line is None:
+                continue
+            body.hold(more)
+            group.append(line)
+            size += more
+            if len(group) >= _GROUP_LINES or size >= _GROUP_BYTES:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def bytes_of(group: Sequence[Line]) -> int:
+    """Return the bytes of a group's lines."""
+    return sum(len(line) for _, line in group if isinstance(line, bytes))
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in small pieces: nothing but line ends in a large one would keep others waiting."""
+    async for chunk in chunks:
+        for at in range(0, len(chunk), _PIECE_BYTES):
+            yield chunk[at : at + _PIECE_BYTES]
+            await asyncio.sleep(0)
+
+
+async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[Line | None]:
+    """The lines that are not empty. One that is too long is an error in its place, and not kept.
+
+    None where there is no room for more of a line: what is kept of those before has to go first. Raises ServerBusy
+    where there is none after that.
+    """
+    number, kept, dropping = 1, bytearray(), False
+    held = 0
+    async for chunk in _pieces(chunks):
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            if not (end or kept or dropping):  # an empty line costs next to nothing
+                number += 1
+                continue
+            kept += end
+            line = _too_long(max_bytes) if dropping or len(kept) > max_bytes else bytes(kept).strip()
+            kept.clear()
+            body.let_go(held)  # its receiver holds it from here on
+            held = 0
+            if line:
+                yield number, line
+            number, dropping = number + 1, False
+        kept += rest
+        if len(kept) > max_bytes:
+            kept.clear()
+            dropping = True
+        body.let_go(held)
+        held = 0
+        if not body.has_room(len(kept)):
+            yield None
+        body.hold(len(kept))
+        held = len(kept)
+    if dropping:
+        yield number, _too_long(max_bytes)
+    elif line := bytes(kept).strip():
+        kept.clear()
+        body.let_go(held)
+        yield number, line
+
+
+def _too_long(max_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the line has more than {max_bytes} bytes", field="body")

@@ -1,0 +1,50 @@
+"""``new_job``: an admitted request becomes the job that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.jobs import NewJob, NewStage
+
+if TYPE_CHECKING:
+    from omni_jobs.requests import AdmittedRequest
+
+__all__ = ["new_job"]
+
+
+def new_job(
+    job_id: str,
+    admitted: AdmittedRequest,
+    media: Sequence[Mapping[str, Any]],
+    *,
+    tenant: str = "default",
+    expires_in_s: float | None = None,
+) -> NewJob:
+    """Return the job of an admitted request. ``media``: the request's media in the store, as ``store_media`` says."""
+    pipeline = admitted.pipeline
+    return NewJob(
+        job_id=job_id,
+        pipeline=pipeline.name,
+        pipeline_version=pipeline.version,
+        pipeline_digest=pipeline.digest,
+        request=admitted.request,
+        modalities=admitted.modalities,
+        stages=[
+            NewStage(
+                stage.name,
+                tuple(stage.inputs),
+                pipeline.queue(stage.name),
+                retries=stage.retries,
+                queue_limit_s=stage.queue_limit_s,
+            )
+            for stage in admitted.stages
+        ],
+        seed=admitted.seed,
+        request_digest=admitted.request_digest,
+        media=media,
+        metadata=admitted.metadata,
+        tenant=tenant,
+        expires_at=admitted.expires_at,
+        expires_in_s=expires_in_s,
+    )

@@ -1,0 +1,25 @@
+"""``SubmitRequest``: a job that a client asks for, as every door hands it to ``Intake``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SubmitRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """A job that a client asks for.
+
+    body             JSON of a JobRequest; must not change until the request is answered
+    prompt_embeds    a safetensors file that came beside the body
+    tenant           the tenant that the job belongs to
+    idempotency_key  the client's name for this submit: sent again, the submit gives the same job
+    expires_in_s     seconds from the submit on after which the job stops by itself (``Cancel-After``)
+    """
+
+    body: bytes | bytearray
+    prompt_embeds: bytes | None = None
+    tenant: str = "default"
+    idempotency_key: str | None = None
+    expires_in_s: float | None = None
