@@ -1,4 +1,4 @@
-"""One child process of the embedded stack: started in a session of its own, with its log file."""
+"""One child process of the embedded stack: it leads a session of its own and writes to its own log file."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from pathlib import Path
 
 from omni_jobs.stack.cores import use_batch_policy
 
-__all__ = ["UMASK", "Child", "ChildState", "ChildView"]
+__all__ = ["API", "RESCUER", "UMASK", "VALKEY", "Child", "ChildState", "ChildView"]
 
-BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # what dies once is started anew at once
-UMASK = 0o077  # what the stack writes is for its user alone
-STEADY_S = 60.0  # ready for this long: the next crash counts as the first
+VALKEY, API, RESCUER = "valkey", "api", "rescuer"  # the names of three children; all others are workers
+
+BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # pauses before the first restart, the second, …
+UMASK = 0o077  # only the stack's user may read its files
+STEADY_S = 60.0  # after being ready for this long, the next crash counts as the first
 
 
 class ChildState(StrEnum):
-    """Where a child is in its life."""
+    """The states of a child, in the order of its life."""
 
-    WAITING = "waiting"  # for another child to be ready
-    STARTING = "starting"  # its process runs, it does not serve yet
-    READY = "ready"
-    RESTARTING = "restarting"  # it died; the next try waits out its backoff
-    STOPPING = "stopping"  # asked to stop
-    STOPPED = "stopped"  # it ended because it was asked to
-    FAILED = "failed"  # it died, and the stack gave up
+    WAITING = "waiting"  # not started, because another child must be ready first
+    STARTING = "starting"  # the process runs and does not serve yet
+    READY = "ready"  # the process serves
+    RESTARTING = "restarting"  # the process died; the next one starts after a pause
+    STOPPING = "stopping"  # the process was asked to stop
+    STOPPED = "stopped"  # the process ended after it was asked to
+    FAILED = "failed"  # the process died or was not ready in time, and the stack gave up
 
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """What an operator sees of a child at one moment."""
+    """The state of a child at one moment, for an operator."""
 
     name: str
     state: ChildState
     pid: int | None
-    start_s: float | None  # how long its last start took, or takes so far
+    start_s: float | None  # seconds that its last start took, or has taken so far; None before the first
     restarts: int
     log: Path
 
 
 class Child:
-    """A process the stack keeps running. Not thread-safe but for ``view``: its supervisor's thread owns it."""
+    """A process that the stack keeps running. Only the supervisor's thread may use it; any thread may call ``view``."""
 
     def __init__(
         self,
@@ -60,13 +62,13 @@ class Child:
         pass_fds: Sequence[int] = (),
         batch_policy: bool = False,
     ) -> None:
-        """``batch_policy``: put the process under SCHED_BATCH (:mod:`omni_jobs.stack.cores`)."""
+        """``batch_policy`` puts the process under SCHED_BATCH (:mod:`omni_jobs.stack.cores`)."""
         self.name = name
         self.command = list(command)
         self.log = log
         self.state = ChildState.WAITING
         self.restarts = 0
-        self.restart_at = 0.0  # by time.monotonic(); of a child in RESTARTING
+        self.restart_at = 0.0  # when a child in RESTARTING is started, by time.monotonic()
         self._crashes = 0  # in a row
         self._environment = dict(environment)
         self._directory = directory
@@ -80,19 +82,21 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process, which leads a session of the same number; None before the first start."""
+        """The id of the process and of the session that it leads; None before the first start."""
         return self._process.pid if self._process else None
 
     @property
     def exit_status(self) -> int | None:
+        """The exit status of the last process, negative for a signal; None while it runs."""
         return self._process.returncode if self._process else None
 
     @property
     def runs(self) -> bool:
+        """True while a process runs."""
         return self._process is not None and self._process.returncode is None
 
     def start(self, on_exit: Callable[[int], None]) -> int:
-        """Start the process; ``on_exit`` gets its pid from a thread when it ends. Returns the pid."""
+        """Start the process; return its id. When it ends, a thread calls ``on_exit`` with that id. Raises OSError."""
         with open(self.log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -121,11 +125,12 @@ class Child:
         return process.pid
 
     def mark_ready(self) -> None:
+        """Record that the process serves now."""
         self._ready_at = time.monotonic()
         self.state = ChildState.READY
 
     def schedule_restart(self) -> None:
-        """It died: the pause before the next start grows while it keeps dying."""
+        """Record that the process died, and set ``restart_at``. The pause grows while it keeps dying."""
         if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
             self._crashes = 0
         self.restart_at = time.monotonic() + BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]
@@ -134,14 +139,14 @@ class Child:
         self.state = ChildState.RESTARTING
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the process alone: it ends its own children in order."""
+        """Send SIGTERM to the process, but not to its children, because it ends these in order."""
         if self._process is not None and self._process.returncode is None:
             self.state = ChildState.STOPPING
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """The end of what the last start wrote to the log."""
+        """Return the last lines that the process wrote to its log since its start."""
         with suppress(OSError), open(self.log, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - 64 * 1024))
@@ -149,6 +154,7 @@ class Child:
         return []
 
     def view(self) -> ChildView:
+        """Return the state of the child at this moment."""
         started, until = self._started_at, self._ready_at or self._ended_at or time.monotonic()
         start_s = None if started is None else until - started
         return ChildView(self.name, self.state, self.pid, start_s, self.restarts, self.log)

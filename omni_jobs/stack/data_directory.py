@@ -1,11 +1,11 @@
-"""The embedded stack's data directory: what lies where, and that one stack at a time has it.
+"""The embedded stack's data directory, which one stack at a time owns.
 
-stack.lock         held by the running stack, and by its sentinel until its last process is gone
-stack.json         where the running stack serves; for this user's eyes
+stack.lock         locked by the running stack, and by its sentinel until its last process has ended
+stack.json         the running stack's URL; only its user can read it
 omni-jobs.sqlite   the jobs
 objects/           payloads, media and artifacts
-valkey/            the broker's file and configuration
-logs/              one file per child process, and the one before it
+valkey/            Valkey's append-only file and configuration
+logs/              the log of each child process, and of the start before as .log.1
 """
 
 from __future__ import annotations
@@ -23,38 +23,37 @@ from omni_jobs.errors import StackError
 
 __all__ = ["DataDirectory", "close_to_others", "running_stack"]
 
-LOCK_WAIT_S = 15.0  # a killed predecessor's sentinel may still be ending its processes
+LOCK_WAIT_S = 15.0  # the sentinel of a killed stack may still be ending its processes
 POLL_S = 0.1
 
 
 def running_stack(path: Path) -> dict[str, Any] | None:
-    """What the stack that runs in this directory says of itself: ``url``, ``pid``. None when none runs."""
+    """Return ``stack.json`` of the stack that runs in this directory (``url``, ``pid``); None if none runs."""
     path = path.expanduser()
     try:
         with open(path / "stack.lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         with suppress(OSError, ValueError):
-            found = json.loads((path / "stack.json").read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+            facts = json.loads((path / "stack.json").read_text(encoding="utf-8"))
+            return facts if isinstance(facts, dict) else None
     except OSError:
         pass
     return None
 
 
 def close_to_others(path: Path) -> None:
-    """Make the directory, or close the one that is there: jobs lie in it for this user alone.
+    """Make the directory, or take other users' access to it away, because only this user may read its jobs.
 
-    One that holds other things stays as it is. Raises StackError for one that is open and not ours to close, and
-    OSError.
+    A directory with other things than a stack's in it is not changed. Raises StackError for a directory that stays
+    open to other users, and OSError.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.stat()
-    if not found.st_mode & 0o077:
+    status = path.stat()
+    if not status.st_mode & 0o077:
         return
-    is_ours = os.geteuid() in (0, found.st_uid)
     why = "and belongs to another user"
-    if is_ours:
+    if os.geteuid() in (0, status.st_uid):
         why = "and holds other things than a stack's"
         if not any(path.iterdir()) or any((path / name).exists() for name in ("stack.lock", "omni-jobs.sqlite")):
             path.chmod(0o700)
@@ -62,13 +61,13 @@ def close_to_others(path: Path) -> None:
                 return
             why = "and its file system keeps it so"
     raise StackError(
-        f"the data directory {path} is open to other users (mode {found.st_mode & 0o7777:o}) {why}: "
+        f"the data directory {path} is open to other users (mode {status.st_mode & 0o7777:o}) {why}: "
         f"close it with chmod 700, or choose another --data-dir"
     )
 
 
 class DataDirectory:
-    """One directory, this process's while ``open``."""
+    """A data directory; this process owns it between ``open`` and ``close``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
@@ -78,13 +77,13 @@ class DataDirectory:
 
     @property
     def lock_fd(self) -> int | None:
-        """The lock's file descriptor: whoever inherits it keeps the directory taken."""
+        """The file descriptor of the lock. A process that inherits it keeps the directory locked. None if not open."""
         return self._lock
 
     def open(self) -> None:
         """Make the directory and take its lock.
 
-        Raises StackError when another stack has it, or when other users can look into it and it is not ours to close.
+        Raises StackError if another stack has it, if it stays open to other users, or if it cannot be used.
         """
         try:
             close_to_others(self.path)
@@ -94,7 +93,7 @@ class DataDirectory:
         except OSError as error:
             raise StackError(f"the data directory cannot be used: {error}") from error
         try:
-            self._take(lock)
+            self._lock_file(lock)
         except BaseException:
             os.close(lock)
             raise
@@ -102,36 +101,37 @@ class DataDirectory:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
 
-    def _take(self, lock: int) -> None:
+    def _lock_file(self, lock: int) -> None:
+        """Lock the file, or raise StackError: at once if its owner runs, after LOCK_WAIT_S if it does not."""
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-                if _lives(owner) or time.monotonic() > deadline:
+                if _is_alive(owner) or time.monotonic() > deadline:
                     raise StackError(
                         f"another stack runs in {self.path} (process {owner or 'unknown'}): "
                         "stop it, or choose another --data-dir"
                     ) from None
                 time.sleep(POLL_S)
 
-    def announce(self, **facts: Any) -> None:
-        """Write ``stack.json``, readable by this user alone."""
+    def write_stack_file(self, **facts: Any) -> None:
+        """Write ``facts`` to ``stack.json``, which only this user can read."""
         partial = self.path / "stack.json.partial"
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(facts, file, indent=2)
         partial.replace(self.path / "stack.json")
 
     def log_of(self, name: str) -> Path:
-        """A fresh log file's path; the last start's is kept beside it as ``.1``."""
+        """Return the path of a new log for a child; the log of the start before gets the suffix ``.1``."""
         log = self.logs / f"{name}.log"
         with suppress(FileNotFoundError):
             log.replace(log.with_suffix(".log.1"))
         return log
 
     def close(self, *, remove: bool = False) -> None:
-        """Give the directory up; with ``remove`` it goes."""
+        """Remove ``stack.json`` and release the lock; with ``remove``, remove the whole directory."""
         if self._lock is None:
             return
         with suppress(FileNotFoundError):
@@ -142,7 +142,8 @@ class DataDirectory:
         self._lock = None
 
 
-def _lives(pid: str) -> bool:
+def _is_alive(pid: str) -> bool:
+    """Return True if a process of this id runs."""
     if not pid.isdigit():
         return False
     try:

@@ -1,18 +1,17 @@
-"""The embedded stack's sentinel: a small process that outlives a killed supervisor and ends what it left.
+"""The embedded stack's sentinel: a small process that ends the stack's processes if their supervisor is killed.
 
 It reads orders from its standard input, which only the supervisor holds open:
 
     session PID       a child was started; it leads the session PID
-    forget PID        that child and its session are gone
-    remove DIRECTORY  to be removed at the end
-    done              all is stopped: leave
+    forget PID        that child and its session have ended
+    remove DIRECTORY  remove this directory if the supervisor is killed
+    done              the stack has stopped: leave
 
-When the input ends without ``done``, the supervisor is gone (``kill -9``): every
-process of the sessions gets SIGTERM, after a grace period SIGKILL, and the
-directories are removed. Sessions, not process groups or parents: a grandchild
-(vLLM's engine processes) keeps its session whatever else becomes of it.
+If the input ends without ``done``, the supervisor was killed (``kill -9``). Every process of the sessions then gets
+SIGTERM and, after a grace period, SIGKILL, and the directories are removed. Processes are found by session, because a
+grandchild (an engine process of vLLM) may change its parent and its process group, but keeps its session.
 
-Only the standard library: it runs as ``python -I -S sentinel.py`` and costs little.
+The module uses only the standard library, because it runs as ``python -I -S sentinel.py`` to be small.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from pathlib import Path
 __all__ = ["end_sessions", "processes_of"]
 
 GRACE_S = 10.0
-TRACKERS_S = 10.0  # for clean-up after the kill
-KILL_S = 5.0  # how long killed processes may take to go
+TRACKERS_S = 10.0  # for resource trackers, which clean up after killed processes
+KILL_S = 5.0  # for killed processes to end
 
 
 def processes_of(sessions: Collection[int]) -> list[int]:
-    """The living processes of these sessions; zombies do not count.
+    """Return the ids of the living processes of these sessions, without zombies.
 
-    Without /proc (macOS): the sessions whose leader's process group still has a member.
+    Without /proc (macOS), return the sessions whose leader's process group still has a member.
     """
     if not sessions:
         return []
     if not os.path.isdir("/proc/self"):
         return [session for session in sessions if _group_lives(session)]
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # the process ended meanwhile
                 stat = Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace")
                 state, _, _, session = stat.rpartition(")")[2].split()[:4]
                 if state not in "ZX" and int(session) in sessions:
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def _group_lives(group: int) -> bool:
@@ -64,11 +63,14 @@ def _group_lives(group: int) -> bool:
 
 
 def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
-    """SIGTERM, wait at most ``grace_s`` seconds, SIGKILL; what is left even then."""
+    """Send SIGTERM, wait up to ``grace_s`` seconds, send SIGKILL. Return the processes that still live then.
+
+    With ``grace_s`` 0 only SIGKILL is sent.
+    """
     if grace_s > 0:
         _signal(processes_of(sessions), signal.SIGTERM)
         _wait_gone(sessions, grace_s)
-    # Python's resource trackers outlive what they watch for a moment, to remove its shared memory.
+    # A resource tracker of Python outlives the processes it serves for a moment, to remove their shared memory.
     _signal([pid for pid in processes_of(sessions) if not _is_resource_tracker(pid)], signal.SIGKILL)
     if _wait_gone(sessions, TRACKERS_S):
         _signal(processes_of(sessions), signal.SIGKILL)
@@ -90,6 +92,7 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _wait_gone(sessions: Collection[int], limit_s: float) -> list[int]:
+    """Wait up to ``limit_s`` seconds for the sessions to end; return the processes that still live."""
     deadline = time.monotonic() + limit_s
     while (left := processes_of(sessions)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -97,8 +100,9 @@ def _wait_gone(sessions: Collection[int], limit_s: float) -> list[int]:
 
 
 def main() -> None:
+    """Follow the orders on standard input; end the sessions if it ends without ``done``."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C and a service manager's stop are the supervisor's
+        signal.signal(number, signal.SIG_IGN)  # the supervisor handles Ctrl-C and a service manager's stop
     sessions: set[int] = set()
     directories: list[str] = []
     for line in sys.stdin:

@@ -1,7 +1,7 @@
 """The stock Celery command line of one stage's worker.
 
-``omni-jobs worker`` and the embedded stack start workers with exactly this line;
-an operator may type it, or put it into a unit file, instead.
+``omni-jobs worker`` and the embedded stack start workers with this command line. An operator may type it, or put it
+into a unit file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["POOL_ENVIRONMENT", "as_shell_line", "check_worker_installed", "worker_command"]
 
 POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool"}
-"""What ``-P custom`` stands for; Celery reads it before ``-A``."""
+"""The environment variable that names the pool of ``-P custom``; Celery reads it before ``-A``."""
 
 
 def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
-    """Raise ConfigError when this environment cannot run the stage; imports nothing heavy."""
+    """Raise ConfigError if this environment cannot run the stage. Imports neither torch nor vLLM."""
     if find_spec("workers") is None:
         raise ConfigError("the package 'workers' is not installed here: install omni-jobs with its worker extra")
     if pipeline.stage(stage).kind == "echo":
@@ -58,11 +58,13 @@ def worker_command(
     concurrency: int | None = None,
     log_level: str = "INFO",
 ) -> list[str]:
-    """The argument list; run it with :data:`POOL_ENVIRONMENT` in the environment.
+    """Return the argument list that runs a worker with :data:`POOL_ENVIRONMENT` in its environment.
 
-    ``slot`` is the Celery node's name: unique among the running workers, the same
-    again after a restart, so that the worker at once takes back what its predecessor
-    held. ``concurrency`` counts messages of several hints each, not stage runs.
+    Args:
+        slot: the Celery node's name, unique among the running workers. It must be the same after a restart, because a
+            worker at once takes back the stage runs that its slot held.
+        concurrency: the number of messages in flight. A message carries several hints, so it is less than the number
+            of stage runs, which the stage's ``slots`` limits.
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
@@ -76,11 +78,11 @@ def worker_command(
 
 
 def as_shell_line(command: list[str], environment: Mapping[str, str]) -> str:
-    """The command as a person would type it: ``celery`` for this interpreter's ``-m celery``."""
+    """Return the command as a person would type it, with ``celery`` for this interpreter's ``-m celery``."""
     words = ["celery", *command[3:]] if command[:3] == [sys.executable, "-m", "celery"] else command
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(words)])
 
 
 def replace_process(command: list[str], environment: Mapping[str, str]) -> None:
-    """Become the command: the process id, and so every signal, is the worker's own."""
+    """Replace this process by the command, so that signals to this process id reach the worker. Does not return."""
     os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606

@@ -28,7 +28,7 @@ def test_a_client_finds_the_running_stack(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "data")
     directory.open()
     assert running_stack(directory.path) is None  # it does not serve yet
-    directory.announce(url="http://127.0.0.1:1234", pid=7)
+    directory.write_stack_file(url="http://127.0.0.1:1234", pid=7)
     assert running_stack(directory.path) == {"url": "http://127.0.0.1:1234", "pid": 7}
     assert stat.S_IMODE((directory.path / "stack.json").stat().st_mode) == 0o600
     directory.close()

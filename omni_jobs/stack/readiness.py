@@ -1,0 +1,51 @@
+"""Checks that tell when a child of the embedded stack serves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import httpx2
+
+from omni_jobs.errors import DatabaseUnavailable
+from omni_jobs.jobs import Jobs
+from omni_jobs.stack.child import API, RESCUER, VALKEY, Child
+from omni_jobs.stack.valkey import Valkey
+
+__all__ = ["Readiness"]
+
+API_LIMIT_S = 6.0  # the API's own checks of database, broker and storage take up to 5 s
+
+
+class Readiness:
+    """Checks the children of one stack, each in its own way."""
+
+    def __init__(self, valkey: Valkey, api_url: str, jobs: Jobs) -> None:
+        self._valkey = valkey
+        self._api_url = api_url
+        self._jobs = jobs
+        self._registered: set[int] = set()  # process ids of workers
+
+    def serves(self, child: Child) -> bool:
+        """Return True if the child, which runs, serves."""
+        if child.name == VALKEY:
+            return self._valkey.answers()
+        if child.name == API:
+            return self._api_answers()
+        return child.name == RESCUER or self._is_registered(child)  # a rescuer serves as soon as it runs
+
+    def _api_answers(self) -> bool:
+        """Return True if the API answers and reaches the database.
+
+        An S3 server that is away does not count, because the API then tells each client so.
+        """
+        with suppress(httpx2.HTTPError, ValueError, KeyError):
+            answer = httpx2.get(f"{self._api_url}/readyz", timeout=API_LIMIT_S, trust_env=False)
+            return bool(answer.json()["database"]["ok"])
+        return False
+
+    def _is_registered(self, worker: Child) -> bool:
+        """Return True if the worker has registered in the database, which it does once its model is loaded."""
+        if worker.pid not in self._registered:
+            with suppress(DatabaseUnavailable):  # busy: the next check may succeed
+                self._registered.update(registered.pid for registered in self._jobs.workers())
+        return worker.pid in self._registered

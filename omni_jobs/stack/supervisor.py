@@ -1,0 +1,234 @@
+"""The thread that owns the embedded stack's children, from the first start to the last SIGKILL.
+
+    start broker → migrate the database → start the others → all ready → restart any that dies → stop all
+
+The caller's thread only waits, so a signal may interrupt it anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+
+from omni_jobs.database.database import Database
+from omni_jobs.errors import OmniJobsError, StackError
+from omni_jobs.jobs import Jobs
+from omni_jobs.stack.child import Child, ChildState
+from omni_jobs.stack.readiness import Readiness
+from omni_jobs.stack.sentinel import end_sessions
+from omni_jobs.stack.sentinel_process import SentinelProcess
+from omni_jobs.stack.valkey import Valkey
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+VALKEY_START_S = 20.0
+VALKEY_STOP_S = 10.0
+STOP_S = 30.0  # for API, rescuer and workers after SIGTERM; vLLM needs most of it
+TEMPORARY_STOP_S = 2.0
+POLL_S = 0.1
+
+
+class _Stopped(Exception):
+    """Leaves the supervising thread's loops once ``Supervisor.stop`` is called."""
+
+
+class Supervisor:
+    """Starts the children, restarts those that die, and stops all of them; in one thread of its own.
+
+    The children lead sessions of their own. A session is ended whole, so that a worker's engine processes never
+    outlive it.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        *,
+        valkey: Valkey,
+        api_url: str,
+        database_url: str,
+        sentinel: SentinelProcess,
+        on_ready: Callable[[], None],
+        start_limit_s: float,
+        temporary: bool,
+    ) -> None:
+        """Prepare to run the children; the first is Valkey, which the others use.
+
+        Args:
+            on_ready: called in the thread once all children are ready, before ``wait_ready`` returns.
+            start_limit_s: seconds until the API and the workers, which load their models, must be ready.
+            temporary: nothing of the stack is kept, so children get only TEMPORARY_STOP_S to stop.
+        """
+        self._children = list(children)
+        self._valkey = valkey
+        self._api_url = api_url
+        self._database_url = database_url
+        self._sentinel = sentinel
+        self._on_ready = on_ready
+        self._start_limit_s = start_limit_s
+        self._temporary = temporary
+        self._sessions: set[int] = set()
+        self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
+        self._hurry = threading.Event()  # set by a second Ctrl-C: no grace
+        self._settled = threading.Event()  # all children are ready, or all have ended
+        self._ended = threading.Event()
+        self._failure: OmniJobsError | None = None
+        self._thread = threading.Thread(target=self._run, name="embedded-stack", daemon=True)
+
+    # The caller's thread.
+
+    def start(self) -> None:
+        """Start the thread, and return when every child is ready. Raises StackError and other OmniJobsErrors."""
+        self._thread.start()
+        self._settled.wait()
+        self._raise_failure()
+
+    def wait(self) -> None:
+        """Block until all children have ended. Raises the error that ended them, if it was one."""
+        self._ended.wait()
+        self._raise_failure()
+
+    def stop(self) -> None:
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Interrupted meanwhile, it skips the wait."""
+        if self._thread.ident is None:  # never started
+            return
+        self._exits.put(None)
+        try:
+            self._thread.join()
+        except BaseException:
+            self._hurry.set()
+            self._exits.put(None)
+            self._thread.join()
+            raise
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # The supervising thread.
+
+    def _run(self) -> None:
+        try:
+            with closing(Database(self._database_url)) as database:
+                readiness = Readiness(self._valkey, self._api_url, Jobs(database))
+                self._start_all(database, readiness)
+                self._on_ready()
+                self._settled.set()
+                self._keep_running(readiness)
+        except _Stopped:
+            pass
+        except OmniJobsError as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001 — raised in the caller's thread
+            self._failure = StackError(f"{type(error).__name__}: {error}")
+        finally:
+            try:
+                self._stop_all()
+            finally:
+                self._ended.set()
+                self._settled.set()
+
+    def _start_all(self, database: Database, readiness: Readiness) -> None:
+        valkey, *others = self._children
+        self._start(valkey)
+        database.migrate()
+        self._await_ready([valkey], readiness, VALKEY_START_S)
+        for child in others:
+            self._start(child)
+        self._await_ready(others, readiness, self._start_limit_s)
+
+    def _start(self, child: Child) -> None:
+        pid = child.start(lambda pid: self._exits.put((child, pid)))
+        self._sessions.add(pid)
+        self._sentinel.watch(pid)
+
+    def _await_ready(self, children: Sequence[Child], readiness: Readiness, limit_s: float) -> None:
+        """Wait until all these children serve. Raises StackError if any child ends meanwhile, or after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        waiting = list(children)
+        while waiting:
+            dead = self._next_exit(POLL_S)
+            if dead is not None:
+                raise _failed(dead, f"ended with {_exit_in_words(dead.exit_status)} while starting")
+            for child in [child for child in waiting if readiness.serves(child)]:
+                child.mark_ready()
+                waiting.remove(child)
+            if waiting and time.monotonic() > deadline:
+                raise _failed(waiting[0], f"was not ready after {limit_s:.0f} s")
+
+    def _next_exit(self, timeout: float | None) -> Child | None:
+        """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
+        try:
+            event = self._exits.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if event is None:
+            raise _Stopped
+        child, pid = event
+        return child if child.pid == pid else None
+
+    def _keep_running(self, readiness: Readiness) -> None:
+        """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped."""
+        while True:
+            unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
+            dead = self._next_exit(POLL_S if unsettled else None)
+            if dead is not None:
+                self._end_session(dead)
+                dead.schedule_restart()
+            for child in unsettled:
+                if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
+                    self._restart(child)
+                elif child.state is ChildState.STARTING and readiness.serves(child):
+                    child.mark_ready()
+
+    def _restart(self, child: Child) -> None:
+        try:
+            self._start(child)
+        except OSError as error:  # no memory, too many processes, or no room for its log
+            logger.error("%s does not start; another try follows: %s", child.name, error)
+            child.schedule_restart()
+
+    def _end_session(self, child: Child) -> None:
+        """End the processes that a dead child left running (a worker's engine processes) before it is restarted."""
+        if child.pid is not None:
+            end_sessions({child.pid}, grace_s=0)
+            self._sessions.discard(child.pid)
+            self._sentinel.forget(child.pid)
+
+    def _stop_all(self) -> None:
+        """Stop workers, rescuer and API together, then Valkey, which they use to the end."""
+        valkey, *others = self._children
+        for child in others:
+            child.ask_to_stop()
+        self._await_ends(others, TEMPORARY_STOP_S if self._temporary else STOP_S)
+        end_sessions(self._sessions - {valkey.pid}, grace_s=0 if self._hurry.is_set() or self._temporary else 2.0)
+        valkey.ask_to_stop()
+        self._await_ends([valkey], VALKEY_STOP_S)
+        end_sessions(self._sessions, grace_s=0)
+        for child in self._children:
+            if child.state is ChildState.STOPPING:
+                child.state = ChildState.STOPPED
+
+    def _await_ends(self, children: Sequence[Child], limit_s: float) -> None:
+        """Wait until these children have ended, ``limit_s`` at the most, or until the caller is in a hurry."""
+        deadline = time.monotonic() + limit_s
+        while any(child.runs for child in children) and time.monotonic() < deadline and not self._hurry.is_set():
+            with suppress(queue.Empty):
+                self._exits.get(timeout=POLL_S)
+
+
+def _failed(child: Child, what: str) -> StackError:
+    """Mark the child as failed; return an error that ends with the last lines of its log."""
+    child.state = ChildState.FAILED
+    lines = "\n".join(f"    {line}" for line in child.last_lines())
+    return StackError(f"{child.name} {what}; the end of {child.log}:\n{lines}")
+
+
+def _exit_in_words(status: int | None) -> str:
+    return f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit status {status}"

