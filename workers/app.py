@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from celery import signals
+
 import workers.consumer.remote_control  # noqa: F401  (registers its commands with Celery)
 from omni_jobs.broker.celery_app import celery_app
 from omni_jobs.broker.hints import TASK
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import settings
-from workers.consumer.pool import HintIntake
+from workers.consumer.command_line import check_command_line
+from workers.consumer.hint_step import HintStep
 
 __all__ = ["app"]
 
@@ -20,10 +23,14 @@ try:
 except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()
-app.steps["consumer"].add(HintIntake)
+app.steps["consumer"].add(HintStep)
+signals.celeryd_init.connect(check_command_line)
 
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(hints: list[Any]) -> None:
-    """The name hints travel under. They go to the pool's executor as they are popped, never to a call of this."""
+    """Give hints the task name under which they travel. It is never called, because the pool takes hints as messages.
+
+    Raises TypeError in a worker that was started with another pool.
+    """
     raise TypeError("stage runs are carried out by workers.consumer.pool:StagePool; start the worker with -P custom")

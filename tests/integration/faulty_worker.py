@@ -21,7 +21,7 @@ from celery import bootsteps
 from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
-from workers.consumer.pool import HintIntake
+from workers.consumer.hint_step import HintStep
 from workers.runners.echo import EchoRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.stage import StageLLM
@@ -31,9 +31,9 @@ __all__ = ["app"]
 
 
 class Stall(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
-    """Needs the channel as ``HintIntake`` leaves it."""
+    """Needs the channel as ``HintStep`` leaves it."""
 
-    requires = (HintIntake,)
+    requires = (HintStep,)
 
     def start(self, c: Any) -> None:
         channel = c.task_consumer.channel

@@ -1,10 +1,10 @@
 """Every use of Celery's and kombu's private API, in one place; the tests name what each relies on.
 
-    take_pops       what BRPOP gives is read here in place of kombu, which ends the worker on a message that
-                    is not JSON, has bad base64 or lacks a property, and takes one message at a time
-    gate_pops       BRPOP is sent only while there is room, and not at once again to a key that is no list
-    guard_control   a malformed broadcast is dropped: stock kombu ends the worker on one
-    ask_to_stop     ends the worker's main loop, from any thread
+    take_pops       read BRPOP's replies here in place of kombu, which ends the worker on a message that is not JSON,
+                    has bad base64 or lacks a property, and takes one message at a time
+    gate_pops       send BRPOP only while there is room, and not at once again to a key that is no list
+    guard_control   drop a malformed broadcast, on which stock kombu ends the worker
+    ask_to_stop     end the worker's main loop, from any thread
 
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty
 from types import MethodType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import redis
 from celery.worker import state
@@ -28,89 +28,108 @@ from redis.exceptions import RedisError, ResponseError
 from omni_jobs.broker.hints import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
 
-__all__ = ["ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops"]
+__all__ = ["HintSink", "ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops"]
 
 logger = logging.getLogger(__name__)
 
-_MOMENT_S = 0.003  # some turns of Celery's hub
-# Of what is no hint: the newest, and of each its beginning. At most 4 MB a queue.
+_ALONE_AFTER_S = 0.003  # some turns of Celery's hub
+# A queue's poison list holds its newest bad messages, and of each the beginning: at most 4 MB a queue.
 _MAX_POISON = 1_000
 _MAX_POISON_BYTES = 4096
 _NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
 
 
-def take_pops(
-    channel: Channel,
-    *,
-    queue: str,
-    answered: Callable[[], None],
-    offer: Callable[[Sequence[tuple[int, int]]], None],
-    room: Callable[[], int],
-    per_message: int,
-) -> None:
-    """Hand what BRPOP gives straight to the pool, and what else waits while there is room; kombu sees an empty BRPOP.
+class HintSink(Protocol):
+    """Takes a worker's hints; all of it is called on Celery's main thread."""
 
-    A message's way through kombu and Celery costs more than all that is done for its hints. Whatever is
-    not a hint moves to ``<queue>.poison``. ``answered`` is called for every BRPOP that
-    asked for ``queue`` and got its answer, the empty ones included: remote control may have set the consumer
-    to other queues. ``per_message``: the hints of a full message; no more than that is taken too
-    much, for what one worker holds another cannot take.
+    queue: str
+    """The stage's queue."""
+
+    per_message: int
+    """The hints of a full message."""
+
+    def room(self) -> int:
+        """Return how many more hints are of use."""
+
+    def popped(self) -> None:
+        """Note that a BRPOP of ``queue`` got its reply, a message or nothing."""
+
+    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
+        """Take hints, pairs of stage run id and attempt."""
+
+
+def take_pops(channel: Channel, sink: HintSink) -> None:
+    """Hand the channel's messages to ``sink`` as they are popped; kombu sees an empty BRPOP each time.
+
+    A message's way through kombu and Celery costs more than everything that is done for its hints.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
     """
-    last = -math.inf
-    # redis-py's own client: kombu's would put the key prefix before a key that has it.
-    client = redis.Redis(connection_pool=channel.pool)
+    channel.client.set_response_callback("BRPOP", _PopReader(channel, sink).read)
 
-    def take(reply: Any, **options: Any) -> None:
-        nonlocal last
-        if queue in channel.active_queues:
-            answered()
-        if reply:
-            key, raw = reply
-            hints = give(key, raw)
-            # A message that is alone is what a queue without a backlog gives: a look for more would find none.
-            is_alone = hints < per_message and time.monotonic() - last > _MOMENT_S
-            if not is_alone:
-                take_more(key)
-            last = time.monotonic()
 
-    def take_more(key: bytes) -> None:
-        while (wanted := room()) > 0:
-            count = max(1, wanted // per_message)
+class _PopReader:
+    """Reads the replies to one channel's BRPOPs, and more of the queue while there is room."""
+
+    def __init__(self, channel: Channel, sink: HintSink) -> None:
+        self._channel = channel
+        self._sink = sink
+        # redis-py's own client: kombu's would put the key prefix before a key that has it.
+        self._client = redis.Redis(connection_pool=channel.pool)
+        self._read_at = -math.inf
+
+    def read(self, reply: Any, **options: Any) -> None:
+        """Take a reply: a key and a message, or nothing. Return None, which kombu takes for an empty BRPOP."""
+        if self._sink.queue in self._channel.active_queues:  # remote control may have set the consumer to others
+            self._sink.popped()
+        if not reply:
+            return
+        key, message = reply
+        count = self._offer(key, message)
+        # A message that comes alone is what a queue without a backlog gives: RPOP would find no more.
+        is_alone = count < self._sink.per_message and time.monotonic() - self._read_at > _ALONE_AFTER_S
+        if not is_alone:
+            self._read_more(key)
+        self._read_at = time.monotonic()
+
+    def _read_more(self, key: bytes) -> None:
+        """Pop messages while there is room for their hints; at most one message's hints too many.
+
+        What one worker holds another cannot take.
+        """
+        while (room := self._sink.room()) > 0:
+            count = max(1, room // self._sink.per_message)
             try:
-                found = cast("list[bytes] | None", client.rpop(key, count))
+                messages = cast("list[bytes]", self._client.rpop(key, count) or [])
             except RedisError as error:
                 logger.warning("%s gives no more at once: %s", _text(key), error)
                 return
-            for raw in found or ():
-                give(key, raw)
-            if len(found or ()) < count:
+            for message in messages:
+                self._offer(key, message)
+            if len(messages) < count:
                 return
 
-    def give(key: bytes, raw: bytes) -> int:
-        hints: Sequence[tuple[int, int]] = ()
+    def _offer(self, key: bytes, message: bytes) -> int:
+        """Offer a message's hints and return their number; move what holds none to ``<queue>.poison``."""
         try:
-            hints = read_hints(raw)
+            hints = read_hints(message)
         except BadMessage as error:
-            logger.error("a bad message of %d bytes moves to %s%s: %s", len(raw), _text(key), POISON_SUFFIX, error)
-            _poison(client, _text(key) + POISON_SUFFIX, raw)
-        else:
-            offer(hints)
+            poison = _text(key) + POISON_SUFFIX
+            logger.error("a bad message of %d bytes moves to %s: %s", len(message), poison, error)
+            self._keep_poison(poison, message)
+            return 0
+        self._sink.offer(hints)
         return len(hints)
 
-    channel.client.set_response_callback("BRPOP", take)
-
-
-def _poison(client: redis.Redis, key: str, raw: bytes) -> None:
-    try:
-        with client.pipeline() as pipe:
-            pipe.lpush(key, raw[:_MAX_POISON_BYTES])
-            pipe.ltrim(key, 0, _MAX_POISON - 1)
-            pipe.execute()
-    except RedisError as error:
-        logger.error("a bad message is lost, %s does not take it: %s", key, error)
+    def _keep_poison(self, key: str, message: bytes) -> None:
+        try:
+            with self._client.pipeline() as pipe:
+                pipe.lpush(key, message[:_MAX_POISON_BYTES])
+                pipe.ltrim(key, 0, _MAX_POISON - 1)
+                pipe.execute()
+        except RedisError as error:
+            logger.error("a bad message is lost, %s does not take it: %s", key, error)
 
 
 def _text(key: Any) -> str:
@@ -118,12 +137,13 @@ def _text(key: Any) -> str:
 
 
 def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
-    """Let the channel pop only while ``has_room()``; asked on every turn of Celery's hub.
+    """Let the channel pop only while ``has_room()``, which is asked on every turn of Celery's hub.
 
-    Where a queue's key holds something else than a list, say so and ask again later: stock Celery ends
-    the worker, and so each that follows it.
+    When a queue's key is no list, log it and ask again later. Stock Celery ends the worker on it, and so each worker
+    that follows.
+
     Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP, and reading
-    its answer with ``channel.handlers``; ``Empty`` being how that says that nothing came of it.
+    the reply with ``channel.handlers``, which raises ``Empty`` when there is no message.
     """
     read: Callable[..., Any] = channel.handlers["BRPOP"]
     ask_again_at = -math.inf
@@ -148,11 +168,10 @@ def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
 
 
 def guard_control(connection: Connection) -> None:
-    """Drop malformed broadcasts (remote control) instead of ending the worker.
+    """Drop malformed broadcasts of remote control instead of ending the worker.
 
-    Relies on: the transport's one poller, ``cycle``, whose ``on_readable`` the hub calls through
-    ``Transport.on_readable`` for every channel, those of later resets included; ``Empty`` being
-    how it says that nothing came of it.
+    Relies on: the transport's one poller, ``cycle``. The hub calls its ``on_readable`` through
+    ``Transport.on_readable`` for every channel, also after a reset; it raises ``Empty`` when there is no message.
     """
     cycle = connection.transport.cycle
     on_readable = cycle.on_readable
@@ -168,7 +187,7 @@ def guard_control(connection: Connection) -> None:
 
 
 def ask_to_stop(exit_code: int) -> None:
-    """Celery's main loop ends at its next turn: consumer first, then the pool drains.
+    """End Celery's main loop at its next turn: first the consumer stops, then the pool drains. The first code stays.
 
     Relies on: ``celery.worker.state.should_stop``, which Celery's own SIGTERM handler sets.
     """
@@ -177,5 +196,5 @@ def ask_to_stop(exit_code: int) -> None:
 
 
 def stop_asked() -> bool:
-    """Whether a signal or :func:`ask_to_stop` wants the worker to end."""
+    """Return whether a signal or :func:`ask_to_stop` wants the worker to end."""
     return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))

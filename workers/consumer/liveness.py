@@ -1,10 +1,9 @@
-"""Liveness: whether this worker consumes, and not only lives.
+"""``Liveness``: a watch on whether this worker consumes, and not only lives.
 
-Alive means: it popped a hint from its stage's queue, or had no room for one, or proved the
-queue empty (a pop timed out) within the last ``stall_after_s`` seconds. A worker of which none of that is
-true while its queue has work has stalled without an error, as consumers of Redis do
-once in a while; and one whose stage's event loop has not turned for as long has
-stalled too. Both are to be started anew.
+A worker consumes when within the last ``stall_after_s`` seconds it popped a hint from its stage's queue, found the
+queue empty (a pop timed out), or had no room for another hint. A worker that did none of this while its queue has work
+has stalled without an error, as consumers of Redis do once in a while. So has one whose stage's event loop has not
+turned for as long. Both have to be started anew.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ __all__ = ["Liveness"]
 
 logger = logging.getLogger(__name__)
 
-_LOOKS = 6  # in stall_after_s
+_CHECKS = 6  # in stall_after_s
 
 
 class Liveness:
-    """Told by Celery's main thread through ``mark``; watches from a thread of its own."""
+    """Checks one worker on a thread of its own."""
 
     def __init__(
         self,
@@ -36,62 +35,65 @@ class Liveness:
         queue_depth: Callable[[], int],
         on_stall: Callable[[str], None],
     ) -> None:
-        """``queue_depth``: messages waiting, asked over a connection of its own; may raise BrokerUnavailable.
+        """Prepare the watch on a worker whose stage runs on ``loop``.
 
-        ``has_room``: whether another hint is of use. Both are called from the watching thread, and so is
-        ``on_stall``, once, with the reason.
+        The watching thread calls ``has_room`` (whether another hint is of use) and ``queue_depth`` (how many messages
+        wait, asked over a connection of its own; it may raise BrokerUnavailable). It calls ``on_stall`` with the
+        reason, once.
         """
         self._stall_after_s = stall_after_s
         self._loop = loop
         self._has_room = has_room
         self._queue_depth = queue_depth
         self._on_stall = on_stall
-        self._proved_at = 0.0
+        self._consumed_at = 0.0
         self._turned_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="liveness", daemon=True)
 
     def start(self) -> None:
-        """From here on silence counts."""
-        self.mark()
+        """Start to watch: from here on silence counts."""
+        self.popped()
         self._turned()
         self._thread.start()
 
-    def mark(self) -> None:
-        """A pop was answered, by a message or by nothing."""
-        self._proved_at = time.monotonic()
+    def popped(self) -> None:
+        """Note that a pop was answered, by a message or by nothing; for any thread."""
+        self._consumed_at = time.monotonic()
 
     def close(self) -> None:
+        """Stop to watch; ``on_stall`` is called no more."""
         self._closed.set()
 
     def _turned(self) -> None:
         self._turned_at = time.monotonic()
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._stall_after_s / _LOOKS):
+        while not self._closed.wait(self._stall_after_s / _CHECKS):
             try:
-                reason = self._look()
+                reason = self._check()
             except Exception as error:
-                # A bug. Nobody would notice a stall any more: better a new worker than one unwatched.
+                # A bug. Nobody would notice a stall any more: a new worker is better than one that is not watched.
                 logger.exception("liveness")
-                reason = f"its liveness cannot be told: {type(error).__name__}: {error}"
+                reason = f"its liveness cannot be checked: {type(error).__name__}: {error}"
             if reason is not None and not self._closed.is_set():
                 self._on_stall(reason)
                 return
 
-    def _look(self) -> str | None:
+    def _check(self) -> str | None:
+        """Return why the worker has stalled, or None."""
         now = time.monotonic()
         if (blocked := now - self._turned_at) > self._stall_after_s:
             return f"the stage's event loop has not turned for {blocked:.0f} s"
         self._loop.call_soon_threadsafe(self._turned)
         if not self._has_room():
-            self.mark()
-        if (silent := now - self._proved_at) <= self._stall_after_s:
+            self._consumed_at = now
+        if (silent := now - self._consumed_at) <= self._stall_after_s:
             return None
         try:
             depth = self._queue_depth()
         except BrokerUnavailable as error:
             logger.warning("%s", error)
-            self.mark()  # the consumer finds its way back when the broker does
+            self._consumed_at = now  # the consumer connects again by itself once the broker is back
             return None
         return f"{depth} messages wait and none was taken for {silent:.0f} s" if depth else None

@@ -1,7 +1,7 @@
-"""What Celery's remote control answers for stage runs: ``inspect active``, ``stats``, ``query_task``, ``revoke``.
+"""Remote control of stage runs: Celery's commands ``active``, ``stats``, ``query_task``, ``revoke``, ``terminate``.
 
-Celery keeps its own book of the tasks that it executes. Stage runs are not among them, and an entry
-for each would cost more than the rest of a small one; so these commands read the pool when they are asked.
+Celery's own commands know only the tasks that it executes. Stage runs are not among them, because an entry
+for each would cost more than the rest of a small one. So these commands read the pool when they are called.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cance
 
 @inspect_command(alias="dump_active")  # type: ignore[untyped-decorator]
 def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
-    """List of stage runs in flight."""
+    """List stage runs in flight."""
     return _active(state)
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def stats(state: Any, **_: Any) -> dict[str, Any]:
-    """Request worker statistics/information."""
+    """Show the worker's statistics."""
     info: dict[str, Any] = _STATS(state)
     info["total"] = {TASK: state.consumer.pool.stage_runs_done}
     return info
@@ -34,14 +34,14 @@ def stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
-    """Query for stage runs in flight by id."""
-    wanted = {str(found) for found in (ids if isinstance(ids, list | tuple) else [ids])}
+    """Show stage runs in flight by their ids."""
+    wanted = {str(given) for given in (ids if isinstance(ids, list | tuple) else [ids])}
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refused: a job is cancelled, not its stage runs."""
+    """Refuse: a job is cancelled, not its stage runs."""
     return {"error": _NO_REVOKE}
 
 
@@ -49,12 +49,12 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
 )
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refused: a job is cancelled, not its stage runs."""
+    """Refuse: a job is cancelled, not its stage runs."""
     return {"error": _NO_REVOKE}
 
 
 def _active(state: Any) -> list[dict[str, Any]]:
-    """With the fields that Celery gives its own requests, and those of a stage run."""
+    """Return the stage runs in flight, each with the fields of a Celery request and its own as ``kwargs``."""
     consumer = state.consumer
     return [
         {

@@ -1,0 +1,26 @@
+"""``HintStep``: the step of Celery's consumer that makes its channel hand hints to the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from celery.worker.consumer.control import Control
+from celery.worker.consumer.tasks import Tasks
+
+from workers.consumer import kombu_hooks
+
+__all__ = ["HintStep"]
+
+
+class HintStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
+    """Runs after the queue is consumed, and again after every reconnect, because each brings a new channel."""
+
+    requires = (Tasks, Control)
+
+    def start(self, c: Any) -> None:
+        """Install the hooks. ``c`` is Celery's consumer, its ``pool`` the worker's ``StagePool``."""
+        channel = c.task_consumer.channel
+        kombu_hooks.take_pops(channel, c.pool)
+        kombu_hooks.gate_pops(channel, c.pool.has_room)
+        kombu_hooks.guard_control(c.connection)

@@ -1,0 +1,209 @@
+"""``StageHost``: one stage in a worker's process, with its slot, its engine and its executor.
+
+    take_slot → load → serve → close
+
+It lives on the pool's event loop and knows nothing of Celery; ``workers.consumer.pool`` is Celery's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import platform
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from omni_jobs.broker.celery_app import OmniCelery
+from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.broker.relay import Relay
+from omni_jobs.database.database import Database
+from omni_jobs.errors import DatabaseUnavailable, Fenced
+from omni_jobs.jobs import Jobs, NewWorker, Retention
+from omni_jobs.pipelines.stage_config import Pipeline
+from workers.consumer.liveness import Liveness
+from workers.execution import incarnation
+from workers.execution.ledger import Ledger
+
+if TYPE_CHECKING:
+    from omni_jobs.storage import ObjectStore
+    from workers.execution.executor import Executor
+    from workers.stages.stage import StageLLM
+
+__all__ = ["StageHost"]
+
+logger = logging.getLogger(__name__)
+
+_DATABASE_PAUSE_S = 1.0
+_DATABASE_RETRY_S = 3.0  # well below the lease: the ledger's thread tries again, and renews in between
+_ENGINE_CHECK_S = 0.5
+
+
+class StageHost:
+    """Opens and closes the parts of a worker in their order. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        app: OmniCelery,
+        pipeline: Pipeline,
+        stage: str,
+        *,
+        slot: str,
+        slots: int,
+        keep_trying: Callable[[], bool],
+        on_room: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        """Prepare the parts; nothing connects yet.
+
+        ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying``: whether to
+        wait on for a database that is away. ``on_room``: a slot became free. ``on_broken``: this worker cannot go on,
+        for the reason given; called on any thread.
+        """
+        settings = app.settings
+        self._settings = settings
+        self._queue_depth = lambda: app.broker.depth(pipeline.queue(stage))
+        self._pipeline = pipeline
+        self._stage = stage
+        self._slots = slots
+        self._keep_trying = keep_trying
+        self._on_room = on_room
+        self._on_broken = on_broken
+        self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
+        self._relay = Relay(HintPublisher(app.broker))
+        jobs = Jobs(
+            self._database,
+            announce_after_s=settings.announce_after_s,
+            prune_after_s=Retention.of(settings).completed_s,
+        )
+        self.worker = NewWorker(
+            worker_id=f"worker-{uuid.uuid4().hex}",
+            slot=slot,
+            pipeline=pipeline.name,
+            stage=stage,
+            host=platform.node(),
+            pid=os.getpid(),
+            slots=slots,
+            pipeline_version=pipeline.version,
+            pipeline_digest=pipeline.digest,
+            pid_space=incarnation.pid_space(),
+            pid_started=incarnation.own_start(),
+            heartbeat_s=settings.heartbeat_s,
+        )
+        self._ledger = Ledger(
+            jobs, self.worker, self._relay, settings, on_cancel=self._on_cancel, on_fenced=self._on_fenced
+        )
+        self._store: ObjectStore | None = None
+        self._llm: StageLLM | None = None
+        self.executor: Executor | None = None  # from ``serve`` on
+        self._liveness: Liveness | None = None
+        self._engine_watch: asyncio.Task[None] | None = None
+
+    async def take_slot(self) -> None:
+        """Take the slot before anything slow is imported or loaded, because a predecessor's stage runs wait for it.
+
+        Waits for the database and its migration: services start in any order.
+        Raises SlotTaken when another worker lives there, and DatabaseUnavailable once ``keep_trying`` says no.
+        """
+        self._relay.start()
+        while True:
+            try:
+                await asyncio.to_thread(self._database.check)
+                break
+            except DatabaseUnavailable as error:
+                logger.error("waiting: %s", error)
+            await asyncio.sleep(_DATABASE_PAUSE_S)
+        await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop(), self._keep_trying)
+        logger.info("%s: the slot is taken", self.worker.slot)
+
+    async def load(self) -> None:
+        """Open the object store and load the stage's engine. Raises ConfigError or EngineDead."""
+        from omni_jobs.storage import open_store
+        from workers.stages.stage import StageLLM
+
+        self._store = open_store(self._settings)
+        self._llm = StageLLM.create(self._pipeline, self._stage, self._settings)
+        await self._llm.start()
+        _exempt_from_collection()
+
+    async def serve(self) -> None:
+        """Take the lease and start the executor; from here on hints are of use. Call it after ``load``."""
+        from workers.execution.executor import Executor
+
+        if self._llm is None or self._store is None:
+            raise RuntimeError("the engine is not loaded")
+        await asyncio.to_thread(self._ledger.serve, self._keep_trying)
+        executor = self.executor = Executor(
+            self._llm,
+            self._ledger,
+            self._store,
+            self._settings,
+            slots=self._slots,
+            on_room=self._on_room,
+            on_broken=self._on_broken,
+        )
+        self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
+        self._liveness = Liveness(
+            self._settings.stall_after_s,
+            asyncio.get_running_loop(),
+            has_room=lambda: executor.room > 0,
+            queue_depth=self._queue_depth,
+            on_stall=self._on_broken,
+        )
+        self._liveness.start()
+
+    def popped(self) -> None:
+        """Note that a pop from the stage's queue was answered; for any thread."""
+        if self._liveness is not None:
+            self._liveness.popped()
+
+    async def close(self, drain_s: float, hurry: asyncio.Event) -> None:
+        """Drain for ``drain_s`` seconds or until ``hurry``, hand back what still runs, and close every part.
+
+        A part that fails to close is logged, and the next one is closed.
+        """
+        if self._liveness is not None:
+            self._liveness.close()
+        if self._engine_watch is not None:
+            self._engine_watch.cancel()
+        if self.executor is not None:
+            await _attempt("the executor", self.executor.drain(drain_s, hurry))
+        await _attempt("the ledger", asyncio.to_thread(self._ledger.close))
+        await _attempt("the relay", asyncio.to_thread(self._relay.close))
+        if self._llm is not None:
+            await _attempt("the engine", self._llm.close())
+        await _attempt("the database", asyncio.to_thread(self._database.close))
+
+    def _on_cancel(self, stage_run_ids: list[int]) -> None:
+        if self.executor is not None:
+            self.executor.stop_runs(stage_run_ids)
+
+    def _on_fenced(self, error: Fenced) -> None:
+        if self.executor is not None:
+            self.executor.abandon()
+        self._on_broken(str(error))
+
+    async def _watch_engine(self, llm: StageLLM) -> None:
+        """Report an engine that died. While nothing runs in it, nobody else would notice."""
+        while llm.healthy:
+            await asyncio.sleep(_ENGINE_CHECK_S)
+        self._on_broken("the engine is gone")
+
+
+async def _attempt(part: str, closing: Awaitable[None]) -> None:
+    try:
+        await closing
+    except Exception:
+        logger.exception("%s did not close", part)
+
+
+def _exempt_from_collection() -> None:
+    """Keep the garbage collector away from all that is loaded, because it stays for the process's life.
+
+    Going through it again and again took a sixth of an echo worker's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
