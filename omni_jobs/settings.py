@@ -1,9 +1,8 @@
-"""Settings of every process: environment variables ``OMNI_JOBS_*`` or arguments of the CLI.
+"""Settings of every process: environment variables ``OMNI_JOBS_*``, or arguments of the CLI.
 
-No setting differs between the embedded stack and production but URLs.
-
-A secret may stand in a file instead: ``OMNI_JOBS_BROKER_URL_FILE`` and ``OMNI_JOBS_DATABASE_URL_FILE`` name it, so that
-no password is in an environment. boto3 reads its own file: ``AWS_SHARED_CREDENTIALS_FILE``.
+The embedded stack and production differ in URLs alone. A secret may stand in a file that ``OMNI_JOBS_BROKER_URL_FILE``
+or ``OMNI_JOBS_DATABASE_URL_FILE`` names, so that no password is in an environment. boto3 reads its own file,
+``AWS_SHARED_CREDENTIALS_FILE``.
 """
 
 from __future__ import annotations
@@ -27,143 +26,133 @@ from pydantic_settings import (
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["Settings", "packaged_directory", "read_settings", "settings"]
-
+__all__ = ["BULK_GROUP_BYTES", "Settings", "packaged_directory", "read_settings", "settings"]
 
 _SECRETS: Final = ("broker_url", "database_url")
 _MAX_SECRET_BYTES: Final = 65_536
-_BULK_GROUP_BYTES: Final = 4 << 20  # lines that omni_jobs.api.routes.bulk holds beside the one that is coming in
+BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk_lines holds beside the one it reads
 
 
 class Settings(BaseSettings):
-    """One process's settings; frozen."""
+    """The settings of one process; frozen. A name that ends in ``_s`` is in seconds, one in ``_bytes`` in bytes."""
 
     model_config = SettingsConfigDict(env_prefix="OMNI_JOBS_", frozen=True, extra="forbid")
 
-    # Where everything is. The defaults are the embedded stack's data directory.
+    # Services, files and addresses. The defaults are those of the embedded stack.
     data_dir: Path = Path("~/.local/share/omni-jobs").expanduser()
-    # Holds a password, as broker_url does: neither is ever shown. None: SQLite in data_dir.
+    # The database. It may hold a password, as the broker's URL may, and is never shown. None: SQLite in data_dir.
     database_url: Annotated[str | None, Field(repr=False)] = None
     broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
-    broker_key_prefix: str = ""  # before every key, where a Redis is shared
-    storage_url: str | None = None  # file:///dir or s3://bucket/prefix; None: data_dir/objects
-    storage_sync: bool = True  # local directory: an object survives a power loss once it is put
-    s3_endpoint_url: str | None = None  # None: AWS
+    broker_key_prefix: str = ""  # Stands before every key, for a Redis that others use, too.
+    storage_url: str | None = None  # file:///directory or s3://bucket/prefix. None: data_dir/objects.
+    storage_sync: bool = True  # A put to a local directory returns once the object survives a power loss.
+    s3_endpoint_url: str | None = None  # None: AWS.
     s3_region: str = "us-east-1"
     stage_configs: Path = Path("stage_configs")
-    pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # those that are served: a,b; None: all there are
-    models: dict[str, Path] = {}  # pipeline name → checkpoint directory
-    spool_dir: Path | None = None  # where engines leave payloads for the worker; None: /dev/shm or a temp dir
+    pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
+    models: dict[str, Path] = {}  # Pipeline name → directory of the checkpoint.
+    spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
 
-    # The device of this process's stages, over what their stage configs say.
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: as the stage config says
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # of its GPU; None: the config's
+    # The device of this process's stages, in place of the one in their stage configs.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
+    # The share of the GPU's memory that a worker may use. None: the share in the stage config.
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
 
-    # Time, in seconds.
-    lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # a worker silent for this long has lost its stage runs
-    heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # renews the lease, learns of cancels
-    drain_s: Annotated[float, Field(ge=0, le=3600)] = (
-        10.0  # a stopping worker finishes what it can, hands back the rest
-    )
-    rescue_every_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    announce_after_s: Annotated[float, Field(ge=0.5, le=300)] = (
-        3.0  # queued this long without being claimed: hint again
-    )
-    progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5
-    cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # a worker with something in flight looks so often
-    stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # a stage run told to stop must; else its worker starts anew
-    load_limit_s: Annotated[float, Field(gt=0)] = 1800.0  # a worker still loading its model by then ends, to start anew
-    stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # room and work, and nothing taken: the worker starts anew
+    # Times of workers and of the rescuer, in seconds.
+    lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # A worker that renews no lease for so long is lost.
+    heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # The pause between two renewals of the lease.
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # A stopping worker hands back what it holds after this.
+    rescue_every_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # The pause between two rounds of the rescuer.
+    # A stage run that is queued and not claimed for so long is hinted again.
+    announce_after_s: Annotated[float, Field(ge=0.5, le=300)] = 3.0
+    progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5  # The pause between two progress reports.
+    cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # A busy worker checks so often what to cancel.
+    stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # A worker restarts when a stopped stage run goes on longer.
+    load_limit_s: Annotated[float, Field(gt=0)] = 1800.0  # A worker ends when it loads its model for longer.
+    stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when it takes no waiting work for so long.
 
-    # How long things are kept, in seconds after the job's end.
-    keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # of jobs that failed, for a retry; completed: none
-    keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # the request's media
+    # How long things are kept after their job's end, in seconds.
+    keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For a retry; those of a completed job go at once.
+    keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # The media of the request.
     keep_artifacts_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
     keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
     keep_jobs_s: Annotated[float, Field(ge=0)] = 30 * 86_400.0
-    prune_every_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0
-    orphan_after_s: Annotated[float, Field(ge=1)] = 3600.0  # objects nobody refers to, since they were stored
-    sweep_every_s: Annotated[float, Field(ge=1)] = 600.0  # looks for them in the whole store
+    prune_every_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0  # The pause between two rounds of the pruner.
+    orphan_after_s: Annotated[float, Field(ge=1)] = 3600.0  # An object that no row refers to goes at this age.
+    sweep_every_s: Annotated[float, Field(ge=1)] = 600.0  # The pause between two sweeps of the store for such objects.
 
-    # How much may wait, and the room it may take.
-    max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # per pipeline
-    max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # per pipeline and tenant
-    tenant_header: str | None = None  # names the tenant, where a proxy in front sets it; None: all are one
-    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # a local object directory or spool refuses below it
+    # How many jobs may wait, and how much room data may take.
+    max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline.
+    max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline and tenant.
+    tenant_header: str | None = None  # The header in which a proxy names the tenant. None: all clients are one tenant.
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # A local object directory or spool leaves so many free.
+    # The bytes of hidden states that one worker keeps for later stages. None: 8 GiB, or less on a small machine.
+    capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
-    capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of hidden states in a worker; None: 8 GiB or less
-
-    # Limits on what a client may send.
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20
-    max_text_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # of all messages together; it is kept in SQL
-    max_bulk_answer_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # on the disk; beyond it no line is looked at
+    # Limits on the request of a job.
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # One body, or one line of a bulk.
+    max_text_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # All messages together; SQL keeps them.
+    max_bulk_answer_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # On the server's disk; a bulk ends beyond it.
     max_messages: Annotated[int, Field(ge=1)] = 256
     max_media_parts: Annotated[int, Field(ge=0)] = 32
     max_audio_s: Annotated[float, Field(gt=0)] = 600.0
-    max_audio_samples: Annotated[int, Field(ge=1)] = 120_000_000  # of all channels: 600 s of stereo at 96 kHz fit
+    max_audio_samples: Annotated[int, Field(ge=1)] = 120_000_000  # Of all channels: 600 s of stereo at 96 kHz fit.
     max_audio_channels: Annotated[int, Field(ge=1, le=1024)] = 16
-    max_audio_rate: Annotated[int, Field(ge=4_000)] = 384_000  # Hz
+    max_audio_rate: Annotated[int, Field(ge=4_000)] = 384_000  # Hz.
     max_video_s: Annotated[float, Field(gt=0)] = 120.0
-    max_video_frames: Annotated[int, Field(ge=1)] = 14_400  # in the clip: 120 s at 120 a second
-    max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000  # of a video's frame as well
-    max_image_scans: Annotated[int, Field(ge=1)] = 100  # of a JPEG; an encoder makes about ten
-    max_scanned_pixels: Annotated[int, Field(ge=1)] = 640_000_000  # a JPEG's pixels times its scans
+    max_video_frames: Annotated[int, Field(ge=1)] = 14_400  # In one video: 120 s at 120 frames a second.
+    max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000  # Of an image, or of a video's frame.
+    max_image_scans: Annotated[int, Field(ge=1)] = 100  # Of one JPEG; an encoder makes about ten.
+    max_scanned_pixels: Annotated[int, Field(ge=1)] = 640_000_000  # The pixels of a JPEG times its scans.
 
-    # Decoders: the processes that all media are decoded in.
-    decoders: Annotated[int, Field(ge=1, le=256)] | None = None  # None: one a core, 2 to 8
-    decoders_waiting: Annotated[int, Field(ge=0)] = 64  # media of submits that wait for one, beyond: 503
-    decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # so long at most, then 503
-    decoder_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 1 << 30  # one may map beyond itself and the medium
-    probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # a decoder's time for all media of one submit
-    decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # a decoder's time for one medium of a stage run
+    # Decoders: the processes that decode all media.
+    decoders: Annotated[int, Field(ge=1, le=256)] | None = None  # Their number. None: one for each core, 2 to 8.
+    decoders_waiting: Annotated[int, Field(ge=0)] = 64  # Media that may wait for a decoder; one more is answered 503.
+    decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # A medium waits so long for a decoder, then it is a 503.
+    decoder_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 1 << 30  # A decoder maps so many beside the medium.
+    probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A decoder's CPU time for all media of one submit.
+    decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # A decoder's CPU time for one medium of a stage run.
 
-    # What the API takes from one client, or from all together, before it answers.
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names clients call it by: a,b; *: any
-    max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
-    max_headers: Annotated[int, Field(ge=1)] = 100
-    max_connections: Annotated[int, Field(ge=1)] = 1000  # fewer where the process may not open so many files
-    max_held_body_bytes: Annotated[int, Field(ge=1 << 20)] = 128 << 20  # of all requests that are not answered yet
-    head_limit_s: Annotated[float, Field(gt=0)] = 10.0  # from a connection's begin, or a head's first byte, to its end
-    body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # waiting for one body; again for each max_body_bytes of a bulk
-    silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # within a body, or of a client that does not read its answer
+    # Limits of the API server on its clients.
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # Further names of this server: a,b. *: any name.
+    max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10  # The head of one request.
+    max_headers: Annotated[int, Field(ge=1)] = 100  # The number of headers of one request.
+    max_connections: Annotated[int, Field(ge=1)] = 1000  # Fewer where the process may not open so many files.
+    max_held_body_bytes: Annotated[int, Field(ge=1 << 20)] = 128 << 20  # All bodies of unanswered requests together.
+    head_limit_s: Annotated[float, Field(gt=0)] = 10.0  # For a head, from the connection or from its first byte.
+    body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # For one body, or each max_body_bytes of a bulk.
+    silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A pause within a body, or in reading an answer.
 
-    # How much goes at once.
-    hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # at most; and a quarter of a stage's slots
-    inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # smaller payloads live in their SQL row
+    # Sizes of batches and rows.
+    hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # At most, and at most a quarter of a stage's slots.
+    inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 
-    @field_validator("pipelines", mode="before")
+    @field_validator("pipelines", "allowed_hosts", mode="before")
     @classmethod
-    def _comma_separated(cls, value: object) -> object:
-        """``a, b`` of the environment as names; nothing between the commas is None, as if it were not set."""
+    def _split_names(cls, value: object, info: ValidationInfo) -> object:
+        """Split ``a, b`` of the environment into names. No name at all is as if the variable were not set."""
         if not isinstance(value, str):
             return value
-        return tuple(name for part in value.split(",") if (name := part.strip())) or None
-
-    @field_validator("allowed_hosts", mode="before")
-    @classmethod
-    def _names(cls, value: object) -> object:
-        """``a, b`` of the environment as names."""
-        if not isinstance(value, str):
-            return value
-        return tuple(name for part in value.split(",") if (name := part.strip()))
+        names = tuple(name for part in value.split(",") if (name := part.strip()))
+        return names or cls.model_fields[info.field_name or ""].default
 
     @field_validator("max_held_body_bytes")
     @classmethod
     def _holds_a_body(cls, limit: int, info: ValidationInfo) -> int:
-        """A longest line of a bulk has to fit, with the lines before it: else it were told to come back for ever."""
-        needed = info.data.get("max_body_bytes", 0) + _BULK_GROUP_BYTES
+        """Refuse a limit below the longest line of a bulk and the lines held with it: the API could never take it."""
+        needed = info.data.get("max_body_bytes", 0) + BULK_GROUP_BYTES
         if limit < needed:
             raise ValueError(
-                f"must be at least {needed}: OMNI_JOBS_MAX_BODY_BYTES, and {_BULK_GROUP_BYTES} for a bulk's other lines"
+                f"must be at least {needed}: OMNI_JOBS_MAX_BODY_BYTES, and {BULK_GROUP_BYTES} for a bulk's other lines"
             )
         return limit
 
     @field_validator("broker_url")
     @classmethod
     def _is_redis(cls, url: SecretStr) -> SecretStr:
-        """What Celery and redis-py both take. What it says instead is not shown: it may hold a password."""
+        """Refuse a URL that Celery or redis-py would refuse. The error does not show it: it may hold a password."""
         try:
             parts = urlsplit(url.get_secret_value())
             port, number = parts.port, parts.path.strip("/") or "0"
@@ -176,11 +165,17 @@ class Settings(BaseSettings):
 
     @property
     def resolved_database_url(self) -> str:
+        """The URL of the database; by default that of a SQLite file in ``data_dir``."""
         return self.database_url or f"sqlite:///{self.data_dir.expanduser().resolve() / 'omni-jobs.sqlite'}"
 
     @property
+    def resolved_storage_url(self) -> str:
+        """The URL of the object store; by default that of the directory ``objects`` in ``data_dir``."""
+        return self.storage_url or (self.data_dir.expanduser().resolve() / "objects").as_uri()
+
+    @property
     def resolved_stage_configs(self) -> Path:
-        """Those of the setting; unset, those of the working directory, or else the package's own."""
+        """The directory of the stage configs; unset, the working directory's, or else the package's own."""
         if "stage_configs" not in self.model_fields_set and not self.stage_configs.is_dir():
             return packaged_directory("stage_configs")
         return self.stage_configs.expanduser().resolve()
@@ -192,15 +187,15 @@ class Settings(BaseSettings):
         return *super().settings_customise_sources(settings_cls, init_settings, *args, **kwargs), _SecretFiles(cls)
 
     def to_environment(self) -> dict[str, str]:
-        """The environment variables from which another process reads these same settings.
+        """Return the environment variables from which another process reads these same settings.
 
-        A secret that came from a file stays there: the variable that names the file is handed on.
+        For a secret that came from a file, it is the variable that names the file.
         """
-        found = {}
+        variables = {}
         for name in self.model_fields_set:
             value = getattr(self, name)
             if name in _SECRETS and (path := self._file_of(name)) is not None:
-                found[_file_variable(name)] = str(path)
+                variables[_file_variable(name)] = str(path)
                 continue
             if isinstance(value, SecretStr):
                 value = value.get_secret_value()
@@ -209,11 +204,11 @@ class Settings(BaseSettings):
             elif isinstance(value, dict):
                 value = json.dumps({key: str(part) for key, part in value.items()})
             if value is not None:
-                found[f"OMNI_JOBS_{name.upper()}"] = str(value)
-        return found
+                variables[f"OMNI_JOBS_{name.upper()}"] = str(value)
+        return variables
 
     def _file_of(self, name: str) -> Path | None:
-        """The file that the secret came from, where there is one."""
+        """Return the file that a secret came from, or None if it came from elsewhere."""
         path = os.environ.get(_file_variable(name))
         if not path:
             return None
@@ -221,13 +216,12 @@ class Settings(BaseSettings):
         plain = value.get_secret_value() if isinstance(value, SecretStr) else value
         return Path(path).absolute() if _read_secret(_file_variable(name), path) == plain else None
 
-    @property
-    def resolved_storage_url(self) -> str:
-        return self.storage_url or (self.data_dir.expanduser().resolve() / "objects").as_uri()
-
 
 class _SecretFiles(PydanticBaseSettingsSource):
-    """What ``OMNI_JOBS_<NAME>_FILE`` names. Raises ConfigError naming the variable, never the content."""
+    """The source of the secrets that stand in files, ``OMNI_JOBS_<NAME>_FILE``.
+
+    Raises ConfigError, naming the variable, never the content.
+    """
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         variable = _file_variable(field_name)
@@ -248,7 +242,7 @@ def _file_variable(name: str) -> str:
 
 
 def _read_secret(variable: str, path: str) -> str:
-    """The file's one line, without the line's end. Raises ConfigError."""
+    """Return the one line of a secret's file, without its end. Raises ConfigError, naming the variable."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_SECRET_BYTES + 1)
@@ -263,7 +257,7 @@ def _read_secret(variable: str, path: str) -> str:
 
 
 def read_settings() -> Settings:
-    """The settings of the environment as it is now. Raises ConfigError naming the variable."""
+    """Read the settings from the environment. Raises ConfigError, naming the variable."""
     try:
         return Settings()
     except ValidationError as error:
@@ -278,7 +272,7 @@ def read_settings() -> Settings:
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """This process's settings, read once."""
+    """Return the settings of this process, which are read once. Raises ConfigError, naming the variable."""
     return read_settings()
 
 

@@ -1,7 +1,4 @@
-"""The states of a job and of its stage runs.
-
-Only :mod:`omni_jobs.jobs` changes a state.
-"""
+"""The states of jobs and of stage runs. Only :mod:`omni_jobs.jobs` changes a state."""
 
 from __future__ import annotations
 
@@ -11,33 +8,35 @@ __all__ = ["JobState", "StageRunState"]
 
 
 class JobState(StrEnum):
-    """One user submission."""
+    """The state of a job: one user submission."""
 
     QUEUED = "queued"  # accepted; no stage run has started
     IN_PROGRESS = "in_progress"  # at least one stage run has been claimed
-    CANCELLING = "cancelling"  # asked to stop while a worker still runs a stage of it
+    CANCELLING = "cancelling"  # cancelled by its user, while a worker still runs a stage of it
     COMPLETED = "completed"  # every requested output is stored
     FAILED = "failed"  # a stage run failed for good; ``error`` says which and why
-    CANCELLED = "cancelled"  # stopped on request, nothing of it runs
-    EXPIRED = "expired"  # its deadline passed first
+    CANCELLED = "cancelled"  # cancelled by its user, and nothing of it runs
+    EXPIRED = "expired"  # its deadline passed before it ended
 
     @property
     def is_final(self) -> bool:
+        """Whether the job has ended; only a retry by its user opens it again."""
         return self in _FINAL_JOB
 
 
 class StageRunState(StrEnum):
-    """One stage of one job."""
+    """The state of a stage run: one stage of one job."""
 
-    PENDING = "pending"  # waits for an earlier stage
-    QUEUED = "queued"  # may be claimed once ``due``; this row is the outbox
+    PENDING = "pending"  # waits for earlier stages
+    QUEUED = "queued"  # may be claimed from the time ``due``; its row is the outbox of its hint
     RUNNING = "running"  # claimed by ``owner`` under its lease
     SUCCEEDED = "succeeded"  # its payload and artifacts are recorded
-    FAILED = "failed"  # no attempt left, or none would help
+    FAILED = "failed"  # no attempt is left, or none would help
     CANCELLED = "cancelled"  # its job ended before it did
 
     @property
     def is_final(self) -> bool:
+        """Whether the stage run has ended."""
         return self in _FINAL_STAGE_RUN
 
 

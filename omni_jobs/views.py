@@ -1,6 +1,6 @@
-"""What readers see of jobs, stage runs and workers. :class:`JobView` is the API's JSON for a job.
+"""The views of jobs, stage runs, pipelines and workers: the JSON that the API answers and the client reads.
 
-Only pydantic: the client reads its answers with these types, and needs no database for it.
+Imports pydantic alone, because the client needs neither a database nor a server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "WaitingView",
     "WarningView",
     "WorkerView",
-    "merged_result",
+    "merge_results",
 ]
 
 
@@ -40,7 +40,7 @@ class _View(BaseModel):
 
 
 class ErrorView(_View):
-    """An error of the tree in omni_jobs.errors; what does not apply is null."""
+    """An error of the tree in omni_jobs.errors; a field that does not apply is null."""
 
     code: str
     message: str
@@ -51,34 +51,34 @@ class ErrorView(_View):
 
 
 class BulkAnswer(_View):
-    """What became of one line of a bulk: its job, or its error."""
+    """The answer to one line of a bulk: its job, or its error."""
 
     line: int  # from 1
     id: str | None = None
-    created: bool = False  # False: the bulk was sent before, and made this job then
+    created: bool = False  # False: an earlier bulk of the same key made the job
     error: ErrorView | None = None
 
 
 class StageView(_View):
-    """A stage, and what a job may set in ``stages.<name>``, with its defaults."""
+    """A stage of a pipeline. ``parameters`` has the defaults of what a job may set in ``stages.<name>``."""
 
     name: str
     kind: str
-    inputs: dict[str, str]  # earlier stage → what is taken from it
+    inputs: dict[str, str]  # earlier stage → the kind of data it produces
     parameters: dict[str, Any]
 
 
 class PipelineView(_View):
-    """A pipeline. ``model`` of a job's request is its name."""
+    """A pipeline. A job's request names it in ``model``."""
 
     name: str
     version: str
     description: str
     accepts: list[str]
     modalities: list[str]
-    voices: list[str]  # the first is the default
+    voices: list[str]  # the first one is the default
     stages: list[StageView]
-    trouble: ErrorView | None  # why this server takes no jobs for it
+    trouble: ErrorView | None  # the reason why this server takes no jobs for it, if any
 
 
 class PipelineList(_View):
@@ -88,7 +88,7 @@ class PipelineList(_View):
 
 
 class AttemptErrorView(ErrorView):
-    """How one attempt of a stage run failed."""
+    """The error of one failed attempt of a stage run."""
 
     attempt: int
     worker: str
@@ -96,61 +96,61 @@ class AttemptErrorView(ErrorView):
 
 
 class ProgressView(_View):
-    """How far a stage run is: ``done`` of ``total`` ``unit``; total null when unknown."""
+    """The progress of a stage run: ``done`` of ``total``, in ``unit``; ``total`` is null when it is unknown."""
 
     done: int
     total: int | None
     unit: str
-    text: str | None = None  # all the text so far, of a stage that makes text
+    text: str | None = None  # the whole text so far; null for a stage that makes no text
 
 
 class StageRunView(_View):
-    """One stage of a job."""
+    """A stage run: one stage of one job."""
 
     name: str
     status: StageRunState
     attempt: int  # 0 before the first claim
-    reason: str | None  # why it waits, when that is not its turn: retry_backoff, no_worker
+    reason: str | None  # why it waits although it is its turn: retry_backoff or no_worker
     queued_at: datetime | None
-    started_at: datetime | None  # of the last attempt
+    started_at: datetime | None  # the start of the last attempt
     finished_at: datetime | None
     progress: ProgressView | None
     payload_bytes: int | None
     worker: str | None
     errors: list[AttemptErrorView]
-    finish_reason: str | None = None  # of a stage that makes tokens, once succeeded: stop, or length when it was cut
+    finish_reason: str | None = None  # of a succeeded stage that makes tokens: stop, or length at its limit
 
 
 class WaitingView(_View):
-    """Why a job does not go on, although it is its turn."""
+    """The reason why a job does not go on although one of its stages could run."""
 
-    reason: Literal["no_worker"]  # no live worker serves the stage with the pipeline file the job was submitted with
+    reason: Literal["no_worker"]  # no live worker of the stage has the job's pipeline file
     stage: str
-    pipeline_version: str  # of that file
-    pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file would do
+    pipeline_version: str  # of the file with which the job was submitted
+    pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file
     message: str
 
 
 class WarningView(_View):
-    """What the user should know of a stage's output, which was made all the same."""
+    """A warning about the output of a stage that succeeded."""
 
-    code: str  # cut_short: it stopped at its limit, not at its end
+    code: str  # cut_short: the output ended at its limit
     stage: str
     message: str
 
 
 class ArtifactView(_View):
-    """An output to fetch from ``url``."""
+    """An artifact: a stored output that the user may fetch from ``url``."""
 
     name: str
     media_type: str
     bytes: int
     digest: str
-    url: str  # path on this API
+    url: str  # a path on this API
 
 
 class JobView(_View):
-    """A job. Times are UTC."""
+    """A job. Times are in UTC."""
 
     id: str
     object: Literal["job"] = "job"
@@ -162,20 +162,20 @@ class JobView(_View):
     finished_at: datetime | None
     modalities: list[str]
     stages: list[StageRunView]
-    waiting: WaitingView | None = None  # looked up when the job is read; null in the answer to its submit
+    waiting: WaitingView | None = None  # null in the answer to a submit
     warnings: list[WarningView] = []
     result: dict[str, Any] | None  # set when completed
     artifacts: list[ArtifactView]
     error: ErrorView | None  # set when failed or expired
     metadata: dict[str, Any]
     seed: int
-    expires_at: datetime | None = None  # its deadline
-    retries: int = 0  # how often it was sent on again after its end
+    expires_at: datetime | None = None  # the deadline
+    retries: int = 0  # how often its user retried it after its end
     tenant: str = "default"
 
 
 class EventView(_View):
-    """A change of a job's state."""
+    """An event: a change of a job's state."""
 
     id: int
     type: str  # job.completed, job.failed, job.cancelled, job.expired, job.cancelling, job.retried
@@ -184,14 +184,14 @@ class EventView(_View):
 
 
 class Page(_View):
-    """Jobs, the newest first."""
+    """A page of jobs, the newest first."""
 
     jobs: list[JobView]
-    next_cursor: str | None  # null: these were the last
+    next_cursor: str | None  # null: this is the last page
 
 
 class StageCount(_View):
-    """How many stage runs of a stage are in a state."""
+    """The number of stage runs of one stage in one state."""
 
     pipeline: str
     stage: str
@@ -200,38 +200,41 @@ class StageCount(_View):
 
 
 class Counts(_View):
-    """What has not ended."""
+    """The numbers of jobs and stage runs that have not ended."""
 
     jobs: dict[JobState, int]
     stage_runs: list[StageCount]
 
 
 class WorkerView(_View):
-    """A worker with a live lease."""
+    """A worker whose lease has not run out."""
 
     id: str
-    slot: str
+    slot: str  # its name: a successor of the same name takes its place
     pipeline: str
     stage: str
     host: str
     pid: int
-    slots: int
+    slots: int  # the stage runs that it can hold at once
     pipeline_version: str
-    pipeline_digest: str  # of its pipeline file: it runs jobs of no other
-    running: int  # stage runs it holds
+    pipeline_digest: str  # of its pipeline file; it runs jobs of this file only
+    running: int  # the stage runs that it holds
     started_at: datetime
     renewed_at: datetime
     lease_until: datetime
 
 
-def merged_result(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A job's result: those of its stage runs, objects of one name (``usage``, …) merged, else the later counts."""
+def merge_results(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a job's result: the results of its stage runs, in order, as one object.
+
+    Of one name, two objects (``usage``) are merged, and of other values the later one stays.
+    """
     result: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
             known = result.get(name)
             if isinstance(known, dict) and isinstance(value, Mapping):
-                result[name] = merged_result([known, value])
+                result[name] = merge_results([known, value])
             else:
                 result[name] = value
     return result

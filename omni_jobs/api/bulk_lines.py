@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from omni_jobs.api.held_bodies import Body
 from omni_jobs.errors import OmniJobsError, RequestTooLarge
+from omni_jobs.settings import BULK_GROUP_BYTES
 
 __all__ = ["Line", "bytes_of", "groups_of_lines"]
 
 _GROUP_LINES = 256
-_GROUP_BYTES = 4 << 20
 _PIECE_BYTES = 2 << 10
 
 Line = tuple[int, bytes | OmniJobsError]
@@ -38,7 +38,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
             body.hold(more)
             group.append(line)
             size += more
-            if len(group) >= _GROUP_LINES or size >= _GROUP_BYTES:
+            if len(group) >= _GROUP_LINES or size >= BULK_GROUP_BYTES:
                 yield group
                 group, size = [], 0
     if group:

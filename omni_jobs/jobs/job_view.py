@@ -35,7 +35,7 @@ from omni_jobs.views import (
     StageRunView,
     WaitingView,
     WarningView,
-    merged_result,
+    merge_results,
 )
 
 __all__ = ["artifact", "events", "is_known", "job_view", "unfinished", "views_of"]
@@ -285,7 +285,7 @@ def _view(
         ],
         waiting=waiting,
         warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
-        result=merged_result(run.result for run in runs) if status is JobState.COMPLETED and not brief else None,
+        result=merge_results(run.result for run in runs) if status is JobState.COMPLETED and not brief else None,
         artifacts=artifacts,
         error=None if row.error is None else ErrorView(**row.error),
         metadata=row.metadata,

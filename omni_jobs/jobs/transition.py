@@ -24,7 +24,7 @@ from omni_jobs.errors import Expired, OmniJobsError, Quarantined
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.graph import Run, next_step, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, Hint
-from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_after
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = ["JobTransition"]
@@ -143,11 +143,11 @@ class JobTransition:
         details = error.to_dict()
         details.setdefault("stage", run.stage)
         self._errors.append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
-        retry = retry_after(error, run.failures, run.retries)
+        delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)
-        elif retry is not None:
-            self._requeue(run, retry.delay_s)
+        elif delay_s is not None:
+            self._requeue(run, delay_s)
         else:
             if retry_class in _HARM:
                 details = Quarantined(

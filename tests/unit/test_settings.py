@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from omni_jobs import settings
-from omni_jobs.api.routes import bulk
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, read_settings
 
@@ -88,7 +86,3 @@ def test_the_bytes_held_are_enough_for_a_longest_line_of_a_bulk(
     with pytest.raises(ConfigError, match="OMNI_JOBS_MAX_BODY_BYTES") as caught:
         read_settings()
     assert caught.value.field == "OMNI_JOBS_MAX_HELD_BODY_BYTES"
-
-
-def test_what_a_bulk_holds_is_known_to_the_settings() -> None:
-    assert settings._BULK_GROUP_BYTES == bulk._GROUP_BYTES

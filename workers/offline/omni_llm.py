@@ -34,7 +34,7 @@ from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine
-from omni_jobs.views import WarningView, merged_result
+from omni_jobs.views import WarningView, merge_results
 from workers.offline.statistics import StageMeter, StageStatistics
 from workers.stages.stage import StageLLM
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
@@ -199,7 +199,7 @@ class OmniLLM:
         finally:
             for output in outputs.values():
                 output.free()  # what the caller keeps of it is the caller's
-        result = merged_result(results[stage.name] for stage in job.stages)
+        result = merge_results(results[stage.name] for stage in job.stages)
         found = [warning for stage in job.stages for warning in warnings[stage.name]]
         return OmniOutput(index, result, artifacts, found, outputs, times)
 
