@@ -1,4 +1,4 @@
-"""Leases: a worker's row, renewed by its heartbeat, covers every stage run it holds."""
+"""Leases: a worker's row, which its heartbeat renews, covers every stage run that the worker holds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome, SlotHolder
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["expire", "forgive", "free_lost", "holder", "register", "renew", "retire", "unwanted"]
+__all__ = ["FREED_AT_ONCE", "expire", "forgive", "free_lost", "holder", "register", "renew", "retire", "unwanted"]
 
-FREED_AT_ONCE = 500  # stage runs freed in one transaction
+FREED_AT_ONCE = 500
+"""The number of stage runs that one transaction frees; the next may find more."""
 
 _WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
 
-# Built once: each worker runs them every second.
+# Built once, because each worker runs them every second.
 _RENEW = (
     update(WorkerRow)
     .where(WorkerRow.id == bindparam("worker_id"), WorkerRow.lease_until > now())
@@ -36,7 +37,7 @@ _UNWANTED = (
 
 
 def holder(tx: Connection, slot: str) -> SlotHolder | None:
-    """Who has its row in a slot."""
+    """Return the worker whose row has this slot, None if the slot is free."""
     row = tx.execute(
         select(WorkerRow.__table__, (WorkerRow.lease_until > now()).label("has_lease")).where(WorkerRow.slot == slot)
     ).one_or_none()
@@ -63,9 +64,10 @@ def register(
     loading: bool,
     announce_after_s: float,
 ) -> list[Hint]:
-    """Write the worker's row over a predecessor's in the same slot, and free what that one held.
+    """Write the worker's row over a predecessor's in the same slot, and free the predecessor's stage runs.
 
-    Raises SlotTaken where that has a lease, unless it is ``instead_of`` and has not renewed since it was seen.
+    Return their hints. Raises SlotTaken when the predecessor has a lease, unless it is ``instead_of`` and has not
+    renewed since it was read.
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
@@ -87,14 +89,14 @@ def register(
         "heartbeat_s": worker.heartbeat_s,
     }
     dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    may_go = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
+    is_replaceable = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
     if instead_of is not None:
         unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
-        may_go = or_(unchanged, may_go)
+        is_replaceable = or_(unchanged, is_replaceable)
     written = tx.execute(
         dialect_insert(WorkerRow)
         .values(slot=worker.slot, **values)
-        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values, where=may_go)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values, where=is_replaceable)
         .returning(WorkerRow.id)
     )
     if written.scalar_one_or_none() is None:
@@ -105,7 +107,7 @@ def register(
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
-    """Prolong a live lease; the ids of its stage runs that are no longer wanted. Raises Fenced."""
+    """Prolong a live lease, and return the ids of ``unwanted``. Raises Fenced when the lease is gone."""
     renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")
@@ -113,12 +115,15 @@ def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
 
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:
-    """The ids of stage runs that this worker runs and their job has no use for."""
+    """Return the ids of the stage runs that this worker runs and that their job does not want any more."""
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
 def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
-    """Remove the worker's row; hand back what it still holds, or record ``fenced`` as its attempts' error."""
+    """Remove the worker's row, release the stage runs that it still holds, and return their hints.
+
+    With ``fenced`` they do not end as released: that error is recorded for their attempts.
+    """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     held = tx.execute(
         select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
@@ -131,15 +136,14 @@ def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None, announce_af
 
 
 def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-    """Count these stage runs' loss of a worker that lives as ``fenced`` instead of ``worker_lost``.
+    """Change ``worker_lost`` to ``fenced`` in these stage runs' failures at a worker that lives.
 
-    They did not kill it. A stage run that has used up its ``fenced`` retries is passed over, because it may
-    be what starves its workers: what else it loses counts as lost. One that has failed stays as its job's
-    error tells it.
+    They did not kill it. A stage run that has used up its ``fenced`` retries is left out, because it may starve
+    its workers: its further losses count as lost. One that has failed stays as its job's error tells it.
     """
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
     tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
-    booked = tx.execute(
+    errors = tx.execute(
         select(
             AttemptErrorRow.stage_run_id,
             AttemptErrorRow.attempt,
@@ -155,15 +159,15 @@ def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> Non
         )
         .order_by(AttemptErrorRow.stage_run_id)
     ).all()
-    for row in booked:
+    for row in errors:
         failures = dict(row.failures or {})
         limits = DEFAULT_RETRIES if row.retries is None else RetryLimits(**row.retries)
         times = failures.get("fenced", 0)
         if row.error["code"] != WorkerLost.code or times >= limits.fenced:
             continue
         error = Fenced(f"worker {worker_id} was cut off while it ran this, and lived", stage=row.error.get("stage"))
-        this = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
-        tx.execute(update(AttemptErrorRow).where(*this).values(error=error.to_dict()))
+        is_row = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
+        tx.execute(update(AttemptErrorRow).where(*is_row).values(error=error.to_dict()))
         if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
             failures |= {"worker_lost": failures["worker_lost"] - 1, "fenced": times + 1}
             tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(failures=failures))
@@ -181,15 +185,18 @@ def expire(tx: Connection) -> None:
 
 
 def free_lost(tx: Connection, *, announce_after_s: float) -> tuple[int, list[Hint]]:
-    """Free up to FREED_AT_ONCE stage runs whose owner has no row; how many there were, and their hints."""
+    """Free up to FREED_AT_ONCE stage runs whose owner has no row. Return their number and their hints."""
     is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
     outcomes = _free(tx, is_gone, limit=FREED_AT_ONCE, announce_after_s=announce_after_s)
     return len(outcomes), _hints(outcomes)
 
 
-def _free(tx: Connection, whose: ColumnElement[bool], *, limit: int | None, announce_after_s: float) -> list[Outcome]:
+def _free(
+    tx: Connection, condition: ColumnElement[bool], *, limit: int | None, announce_after_s: float
+) -> list[Outcome]:
+    """Fail the running stage runs that match with ``worker_lost``, and return the outcomes."""
     lost = tx.execute(
-        select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, whose).limit(limit)
+        select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition).limit(limit)
     ).all()
     failures = [
         Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))

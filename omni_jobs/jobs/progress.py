@@ -18,27 +18,27 @@ _SET_IF_RUNNING = (
         StageRunRow.id.in_(
             select(StageRunRow.id)
             .where(
-                StageRunRow.id == bindparam("run"),
-                StageRunRow.attempt == bindparam("of_attempt"),
+                StageRunRow.id == bindparam("stage_run"),
+                StageRunRow.attempt == bindparam("held_attempt"),
                 state_seen(StageRunRow.state, StageRunState.RUNNING),
             )
             .with_for_update(skip_locked=True)
         )
     )
-    .values(progress=bindparam("so_far"))
+    .values(progress=bindparam("new_progress"))
 )
 
 
 def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
-    """Record the reports of attempts that still run; drop the others."""
+    """Record the reports of attempts that still run and whose rows nobody has locked. Drop the others."""
     if reports:
         tx.execute(
             _SET_IF_RUNNING,
             [
                 {
-                    "run": report.stage_run_id,
-                    "of_attempt": report.attempt,
-                    "so_far": {
+                    "stage_run": report.stage_run_id,
+                    "held_attempt": report.attempt,
+                    "new_progress": {
                         "done": report.done,
                         "total": report.total,
                         "unit": report.unit,

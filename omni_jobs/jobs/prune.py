@@ -1,8 +1,8 @@
-"""Retention: what has been kept long enough goes, a job's end being when its time begins.
+"""Prune: delete the data of jobs that ended long enough ago.
 
-A job that has ended is looked at when its ``prune_at`` has come. What then is due is
-forgotten in SQL, and its objects become rows of ``garbage`` in the same transaction, so
-that a crash between the two leaves nothing behind. Jobs that run have no ``prune_at``.
+The pruner checks a job when its ``prune_at`` has come. Data that are due are deleted in SQL, and their objects
+become rows of ``garbage`` in the same transaction, so that a crash between the two leaves nothing behind. Jobs that
+have not ended have no ``prune_at``.
 """
 
 from __future__ import annotations
@@ -41,17 +41,23 @@ __all__ = ["collected", "delete_job", "garbage", "orphans", "prune"]
 _AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)
-_LOOKED_AT = Batch.update(
+_SET_PRUNED = Batch.update(
     JobRow.id,
-    {"job": Text, "next": Seconds, "payloads": Boolean, "inputs": Boolean, "artifacts": Boolean},
+    {
+        "job": Text,
+        "new_prune_at": Seconds,
+        "new_payloads_gone": Boolean,
+        "new_inputs_gone": Boolean,
+        "new_artifacts_gone": Boolean,
+    },
     lambda given: (
         update(JobRow)
         .where(JobRow.id == given["job"])
         .values(
-            prune_at=given["next"],
-            payloads_gone=given["payloads"],
-            inputs_gone=given["inputs"],
-            artifacts_gone=given["artifacts"],
+            prune_at=given["new_prune_at"],
+            payloads_gone=given["new_payloads_gone"],
+            inputs_gone=given["new_inputs_gone"],
+            artifacts_gone=given["new_artifacts_gone"],
         )
     ),
 )
@@ -81,7 +87,7 @@ _KEY = re.compile(
 
 
 def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
-    """Forget what is due of up to ``at_most`` jobs, and as many events."""
+    """Prune up to ``at_most`` jobs that are due, and as many events. Return the numbers of each."""
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
         select(
@@ -101,41 +107,41 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     events = _prune_events(tx, at - retention.events_s, at_most)
     if not jobs:
         return PruneResult(events=events)
-    whole = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
-    rest = [job for job in jobs if job.finished_at + retention.jobs_s > at]
-    payloads = [job for job in rest if not job.payloads_gone and _payloads_due(job, retention) <= at]
-    inputs = [job for job in rest if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
-    artifacts = [job for job in rest if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
-    _throw_away(tx, [(job_id, job_prefix(job_id)) for job_id in whole])
-    _delete(tx, whole)
-    _throw_away(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
+    deleted = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
+    kept = [job for job in jobs if job.finished_at + retention.jobs_s > at]
+    payloads = [job for job in kept if not job.payloads_gone and _payloads_due(job, retention) <= at]
+    inputs = [job for job in kept if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
+    artifacts = [job for job in kept if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
+    _insert_garbage(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
+    _delete(tx, deleted)
+    _insert_garbage(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
     if payloads:
         tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
-    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
-    _throw_away(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
+    _insert_garbage(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
+    _insert_garbage(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
     if artifacts:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
     gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
-    _LOOKED_AT.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in rest])
+    _SET_PRUNED.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in kept])
     return PruneResult(
-        looked_at=len(jobs),
+        checked=len(jobs),
         payloads=len(payloads),
         inputs=len(inputs),
         artifacts=len(artifacts),
-        jobs=len(whole),
+        jobs=len(deleted),
         events=events,
     )
 
 
 def _payloads_due(job: _AnyRow, retention: Retention) -> float:
-    kept = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
-    return float(job.finished_at) + kept
+    kept_s = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
+    return float(job.finished_at) + kept_s
 
 
 def _after(
     job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
 ) -> tuple[str, float, bool, bool, bool]:
-    """The job's row after this look, and when to look again: the columns of ``_LOOKED_AT``."""
+    """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
     gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
     due = (
         _payloads_due(job, retention),
@@ -147,13 +153,17 @@ def _after(
 
 
 def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
-    """Those that may have payloads in the object store: not only small ones, or lost attempts."""
+    """Return the ids of these jobs that may have payloads in the object store.
+
+    Those are the jobs with a payload that is not inline, and those with an attempt that was lost.
+    """
     if not jobs:
         return []
     return sorted(tx.execute(_WITH_STORED_PAYLOADS, {"ids": listed(job.id for job in jobs)}).scalars())
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
+    """Delete up to ``at_most`` events that were written before this time. Return their number."""
     oldest = select(EventRow.id, EventRow.at).order_by(EventRow.id).limit(at_most).subquery()
     return tx.execute(
         delete(EventRow).where(EventRow.id.in_(select(oldest.c.id).where(oldest.c.at <= before)))
@@ -166,13 +176,13 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
-def _throw_away(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
+def _insert_garbage(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
     if objects:
         tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": what} for job_id, what in objects])
 
 
 def delete_job(tx: Connection, job_id: str) -> None:
-    """Delete a job that has ended. Raises NotFound and Conflict."""
+    """Delete a job that has ended. Raises NotFound, and Conflict while it has not ended."""
     state = None
     if job_id.isprintable():
         state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
@@ -182,7 +192,7 @@ def delete_job(tx: Connection, job_id: str) -> None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
-    _throw_away(tx, [(job_id, job_prefix(job_id))])
+    _insert_garbage(tx, [(job_id, job_prefix(job_id))])
     _delete(tx, [job_id])
 
 
@@ -195,22 +205,22 @@ def _is_garbage(tx: Connection, job_id: str) -> bool:
 
 
 def garbage(tx: Connection, at_most: int) -> list[Garbage]:
-    """Objects to delete, the oldest first."""
+    """Return objects to delete, the oldest first."""
     rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
     return [Garbage(row.id, row.what) for row in rows]
 
 
 def collected(tx: Connection, ids: Collection[int]) -> None:
-    """These objects are deleted."""
+    """Remove the garbage of these ids, because its objects are deleted."""
     if ids:
         tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
 
 
 def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
-    """Those of the keys that no row refers to, nor will.
+    """Return those of the object keys that no row refers to or will.
 
-    What an attempt that still runs has stored is about to be referred to, and so are the
-    media of a job whose submission is under way: leave young objects out of ``keys``.
+    The objects of an attempt that still runs count as referred to. The media of a job whose submit is under way
+    do not: leave the keys of young objects out.
     """
     parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
     if not parsed:

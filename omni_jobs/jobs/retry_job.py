@@ -1,4 +1,4 @@
-"""Retry: a job that has ended is sent on again, from the stage that failed or from an earlier one."""
+"""Retry: queue a job that has ended again, from the stage that failed or from an earlier one."""
 
 from __future__ import annotations
 
@@ -57,12 +57,15 @@ _PEND = (
 def retry(
     tx: Connection, job_id: str, from_stage: str | None, retry_token: str, *, announce_after_s: float
 ) -> list[Hint]:
-    """Queue a job again; see :meth:`omni_jobs.jobs.Jobs.retry`. ``retry_token`` is new for every call of that."""
+    """Queue a job again, and return its hints; see :meth:`omni_jobs.jobs.Jobs.retry`.
+
+    ``retry_token`` is new for every call of that, but not for every try of the transaction.
+    """
     transition = JobTransition(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
     if job_id not in transition.states:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     state = transition.states[job_id]
-    if _granted_before(tx, job_id, retry_token):
+    if _is_committed(tx, job_id, retry_token):
         return transition.hints(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
@@ -85,33 +88,33 @@ def retry(
 
 
 def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:
-    """The stages to run: what did not succeed, ``from_stage``, and whatever follows from those."""
+    """Return the stages to run: those that did not succeed, ``from_stage``, and all that follow from these."""
     if from_stage is not None and from_stage not in runs:
         raise InvalidRequest(f"job {job_id} has no stage {from_stage!r:.80}", field="from_stage")
     again = {stage for stage, run in runs.items() if run.state != StageRunState.SUCCEEDED or stage == from_stage}
     if not again:
         raise Conflict(f"job {job_id} has completed: name the stage to run it again from", field="from_stage")
-    grown = True
-    while grown:
-        grown = False
+    has_grown = True
+    while has_grown:
+        has_grown = False
         for stage, run in runs.items():
             if stage not in again and again.intersection(run.inputs):
                 again.add(stage)
-                grown = True
+                has_grown = True
     return again
 
 
 def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: Collection[str]) -> None:
-    """Raises Conflict, naming where to go on from, when something that would be read is gone."""
+    """Raise Conflict when an input of the stages ``again`` is not kept; it names the stage to retry from."""
     needed = set(again)
     gone: set[str] = set()
-    looking = list(again)
-    while looking:
-        for earlier in runs[looking.pop()].inputs:
+    unchecked = list(again)
+    while unchecked:
+        for earlier in runs[unchecked.pop()].inputs:
             if earlier not in needed and runs[earlier].payload_gone:
                 gone.add(earlier)
                 needed.add(earlier)
-                looking.append(earlier)
+                unchecked.append(earlier)
     job = tx.execute(select(JobRow.media, JobRow.inputs_gone).where(JobRow.id == job_id)).one()
     if job.inputs_gone and job.media and any(not runs[stage].inputs for stage in needed):
         raise Conflict(f"the media of job {job_id} are not kept any longer: submit it anew", field="job_id")
@@ -125,15 +128,15 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
 
 
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
-    """What these stage runs had made is forgotten, and the job waits as a new one does."""
-    made = [run.payload_key for run in runs if run.payload_key is not None]
+    """Delete the payloads and artifacts of these stage runs, and queue the job like a new one."""
+    keys = [run.payload_key for run in runs if run.payload_key is not None]
     ids = [run.id for run in runs]
-    made += [
+    keys += [
         ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()
     ]
-    if made:
+    if keys:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.stage_run_id.in_(ids)))
-        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": key} for key in made])
+        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": key} for key in keys])
     tx.execute(
         update(JobRow)
         .where(JobRow.id == job_id)
@@ -164,8 +167,8 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     )
 
 
-def _granted_before(tx: Connection, job_id: str, retry_token: str) -> bool:
-    """Whether an earlier try of this transaction was committed and its answer lost."""
+def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:
+    """Return whether an earlier try of this transaction was committed and its answer lost."""
     last = tx.execute(
         select(EventRow.data)
         .where(EventRow.job_id == job_id, EventRow.type == _RETRIED)

@@ -1,4 +1,4 @@
-"""Submit: jobs and their stage runs, written at once and once."""
+"""Submit: write jobs and their stage runs together, and each job once however often it is submitted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
 
 from omni_jobs.database.batch import Batch, listed, one_of
-from omni_jobs.database.clock import now
+from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
 from omni_jobs.errors import Conflict
@@ -21,7 +22,7 @@ from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
-__all__ = ["Draft", "as_written", "draft", "new_job_id", "submit"]
+__all__ = ["PreparedJob", "as_written", "new_job_id", "prepare", "submit"]
 
 _NOW = Statement(select(now()))
 _INSERT_JOBS = Batch.insert(
@@ -72,7 +73,7 @@ _INSERT_STAGE_RUNS = Batch.insert(
     alike={"attempt": literal_column("0"), "payload_gone": false()},
     unless_there=True,
 )
-_THERE = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key).where(
+_KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key).where(
     one_of(JobRow.id, bindparam("ids", type_=Text))
     | and_(
         one_of(JobRow.tenant, bindparam("tenants", type_=Text)),
@@ -87,102 +88,109 @@ _HINTS = select(*_HINT).where(
 
 
 def new_job_id() -> str:
-    """``job-`` and a UUIDv7 in hex: ids sort by the time they were made, to a fraction of a millisecond."""
+    """Return a new id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
     millis, rest = divmod(time.time_ns(), 1_000_000)
     fraction = rest * 4096 // 1_000_000  # RFC 9562, 6.2, method 3
     value = (millis << 80) | (7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
     return f"job-{value:032x}"
 
 
-class Draft(NamedTuple):
-    """A job with its idempotency key, and its rows but for the times, which are the database's."""
+@dataclass(frozen=True, slots=True)
+class _StageRunValues:
+    """The row of a stage run but for its times, which are the database's."""
+
+    values: tuple[Any, ...]  # the columns of _INSERT_STAGE_RUNS up to "state"
+    is_queued: bool
+    queue_limit_s: float | None
+
+    def row(self, at: float, announce_at: float) -> tuple[Any, ...]:
+        """Return the whole row, written at ``at``: queued_at, due, announce_at and queue_deadline follow."""
+        if not self.is_queued:
+            return (*self.values, None, None, None, None)
+        deadline = None if self.queue_limit_s is None else at + self.queue_limit_s
+        return (*self.values, at, at, announce_at, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job with its idempotency key, and its rows but for their times."""
 
     job: NewJob
     key: str | None
-    row: tuple[Any, ...]  # of ``_INSERT_JOBS``
-    stage_runs: Sequence[tuple[tuple[Any, ...], bool, float | None]]  # of ``_INSERT_STAGE_RUNS``; queued; queue_limit_s
+    values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "tenant"
+    stage_runs: Sequence[_StageRunValues]
 
 
-def draft(job: NewJob, key: str | None) -> Draft:
-    """To be made before the transaction: SQLite's other writers wait for it."""
-    return Draft(job, key, _job(job, key), _stage_runs(job))
+def prepare(job: NewJob, key: str | None) -> PreparedJob:
+    """Encode a job's rows. Do it before the transaction, because SQLite's other writers wait for that."""
+    return PreparedJob(job, key, _job_values(job, key), _stage_run_values(job))
 
 
-def submit(tx: Connection, drafts: Sequence[Draft], *, announce_after_s: float) -> list[SubmitResult | Conflict]:
-    """Write jobs unless they are there, each with its idempotency key; answers in the same order.
+def submit(tx: Connection, jobs: Sequence[PreparedJob], *, announce_after_s: float) -> list[SubmitResult | Conflict]:
+    """Write the jobs that are not there yet, and return the results in the order of ``jobs``.
 
-    A Conflict is the answer to the key of another request; the other jobs are written all the same.
+    The result is a Conflict where the tenant has used the key for another request; the other jobs are written
+    all the same. It may end the database transaction, so it is its last step.
     """
     [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
-    # In the order of their keys: two batches that share some must not wait for each other.
-    in_order = sorted(drafts, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
-    written = _INSERT_JOBS.run(tx, [(*each.row, _deadline(each.job, at), at) for each in in_order])
-    if written == len(drafts):
-        answers: dict[str, SubmitResult | Conflict] = {}
-        ours = drafts
-    else:
-        answers = _there_already(tx, drafts)
-        ours = [each for each in drafts if each.job.job_id not in answers]
-    # All new, or some written by an earlier try of this transaction, whose answer was lost.
-    announce = at + announce_after_s
-    rows = [
-        (*row, at, at, announce, None if limit is None else at + limit) if queued else (*row, None, None, None, None)
-        for each in ours
-        for row, queued, limit in each.stage_runs
-    ]
-    hints = _write_stage_runs(tx, rows)
-    created_at = at if not answers and written == len(drafts) else None
+    # In the order of their keys, so that two transactions that share some do not wait for each other.
+    in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
+    written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
+    are_new = written == len(jobs)
+    results: dict[str, SubmitResult | Conflict] = {} if are_new else _results_of_known_keys(tx, jobs)
+    # The jobs that are left are new, or written by an earlier try of this transaction whose answer was lost.
+    ours = [each for each in jobs if each.job.job_id not in results]
+    hints = _write_stage_runs(tx, [run.row(at, at + announce_after_s) for each in ours for run in each.stage_runs])
     for each in ours:
         job_id = each.job.job_id
-        answers[job_id] = SubmitResult(
-            job_id,
-            created=True,
-            hints=hints[job_id],
-            created_at=created_at,
-            job=None if created_at is None else each.job,
-        )
-    return [answers[each.job.job_id] for each in drafts]
+        created_at, written_job = (at, each.job) if are_new else (None, None)
+        results[job_id] = SubmitResult(job_id, True, hints[job_id], created_at, written_job)
+    return [results[each.job.job_id] for each in jobs]
 
 
-def _there_already(tx: Connection, drafts: Sequence[Draft]) -> dict[str, SubmitResult | Conflict]:
-    """The answers to drafts whose key another job has, by the id theirs would have had."""
-    ids, keys = [each.job.job_id for each in drafts], [each.key for each in drafts if each.key is not None]
-    tenants = {each.job.tenant for each in drafts}
-    found = tx.execute(_THERE, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
-    there = {row.id for row in found}
-    by_key = {(row.tenant, row.idempotency_key): row for row in found if row.idempotency_key is not None}
-    answers: dict[str, SubmitResult | Conflict] = {}
-    for job, key, *_ in drafts:
-        if job.job_id in there:
+def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | Conflict]:
+    """Return the results of the jobs whose key another job has, by the id that they would have had."""
+    ids, keys = [each.job.job_id for each in jobs], [each.key for each in jobs if each.key is not None]
+    tenants = {each.job.tenant for each in jobs}
+    known = tx.execute(_KNOWN_JOBS, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
+    known_ids = {row.id for row in known}
+    by_key = {(row.tenant, row.idempotency_key): row for row in known if row.idempotency_key is not None}
+    results: dict[str, SubmitResult | Conflict] = {}
+    for each in jobs:
+        job = each.job
+        if job.job_id in known_ids:
             continue
-        row = by_key[job.tenant, key]
+        row = by_key[job.tenant, each.key]
         if row.request_digest == job.request_digest:
-            answers[job.job_id] = SubmitResult(row.id, created=False)
+            results[job.job_id] = SubmitResult(row.id, created=False)
         else:
-            answers[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
-    return answers
+            results[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
+    return results
 
 
 def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Hint]]:
-    """Hints of those that are queued, by job; also of those that are there already."""
+    """Write the stage runs that are not there yet, and return the hints of the queued ones by job id."""
     written: Sequence[tuple[Any, ...]] = ()
     if tx.dialect.name == "postgresql" and rows:
         [written] = execute_pipelined(tx, [_INSERT_STAGE_RUNS.returning(rows, *_HINT, StageRunRow.state)], commit=True)
     else:
         _INSERT_STAGE_RUNS.run(tx, rows)
-    hinted: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]
+    queued: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]
     if len(written) < len(rows):
-        hinted = tx.execute(_HINTS, {"ids": listed({row[0] for row in rows})}).all()
-    found: dict[str, list[Hint]] = defaultdict(list)
-    # Sorted here: asked for the order, PostgreSQL may walk the whole table in it.
-    for job_id, stage_run_id, attempt, queue in sorted(hinted):
-        found[job_id].append(Hint(stage_run_id, attempt, queue))
-    return found
+        queued = tx.execute(_HINTS, {"ids": listed({row[0] for row in rows})}).all()
+    hints: dict[str, list[Hint]] = defaultdict(list)
+    # Sorted here, because for an ORDER BY PostgreSQL may walk the whole table in that order.
+    for job_id, stage_run_id, attempt, queue in sorted(queued):
+        hints[job_id].append(Hint(stage_run_id, attempt, queue))
+    return hints
 
 
 def as_written(job: NewJob, at: float) -> JobView:
-    """What readers see of a job written at ``at`` (unix seconds by the database's clock), until it changes."""
-    created_at = datetime.fromtimestamp(at, UTC)
+    """Return the view of a job that was written at ``at`` and has not changed since.
+
+    ``at`` is in seconds since 1970 by the database's clock: ``SubmitResult.created_at``.
+    """
+    created_at = as_datetime(at)
     names = {stage.name for stage in job.stages}
     deadline = _deadline(job, at)
     return JobView(
@@ -202,7 +210,7 @@ def as_written(job: NewJob, at: float) -> JobView:
         error=None,
         metadata=dict(job.metadata),
         seed=job.seed,
-        expires_at=None if deadline is None else datetime.fromtimestamp(deadline, UTC),
+        expires_at=None if deadline is None else as_datetime(deadline),
         tenant=job.tenant,
     )
 
@@ -224,10 +232,11 @@ def _stage_as_written(stage: NewStage, queued_at: datetime | None) -> StageRunVi
 
 
 def _deadline(job: NewJob, at: float) -> float | None:
+    """Return when a job that is written at ``at`` expires, in seconds since 1970; None: never."""
     return job.expires_at if job.expires_in_s is None else at + job.expires_in_s
 
 
-def _job(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
+def _job_values(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
     return (
         job.job_id,
         job.pipeline,
@@ -244,26 +253,23 @@ def _job(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
     )
 
 
-def _stage_runs(job: NewJob) -> list[tuple[tuple[Any, ...], bool, float | None]]:
+def _stage_run_values(job: NewJob) -> list[_StageRunValues]:
     names = {stage.name for stage in job.stages}
-    taken = {earlier for stage in job.stages for earlier in stage.inputs}
-    rows = []
+    consumed = {earlier for stage in job.stages for earlier in stage.inputs}
+    stage_runs = []
     for position, stage in enumerate(job.stages):
         inputs = [earlier for earlier in stage.inputs if earlier in names]
-        first = not inputs
-        limit = stage.queue_limit_s
-        retries = stage.retries
-        row = (
+        values = (
             job.job_id,
             position,
             job.pipeline,
             stage.name,
             stage.queue,
             encode_json(inputs),
-            int(stage.name in taken),
-            None if retries == DEFAULT_RETRIES else encode_json(retries.model_dump(exclude_defaults=True)),
-            limit,
-            (StageRunState.QUEUED if first else StageRunState.PENDING).value,
+            int(stage.name in consumed),
+            None if stage.retries == DEFAULT_RETRIES else encode_json(stage.retries.model_dump(exclude_defaults=True)),
+            stage.queue_limit_s,
+            (StageRunState.PENDING if inputs else StageRunState.QUEUED).value,
         )
-        rows.append((row, first, limit))
-    return rows
+        stage_runs.append(_StageRunValues(values, is_queued=not inputs, queue_limit_s=stage.queue_limit_s))
+    return stage_runs

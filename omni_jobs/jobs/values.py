@@ -1,7 +1,4 @@
-"""What passes between the callers and :class:`omni_jobs.jobs.Jobs`: plain, frozen values.
-
-The most frequent ones are tuples: they are made in half the time.
-"""
+"""The plain, frozen values that :class:`omni_jobs.jobs.Jobs` takes and returns."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ __all__ = [
 
 
 class Hint(NamedTuple):
-    """Word that a stage run may be claimed. May be lost, late or doubled: the row is the truth."""
+    """A message that a stage run may be claimed. It may be lost, late or doubled, because the row is the truth."""
 
     stage_run_id: int
     attempt: int  # before the claim: the claim makes it attempt + 1
@@ -49,18 +46,18 @@ class Hint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewStage:
-    """A stage of a job to be."""
+    """A stage of a job that is to be submitted."""
 
     name: str
-    inputs: Sequence[str]  # earlier stages; those outside the job are left out; empty: the job's request
-    queue: str
+    inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
+    queue: str  # the Celery queue of its hints
     retries: RetryLimits = DEFAULT_RETRIES
-    queue_limit_s: float | None = None  # waiting for longer than this, its job expires
+    queue_limit_s: float | None = None  # when it waits longer than this, its job expires
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """An admitted request, its media stored."""
+    """An admitted request whose media are stored: a job that is to be submitted."""
 
     job_id: str  # new_job_id()
     pipeline: str
@@ -68,22 +65,22 @@ class NewJob:
     pipeline_digest: str  # Pipeline.digest; "": unknown, any worker of its stages may take it
     request: Mapping[str, Any]  # JSON
     modalities: Sequence[str]
-    stages: Sequence[NewStage]  # every one after its inputs
+    stages: Sequence[NewStage]  # each after its inputs
     seed: int  # 0 … 2**63-1
     request_digest: str  # equal for the same request sent again
     media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = "default"
-    expires_in_s: float | None = None  # at most one of the two
+    expires_in_s: float | None = None  # from the submit; at most one of the two is given
     expires_at: float | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The job of a submit, and what to publish."""
+    """The result of a submit: its job, and the hints to publish."""
 
     job_id: str
-    created: bool  # False: the idempotency key named a job that was there
+    created: bool  # False: a job that was there has this idempotency key
     hints: Sequence[Hint] = ()
     created_at: float | None = None  # seconds since 1970; None: the job may have been there before this call
     job: NewJob | None = None  # as it was written, where created_at is known
@@ -91,25 +88,25 @@ class SubmitResult:
 
 @dataclass(frozen=True, slots=True)
 class NewWorker:
-    """A worker process at its start."""
+    """A worker process that starts."""
 
     worker_id: str  # the boot id, new with every start
-    slot: str  # the place it fills, unique among live workers: the node name
+    slot: str  # its Celery node name, which one live worker has at a time
     pipeline: str
     stage: str
     host: str
     pid: int
-    slots: int  # stage runs it takes at a time
+    slots: int  # the number of stage runs that it runs at a time
     pipeline_version: str
     pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
-    pid_space: str | None = None  # where that pid means something; None: not known
-    pid_started: int | None = None  # when the process of that pid started, by its kernel
+    pid_space: str | None = None  # boot and namespace of the pid; None: not known
+    pid_started: int | None = None  # when the process of the pid started, by its kernel; None: not known
     heartbeat_s: float | None = None  # how often it renews its lease; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """The worker whose row is in a slot; whether it lives is for who asks to find out."""
+    """The worker whose row has a slot. It may live or be dead: the caller finds out."""
 
     worker_id: str
     host: str
@@ -122,7 +119,7 @@ class SlotHolder:
 
 
 class Claim(NamedTuple):
-    """A stage run that is the worker's now, with all it takes to run it."""
+    """A stage run that the worker has claimed, with the data to run it."""
 
     stage_run_id: int
     job_id: str
@@ -132,15 +129,15 @@ class Claim(NamedTuple):
     request: Mapping[str, Any]
     media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number; first stages only
     seed: int
-    upstream: Mapping[str, ObjectRef | bytes | None]  # input stage → its payload; None: it made none
+    upstream: Mapping[str, ObjectRef | bytes | None]  # the payload by input stage; None: that stage made none
     has_consumers: bool  # a later stage of this job takes this one's payload
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
-    alone: bool  # nothing may run beside it in its worker: it may be what kills workers
+    alone: bool  # nothing may run beside it in its worker, because it may have killed others
 
 
 @dataclass(frozen=True, slots=True)
 class NewArtifact:
-    """An output to be recorded; its object is stored already."""
+    """An artifact that a completion records. Its object is stored already."""
 
     name: str  # unique in the job
     media_type: str
@@ -149,7 +146,7 @@ class NewArtifact:
 
 @dataclass(frozen=True, slots=True)
 class StoredArtifact:
-    """An output as recorded."""
+    """An artifact as it is recorded."""
 
     name: str
     media_type: str
@@ -158,22 +155,22 @@ class StoredArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An attempt that reached its end. Raises StageError for a result that is not JSON."""
+    """An attempt that has succeeded. Raises StageError for a result that is not JSON."""
 
     stage_run_id: int
     attempt: int
     worker_id: str
-    payload: ObjectRef | None = None  # at most one of the two
+    payload: ObjectRef | None = None  # at most one of the two payloads is given
     inline_payload: bytes | None = None
     payload_bytes: int = 0
     artifacts: Sequence[NewArtifact] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None  # why its tokens ended: "stop", "length"
-    warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: what the user should know of what it made
+    finish_reason: str | None = None  # why the model ended its tokens: "stop", "length"
+    warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: shown to the user with the job
     result_json: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # Found here it fails one stage run; found in the transaction it would fail the whole group.
+        # An error here fails one stage run; in the transaction it would fail all completions of the batch.
         try:
             object.__setattr__(self, "result_json", encode_json(dict(self.result)))
         except (TypeError, ValueError) as error:
@@ -191,39 +188,39 @@ class Failure:
 
 
 class Outcome(NamedTuple):
-    """What became of a report about a stage run."""
+    """The outcome of a completion, failure or release."""
 
-    won: bool  # it was recorded (by this call, or by an earlier one whose answer was lost)
-    hints: Sequence[Hint] = ()
+    won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
+    hints: Sequence[Hint] = ()  # to publish
     job_state: JobState | None = None  # None: there is no such stage run
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """How far an attempt is: ``done`` of ``total`` ``unit``; total None when unknown."""
+    """The progress of an attempt: ``done`` of ``total`` ``unit``; ``total`` is None when it is not known."""
 
     stage_run_id: int
     attempt: int
     done: int
     total: int | None
     unit: str
-    text: str | None = None  # all the text so far
+    text: str | None = None  # the whole text until now
 
 
 @dataclass(frozen=True, slots=True)
 class RescueResult:
-    """What a round of the rescuer did."""
+    """The result of one round of the rescuer."""
 
     freed: int  # stage runs taken from workers that are gone
-    hints: Sequence[Hint] = ()  # for what was freed, and for what waits unannounced
-    expired: int = 0  # jobs whose time was over
+    hints: Sequence[Hint] = ()  # to publish: of freed stage runs, and again those that seem lost
+    expired: int = 0  # jobs stopped because their time was over
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long things are kept, in seconds after their job's end."""
+    """How long data are kept, in seconds after their job's end."""
 
-    payloads_s: float  # of jobs that did not complete; those of completed ones are of no use to anybody
+    payloads_s: float  # of jobs that did not complete; a completed job keeps none
     inputs_s: float
     artifacts_s: float
     events_s: float  # since they were written
@@ -231,6 +228,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
+        """Return the times of the settings."""
         return cls(
             payloads_s=settings.keep_payloads_s,
             inputs_s=settings.keep_inputs_s,
@@ -241,15 +239,15 @@ class Retention:
 
     @property
     def completed_s(self) -> float:
-        """For how long after its end nothing goes of a job that completed, but its payloads, which go with it."""
+        """Return for how long after its end a completed job has nothing to prune; its payloads went with its end."""
         return min(self.inputs_s, self.artifacts_s, self.jobs_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What a call of ``prune`` took: of how many jobs the payloads, inputs, artifacts; jobs whole; events."""
+    """The numbers of one call of ``prune``: of jobs by pruned data, of whole jobs, and of events."""
 
-    looked_at: int = 0  # jobs that were due; 0: none is left
+    checked: int = 0  # jobs that were due; 0: none is left
     payloads: int = 0
     inputs: int = 0
     artifacts: int = 0
@@ -259,7 +257,7 @@ class PruneResult:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Objects to delete: ``what`` is a key, or ends with "/" and is the beginning of keys."""
+    """Objects to delete: ``what`` is a key, or a prefix of keys, which ends with "/"."""
 
     id: int
     what: str

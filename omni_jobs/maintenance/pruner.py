@@ -97,7 +97,7 @@ class Pruner(Rounds):
         total = PruneResult()
         while not self._stopped.is_set():
             pruned = self._jobs.prune(self._retention, at_most=_JOBS_AT_ONCE)
-            if not pruned.looked_at and not pruned.events:
+            if not pruned.checked and not pruned.events:
                 break
             total = _sum(total, pruned)
         return total
@@ -205,7 +205,7 @@ class Pruner(Rounds):
 
 def _sum(one: PruneResult, other: PruneResult) -> PruneResult:
     return PruneResult(
-        looked_at=one.looked_at + other.looked_at,
+        checked=one.checked + other.checked,
         payloads=one.payloads + other.payloads,
         inputs=one.inputs + other.inputs,
         artifacts=one.artifacts + other.artifacts,

@@ -925,7 +925,7 @@ def test_a_backlog_behind_busy_workers_is_left_alone(jobs: Jobs, database: Datab
 
 
 def test_a_lost_backlog_is_announced_in_bounded_rounds(database: Database) -> None:
-    jobs = Jobs(database, announce_at_most=10)
+    jobs = Jobs(database, republish_at_most=10)
     register(jobs, "w", slots=100, lease_s=10_000)
     hints = [hint for _ in range(25) for hint in jobs.submit(new_job()).hints]
     lost = set(hints[::2])

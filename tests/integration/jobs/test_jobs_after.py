@@ -356,9 +356,9 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
         (claimed,) = claim(patient, "w", hints)
         hints = patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
     complete_all(patient, "w", hints)
-    assert patient.prune(KEEP).looked_at == (1 if lost else 0)
+    assert patient.prune(KEEP).checked == (1 if lost else 0)
     pass_time(database, KEEP.completed_s + 1)
-    assert patient.prune(KEEP) == PruneResult(looked_at=1, inputs=1)
+    assert patient.prune(KEEP) == PruneResult(checked=1, inputs=1)
 
 
 def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
@@ -368,7 +368,7 @@ def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
     claim(jobs, "w", jobs.submit(running).hints)
     jobs.retry(job_id)
     pass_time(database, 5000)
-    assert jobs.prune(KEEP).looked_at == 0
+    assert jobs.prune(KEEP).checked == 0
     assert collect(jobs) == []
     assert {jobs.get(each).status.is_final for each in (job_id, waiting.job_id, running.job_id)} == {False}
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, OutOfMemory
 from omni_jobs.jobs import Claim, Hint, Jobs, as_written
-from omni_jobs.jobs.announce import Places, announce
+from omni_jobs.jobs.republish import Positions, republish
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     CHAIN,
@@ -132,7 +132,7 @@ def test_hints_are_repeated_where_somebody_may_follow_them(jobs: Jobs, database:
 
 
 def test_jobs_nobody_may_take_are_not_announced_before_those_somebody_may(database: Database) -> None:
-    jobs = Jobs(database, announce_at_most=5)
+    jobs = Jobs(database, republish_at_most=5)
     register(jobs, "w", digest="d2", slots=100, lease_s=10_000)
     submit(jobs, "d1", 30)
     ours = submit(jobs, "d2", 5)
@@ -160,13 +160,13 @@ def test_rounds_look_at_a_bounded_number_of_rows_and_reach_them_all(database: Da
     pass_time(database, 4)
     with database.begin() as tx:
         tx.execute(text("UPDATE stage_runs SET announce_at = 1 WHERE state = 'queued'"))  # ids decide
-    places: Places = {}
+    positions: Positions = {}
 
     def round_() -> list[Hint]:
-        return database.run(partial(announce, at_most=4, announce_after_s=3, places=places, look_at=10))
+        return database.run(partial(republish, at_most=4, announce_after_s=3, positions=positions, read_at_most=10))
 
     assert [round_() for _ in range(7)] == [[], [], ours[:4], ours[4:8], ours[8:], [], []]
-    assert places == {}, "from the front again"
+    assert positions == {}, "from the front again"
     register(jobs, "theirs", digest="d1", slots=100, lease_s=10_000)
     assert round_() == theirs[:4]
 
