@@ -43,8 +43,8 @@ from omni_jobs.requests import AdmittedRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.execution.stage_llm import StageLLM
 from workers.offline import OmniLLM
-from workers.stages.stage import StageLLM
 
 ONE_BY_ONE = 2  # requests of Transformers in each run, with each number of threads
 WARM_UP = 8  # jobs of a side before its time is taken: it stood idle while the others worked
@@ -102,16 +102,16 @@ class InWaves(OmniLLM):
             )
             seconds[name] = time.perf_counter() - begin
             for earlier, payload in zip(made, payloads, strict=True):
-                earlier[name] = payload
+                if payload is not None:
+                    earlier[name] = payload
         return seconds
 
-    async def _one(self, llm: StageLLM, job: AdmittedRequest, made: Mapping[str, Payload]) -> Payload:
+    async def _one(self, llm: StageLLM, job: AdmittedRequest, made: Mapping[str, Payload]) -> Payload | None:
         upstream = {name: made[name] for name in llm.stage.config.inputs}
         is_taken = bool(self.pipeline.consumers(llm.stage.name))
         stage_input = llm.input_of(job, upstream=upstream, capture=is_taken)
         output = await llm.generate(stage_input)
-        llm.stage.artifacts_of(output)
-        return llm.stage.payload_of(output, stage_input, attempt=1)
+        return llm.stage.finish(output, stage_input).payload
 
 
 def _alternate(

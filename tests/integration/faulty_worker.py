@@ -22,9 +22,9 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
 from workers.consumer.hint_step import HintStep
+from workers.execution.stage_llm import StageLLM
 from workers.runners.echo import EchoRunner
 from workers.runners.runner import ProgressSink
-from workers.stages.stage import StageLLM
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 __all__ = ["app"]

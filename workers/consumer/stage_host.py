@@ -30,7 +30,7 @@ from workers.execution.ledger import Ledger
 if TYPE_CHECKING:
     from omni_jobs.storage import ObjectStore
     from workers.execution.executor import Executor
-    from workers.stages.stage import StageLLM
+    from workers.execution.stage_llm import StageLLM
 
 __all__ = ["StageHost"]
 
@@ -121,7 +121,7 @@ class StageHost:
     async def load(self) -> None:
         """Open the object store and load the stage's engine. Raises ConfigError or EngineDead."""
         from omni_jobs.storage import open_store
-        from workers.stages.stage import StageLLM
+        from workers.execution.stage_llm import StageLLM
 
         self._store = open_store(self._settings)
         self._llm = StageLLM.create(self._pipeline, self._stage, self._settings)

@@ -1,64 +1,81 @@
-"""The hand-off: what earlier stages left for a stage run, and what it leaves for later ones and the user.
+"""``HandOff``: a stage run's payloads, media and artifacts, between the object store and its stage.
 
-    source    in: the request, its media, the payloads of earlier stages
-    payload   out: what later stages get
-    complete  payload and artifacts stored, before anything says that they exist
-    forget    what an attempt stored that lost
+    load    the request, its media and the payloads of earlier stages become the stage's input
+    store   the runner's output becomes stored artifacts, and a payload that is stored or stands in SQL
+    forget  the objects of an attempt that was not recorded are deleted
 
-Storage calls block: whoever calls what touches the store does so on a thread.
+Storage calls block, so they are made on threads of its own. A call that hangs keeps its thread after its stage run
+was cancelled; when half of the threads hang the worker must be started anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
 from omni_jobs.jobs import Claim, Completion, NewArtifact
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
-from workers.stages.types import OmniModelRunnerOutput, StageInput
-
-if TYPE_CHECKING:
-    from workers.stages.stage import Stage
+from workers.stages.stage import Stage
+from workers.stages.types import OmniModelRunnerOutput, StageInput, StageResult
 
 __all__ = ["HandOff"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_THREADS = 8
+_MOST_STUCK = _THREADS // 2
+
 
 class HandOff:
-    """One stage's; safe for threads."""
+    """Loads and stores for one stage. All coroutines run on one event loop."""
 
-    def __init__(self, stage: Stage, store: ObjectStore, worker_id: str, *, inline_bytes: int) -> None:
-        """``inline_bytes``: payloads up to that size stand in SQL."""
+    def __init__(
+        self, stage: Stage, store: ObjectStore, worker_id: str, *, inline_bytes: int, on_broken: Callable[[str], None]
+    ) -> None:
+        """Prepare the threads.
+
+        ``inline_bytes``: a payload up to that size stands in SQL.
+        ``on_broken`` is called on the event loop, with the reason, when too many storage calls hang.
+        """
         self._stage = stage
         self._store = store
         self._worker_id = worker_id
         self._inline_bytes = inline_bytes
+        self._on_broken = on_broken
         self._limits = {
             name: PayloadLimits(max_bytes=config.max_payload_bytes) for name, config in stage.pipeline.stages.items()
         }
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="hand-off")
+        self._stuck = 0  # threads in a call whose stage run was cancelled
 
-    # In.
+    # Load.
 
-    def needs_store(self, claim: Claim) -> bool:
-        return bool(claim.media) or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values())
+    async def load(self, claim: Claim) -> StageInput:
+        """Return the stage's input. Raises StorageError, and PayloadError naming stage, key and field."""
+        if claim.media or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values()):
+            return await self._in_thread(lambda: self._load(claim))
+        return self._load(claim)
 
-    def source(self, claim: Claim) -> StageInput:
-        """Raises StorageError, and PayloadError naming stage, key and field."""
+    def _load(self, claim: Claim) -> StageInput:
         refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
         return self._stage.input_of(
             job_id=claim.job_id,
             request=claim.request,
             media=[self._read(ref, max_bytes=ref.size) for ref in refs],
-            upstream={stage: self._payload(stage, payload) for stage, payload in claim.upstream.items()},
+            upstream={stage: self._read_payload(stage, payload) for stage, payload in claim.upstream.items()},
             seed=claim.seed,
             capture=claim.has_consumers,
         )
 
-    def _payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
+    def _read_payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
         limits = self._limits[stage]
         if payload is None:
             raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
@@ -68,47 +85,54 @@ class HandOff:
         return Payload.decode(data, limits, key=payload.key, stage=self._stage.name)
 
     def _read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
-        """Damage may have happened on the way: a second look decides."""
+        """Read an object; read a damaged one a second time, because the damage may have happened on the way."""
         try:
             return self._store.read(ref, max_bytes=max_bytes)
         except ObjectCorrupt as error:
             logger.warning("read once more: %s", error)
             return self._store.read(ref, max_bytes=max_bytes)
 
-    # Out.
+    # Store.
 
-    def payload(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Payload | None:
-        """What later stages get; None when there are none. Raises PayloadTooLarge."""
-        if not claim.has_consumers:
-            return None
-        payload = self._stage.payload_of(output, stage_input, claim.attempt)
-        size, most = payload.nbytes, self._stage.config.max_payload_bytes
+    async def store(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Completion:
+        """Store payload and artifacts, free the output, and return the completion to record.
+
+        Everything is stored before anything says that it exists. Raises StorageError, after the objects stored until
+        then were deleted, PayloadTooLarge, and the errors of ``Stage.finish``.
+        """
+        try:
+            if self._stage.makes_artifacts:  # encoding them takes long
+                result = await self._in_thread(lambda: self._stage.finish(output, stage_input, claim.attempt))
+            else:
+                result = self._stage.finish(output, stage_input, claim.attempt)
+            self._check_size(claim, result.payload)
+            if result.artifacts or not self._fits_inline(result.payload):
+                return await self._in_thread(lambda: self._store_objects(claim, result))
+            return self._store_objects(claim, result)
+        finally:
+            output.free()
+
+    def _check_size(self, claim: Claim, payload: Payload | None) -> None:
+        size, most = 0 if payload is None else payload.nbytes, self._stage.config.max_payload_bytes
         if size > most:
             key = payload_key(claim.job_id, claim.stage, claim.attempt)
             raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
-        return payload
 
-    def fits_inline(self, payload: Payload | None) -> bool:
+    def _fits_inline(self, payload: Payload | None) -> bool:
         return payload is None or payload.nbytes <= self._inline_bytes
 
-    @property
-    def makes_artifacts(self) -> bool:
-        return self._stage.makes_artifacts
-
-    def complete(
-        self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput, payload: Payload | None
-    ) -> Completion:
-        """Store what there is. Raises StorageError; what was stored until then is deleted."""
+    def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
+        """Store what does not stand in SQL; return the completion."""
         stored: list[ObjectRef] = []
         try:
-            ref, inline = None, None
-            if payload is not None and self.fits_inline(payload):
+            payload, ref, inline = result.payload, None, None
+            if payload is not None and self._fits_inline(payload):
                 inline = b"".join(payload.buffers())
             elif payload is not None:
                 ref = self._store.put(payload_key(claim.job_id, claim.stage, claim.attempt), payload.buffers())
                 stored.append(ref)
             artifacts = []
-            for artifact in self._stage.artifacts_of(output):
+            for artifact in result.artifacts:
                 key = artifact_key(claim.job_id, claim.stage, claim.attempt, artifact.name)
                 stored.append(self._store.put(key, [artifact.data], media_type=artifact.media_type))
                 artifacts.append(NewArtifact(artifact.name, artifact.media_type, stored[-1]))
@@ -120,22 +144,46 @@ class HandOff:
                 inline_payload=inline,
                 payload_bytes=0 if payload is None else payload.nbytes,
                 artifacts=artifacts,
-                result=self._stage.result_of(output, stage_input),
-                finish_reason=output.finish_reason,
-                warnings=self._stage.warnings_of(output, stage_input),
+                result=result.result,
+                finish_reason=result.finish_reason,
+                warnings=result.warnings,
             )
         except Exception:
             self._delete(stored)
             raise
 
-    def forget(self, completion: Completion) -> None:
-        """Delete what it stored."""
+    async def forget(self, completion: Completion) -> None:
+        """Delete the objects of a completion that was not recorded, best effort."""
         refs = [artifact.ref for artifact in completion.artifacts]
-        self._delete(refs + ([completion.payload] if completion.payload is not None else []))
+        if completion.payload is not None:
+            refs.append(completion.payload)
+        if refs:
+            await self._in_thread(lambda: self._delete(refs))
 
     def _delete(self, refs: Sequence[ObjectRef]) -> None:
         if refs:
             try:
                 self._store.delete([ref.key for ref in refs])
             except StorageError as error:
-                logger.warning("%d objects nobody refers to stay: %s", len(refs), error)
+                logger.warning("%d objects that nothing refers to stay: %s", len(refs), error)
+
+    # The threads.
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        call = self._threads.submit(function)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if not call.cancel() and not call.done():
+                self._stuck += 1
+                call.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._unstick))
+                if self._stuck >= _MOST_STUCK:
+                    self._on_broken(f"{self._stuck} storage calls hang")
+            raise
+
+    def _unstick(self) -> None:
+        self._stuck -= 1
+
+    def close(self) -> None:
+        """End the threads; a call that hangs is not waited for."""
+        self._threads.shutdown(wait=False)

@@ -4,40 +4,70 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
+from omni_jobs.errors import TimeLimitExceeded
+from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.types import Progress
 
 __all__ = ["TimeLimit"]
 
 
+def _ignore() -> None:
+    """Do nothing more than to cancel the block."""
+
+
 class TimeLimit:
-    """Calls ``on_over`` on the running loop once the time is over, unless it is cancelled before."""
+    """An async context manager: cancels its block once the stage's time is over, and raises TimeLimitExceeded."""
 
-    def __init__(self, seconds: float, on_over: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, stage: StageConfig, on_over: Callable[[], None] = _ignore) -> None:
+        """Prepare the limit ``stage.time_limit_s``; it counts from the block's begin.
+
+        ``on_over`` is called on the event loop when the time is over, before the block is cancelled.
+        """
+        self._stage = stage
         self._on_over = on_over
-        self._left = seconds  # when the clock was started last
-        self._started = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._start()
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = asyncio.timeout(None)
+        self._left_s = stage.time_limit_s  # at ``_started_at``
+        self._started_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None  # None: the clock stands still
+        self._ended = False
 
-    def see(self, progress: Progress) -> None:
-        """The clock stands still from a progress that says waiting to the next that does not."""
+    async def __aenter__(self) -> Self:
+        """Start the clock."""
+        await self._cancelling.__aenter__()
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the clock. Raises TimeLimitExceeded when the block was cancelled because its time was over."""
+        self._ended = True
+        self._stop()
+        try:
+            await self._cancelling.__aexit__(kind, error, trace)
+        except TimeoutError as over:
+            raise TimeLimitExceeded(
+                f"not done after {self._stage.time_limit_s:g} s, the stage's time limit", stage=self._stage.name
+            ) from over
+
+    def note(self, progress: Progress) -> None:
+        """Stop the clock at a progress that says waiting, and start it again at the next that does not."""
+        if self._ended:
+            return
         if progress.waiting and self._timer is not None:
-            # At least a moment is left, because the timer may be late, and none at all means cancelled.
-            self._left = max(self._left - (self._loop.time() - self._started), 1e-3)
+            # The timer may be late. Then a moment is left, in which it comes after the wait.
+            self._left_s = max(self._left_s - (self._loop.time() - self._started_at), 1e-3)
             self._stop()
-        elif not progress.waiting and self._timer is None and self._left > 0:
+        elif not progress.waiting and self._timer is None:
             self._start()
 
-    def cancel(self) -> None:
-        """The time is never over."""
-        self._left = 0.0
-        self._stop()
-
     def _start(self) -> None:
-        self._started = self._loop.time()
-        self._timer = self._loop.call_later(self._left, self._over)
+        self._started_at = self._loop.time()
+        self._timer = self._loop.call_later(self._left_s, self._over)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -45,5 +75,6 @@ class TimeLimit:
             self._timer = None
 
     def _over(self) -> None:
-        self.cancel()
+        self._ended = True
         self._on_over()
+        self._cancelling.reschedule(self._loop.time())

@@ -29,15 +29,15 @@ from rich.progress import Progress as ProgressBars
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.views import WarningView, merge_results
+from workers.execution.stage_llm import StageLLM
+from workers.execution.time_limit import TimeLimit
 from workers.offline.statistics import StageMeter, StageStatistics
-from workers.stages.stage import StageLLM
-from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
+from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress, StageResult
 
 __all__ = ["OmniLLM", "OmniOutput"]
 
@@ -71,6 +71,19 @@ class OmniOutput:
         """A WAV file, when audio was asked for."""
         artifact = self.artifacts.get("audio.wav")
         return artifact.data if artifact else None
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request on its way through its stages; the mappings are by stage name."""
+
+    job: AdmittedRequest
+    stages: set[str]
+    begin: float  # of ``times``, by ``time.perf_counter``
+    job_id: str = field(default_factory=lambda: f"offline-{uuid.uuid4().hex}")
+    tasks: dict[str, asyncio.Task[StageResult]] = field(default_factory=dict)
+    outputs: dict[str, OmniModelRunnerOutput] = field(default_factory=dict)
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class OmniLLM:
@@ -152,56 +165,50 @@ class OmniLLM:
             raise
 
     async def _run(self, index: int, job: AdmittedRequest, begin: float, advance: Callable[[str], None]) -> OmniOutput:
-        job_id = f"offline-{uuid.uuid4().hex}"
-        wanted = {stage.name for stage in job.stages}
-        outputs: dict[str, OmniModelRunnerOutput] = {}
-        results: dict[str, Mapping[str, Any]] = {}
-        artifacts: dict[str, Artifact] = {}
-        warnings: dict[str, list[WarningView]] = {}
-        times: dict[str, tuple[float, float]] = {}
-        running: dict[str, asyncio.Task[Payload | None]] = {}
-
-        async def run_stage(name: str) -> Payload | None:
-            llm = self._stages[name]
-            upstream = {earlier: await running[earlier] for earlier in llm.stage.config.inputs}
-            capture = any(consumer in wanted for consumer in self.pipeline.consumers(name))
-            stage_input = llm.input_of(
-                job,
-                upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
-                capture=capture,
-                job_id=job_id,
-            )
-            started = time.perf_counter()
-            with self._meters[name].run() as seen:
-                async with llm.stage.time_limit() as limit:
-
-                    def report(progress: Progress) -> None:
-                        limit.see(progress)
-                        if not progress.waiting:
-                            seen(progress)
-
-                    output = await llm.generate(stage_input, report)
-            times[name] = (started - begin, time.perf_counter() - begin)
-            outputs[name] = output
-            results[name] = llm.stage.result_of(output, stage_input)
-            warnings[name] = [WarningView(stage=name, **each) for each in llm.stage.warnings_of(output, stage_input)]
-            artifacts.update((artifact.name, artifact) for artifact in llm.stage.artifacts_of(output))
-            payload = llm.stage.payload_of(output, stage_input, attempt=1) if capture else None
-            self._meters[name].count(output, 0 if payload is None else payload.nbytes)
-            advance(name)
-            return payload
-
+        """Run the stages of one request, each as soon as the stages before it are done."""
+        request = _Request(job, {stage.name for stage in job.stages}, begin)
         try:
             with _first_error():
                 async with asyncio.TaskGroup() as group:
                     for stage in job.stages:
-                        running[stage.name] = group.create_task(run_stage(stage.name))
+                        request.tasks[stage.name] = group.create_task(self._run_stage(request, stage.name, advance))
         finally:
-            for output in outputs.values():
-                output.free()  # what the caller keeps of it is the caller's
-        result = merge_results(results[stage.name] for stage in job.stages)
-        found = [warning for stage in job.stages for warning in warnings[stage.name]]
-        return OmniOutput(index, result, artifacts, found, outputs, times)
+            for output in request.outputs.values():
+                output.free()  # the caller may keep it, outside of the budget
+        results = {stage.name: request.tasks[stage.name].result() for stage in job.stages}
+        return OmniOutput(
+            request_index=index,
+            result=merge_results(result.result for result in results.values()),
+            artifacts={artifact.name: artifact for result in results.values() for artifact in result.artifacts},
+            warnings=[WarningView(stage=name, **each) for name, result in results.items() for each in result.warnings],
+            stages=request.outputs,
+            times=request.times,
+        )
+
+    async def _run_stage(self, request: _Request, name: str, advance: Callable[[str], None]) -> StageResult:
+        llm, meter = self._stages[name], self._meters[name]
+        upstream = {earlier: (await request.tasks[earlier]).payload for earlier in llm.stage.config.inputs}
+        stage_input = llm.input_of(
+            request.job,
+            upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
+            capture=any(consumer in request.stages for consumer in self.pipeline.consumers(name)),
+            job_id=request.job_id,
+        )
+        started = time.perf_counter()
+        with meter.run() as meter_progress:
+            async with TimeLimit(llm.stage.config) as limit:
+
+                def report(progress: Progress) -> None:
+                    limit.note(progress)
+                    if not progress.waiting:
+                        meter_progress(progress)
+
+                output = request.outputs[name] = await llm.generate(stage_input, report)
+        request.times[name] = (started - request.begin, time.perf_counter() - request.begin)
+        result = llm.stage.finish(output, stage_input)
+        meter.count(output, 0 if result.payload is None else result.payload.nbytes)
+        advance(name)
+        return result
 
     async def _start(self) -> None:
         with _first_error():

@@ -1,63 +1,58 @@
-"""``Stage``: a place in the graph. ``StageLLM``: that place with its engine.
+"""``Stage``: one configured step of a pipeline and its place in the graph.
 
-A stage knows what it consumes, from whom, how its inputs are made, and what of its
-runner's output the next stage and the user get. The queue's executor and ``OmniLLM``
-both run stages through here, so both give the same results.
+A charter: a stage makes its input from a job, the engine's prompt from its input, and from its runner's output
+the values that later stages and the user get. It runs nothing and stores nothing: the queue's executor and
+``OmniLLM`` both run stages through here, so both give the same results.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
-from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, TimeLimitExceeded
+from omni_jobs.errors import ConfigError, InvalidRequest, OmniJobsError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines import declarations
 from omni_jobs.pipelines.parameters import ArParameters, StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.settings import Settings
-from workers.execution.time_limit import TimeLimit
-from workers.runners import create_runner
-from workers.runners.runner import ProgressSink, Runner
-from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult
 
-if TYPE_CHECKING:
-    from omni_jobs.requests import AdmittedRequest
-
-__all__ = ["InputProcessor", "Stage", "StageLLM"]
+__all__ = ["InputProcessor", "Stage"]
 
 
 class InputProcessor(Protocol):
     """Makes the engine's prompt from the job and the payloads of earlier stages.
 
-    What it takes stands in its declaration, an ``omni_jobs.pipelines.declarations.ProcessorDeclaration``.
+    Its declaration, an ``omni_jobs.pipelines.declarations.ProcessorDeclaration``, says which payloads it takes.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Raises ConfigError when the checkpoint lacks what it needs."""
+        """Read the parts of the checkpoint that it needs. Raises ConfigError when the checkpoint lacks them."""
 
     def __call__(self, stage_input: StageInput) -> EnginePrompt:
-        """Raises PayloadError or ModelError naming the field that does not fit."""
+        """Return the engine's prompt. Raises PayloadError or ModelError naming the field that does not fit."""
 
 
 class Stage:
-    """One configured step of a pipeline and its place in the graph."""
+    """One configured step of a pipeline and its place in the graph. Safe for threads."""
 
     def __init__(
         self, pipeline: Pipeline, config: StageConfig, model_path: Path | None, wall: MediaWall | None = None
     ) -> None:
-        """``wall`` decodes media; without one, jobs with media cannot be run."""
+        """Check the checkpoint at ``model_path``; None: the one that the pipeline names.
+
+        ``wall`` decodes media; without one, jobs with media cannot be run.
+        Raises ConfigError when the checkpoint is missing.
+        """
         self.pipeline = pipeline
         self.wall = wall
         self.config = config
@@ -65,11 +60,15 @@ class Stage:
 
     @property
     def name(self) -> str:
+        """The stage's name in its pipeline."""
         return self.config.name
 
     @cached_property
     def processor(self) -> InputProcessor:
-        """The stage's input processor. That it fits the stage was checked when the stage config was loaded."""
+        """The stage's input processor, loaded when it is first asked for. Raises ConfigError.
+
+        That it fits the stage was checked when the stage config was loaded.
+        """
         declared = declarations.processor(self.config.processor)
         try:
             kind: type[InputProcessor] = resolve_name(declared.implementation)
@@ -83,6 +82,8 @@ class Stage:
     def _parameters(self) -> StageParameters:
         return self.config.parameters_with({})
 
+    # Before the run.
+
     def input_of(
         self,
         *,
@@ -93,9 +94,9 @@ class Stage:
         seed: int,
         capture: bool,
     ) -> StageInput:
-        """One job at this stage; the job's parameters over the stage config's. Raises InvalidRequest.
+        """Return one job at this stage, with the job's parameters over the stage config's.
 
-        ``capture``: whether a later stage of the job takes this stage's payload.
+        ``capture``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest.
         """
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
@@ -111,41 +112,36 @@ class Stage:
             upstream=upstream,
             parameters=parameters,
             seed=seed,
-            # Codes and text are the tokens themselves: whoever takes them wants no hidden states.
+            # Codes and text are the tokens themselves: a stage that takes them wants no hidden states.
             capture=capture and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
             wall=self.wall,
+            has_consumers=capture,
         )
 
-    @asynccontextmanager
-    async def time_limit(self) -> AsyncIterator[TimeLimit]:
-        """Cancel what runs inside when the stage's time is over. Raises TimeLimitExceeded."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as limit:
-                clock = TimeLimit(self.config.time_limit_s, lambda: limit.reschedule(loop.time()))
-                try:
-                    yield clock
-                finally:
-                    clock.cancel()
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise self.time_limit_exceeded() from error
-
-    def time_limit_exceeded(self) -> TimeLimitExceeded:
-        seconds = self.config.time_limit_s
-        return TimeLimitExceeded(f"not done after {seconds:g} s, the stage's time limit", stage=self.name)
-
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        """The runner's prompt. Errors carry this stage's name."""
-        try:
+        """Return the runner's prompt. Raises OmniJobsError carrying this stage's name."""
+        with self.named_in_errors():
             return self.processor(stage_input)
-        except OmniJobsError as error:
-            error.stage = error.stage or self.name
-            raise
+
+    # After the run.
+
+    def finish(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int = 1) -> StageResult:
+        """Return the values that this stage hands on from its runner's output.
+
+        ``attempt`` stands in the payload's manifest. Raises ModelError for a waveform that cannot be encoded, and
+        PayloadError for a tensor that a payload cannot hold; both carry this stage's name.
+        """
+        with self.named_in_errors():
+            return StageResult(
+                payload=self.payload_of(output, stage_input, attempt) if stage_input.has_consumers else None,
+                artifacts=self._artifacts_of(output),
+                result=self._result_of(output, stage_input),
+                finish_reason=output.finish_reason,
+                warnings=self._warnings_of(output, stage_input),
+            )
 
     def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
-        """What the next stage gets: the captured rows, the tokens, the named outputs."""
+        """Return the payload for later stages: captured rows, tokens and named outputs."""
         tensors: dict[str, Any] = {name: _to_wire(value) for name, value in output.multimodal_outputs.items()}
         if output.hidden_states is not None:
             tensors["hidden_states"] = _to_wire(output.hidden_states)
@@ -164,8 +160,21 @@ class Stage:
             additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
         )
 
-    def result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
-        """What of the job's result this stage knows: JSON, small."""
+    @property
+    def makes_artifacts(self) -> bool:
+        """Whether the user may fetch something of this stage's output."""
+        audio_output = self.pipeline.outputs.get("audio")
+        return audio_output is not None and audio_output.stage == self.name
+
+    def _artifacts_of(self, output: OmniModelRunnerOutput) -> list[Artifact]:
+        if not self.makes_artifacts:
+            return []
+        from workers.stages.wav import encode_wav  # imports torch, which an echo worker never does
+
+        data = encode_wav(output.multimodal_outputs.get("waveform"), int(output.values["sampling_rate"]))
+        return [Artifact("audio.wav", "audio/wav", data)]
+
+    def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
         result: dict[str, Any] = {}
         text_output = self.pipeline.outputs.get("text")
         if text_output is not None and text_output.stage == self.name:
@@ -180,41 +189,28 @@ class Stage:
                 result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
-    def warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[dict[str, str]]:
-        """What the user should know of this stage's output: {code, message} each."""
+    def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[dict[str, str]]:
         if output.finish_reason != "length":
             return []
-        what = "speech" if self.config.produces == "codes" else "text"
+        made = "speech" if self.config.produces == "codes" else "text"
         limit = "at the end of its context"
-        if (
-            isinstance(stage_input.parameters, ArParameters)
-            and len(output.token_ids) >= stage_input.parameters.max_tokens
-        ):
-            limit = f"at its max_tokens of {stage_input.parameters.max_tokens}"
-        return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {what} is probably cut"}]
+        parameters = stage_input.parameters
+        if isinstance(parameters, ArParameters) and len(output.token_ids) >= parameters.max_tokens:
+            limit = f"at its max_tokens of {parameters.max_tokens}"
+        return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {made} is probably cut"}]
 
-    @property
-    def makes_artifacts(self) -> bool:
-        """Whether the user may fetch something of this stage's output."""
-        audio_output = self.pipeline.outputs.get("audio")
-        return audio_output is not None and audio_output.stage == self.name
-
-    def artifacts_of(self, output: OmniModelRunnerOutput) -> list[Artifact]:
-        """What the user may fetch of this stage's output."""
-        if not self.makes_artifacts:
-            return []
-        from workers.stages.wav import encode_wav
-
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Give this stage's name to every OmniJobsError that is raised inside and has no stage yet."""
         try:
-            data = encode_wav(output.multimodal_outputs.get("waveform"), int(output.values["sampling_rate"]))
-        except ModelError as error:
+            yield
+        except OmniJobsError as error:
             error.stage = error.stage or self.name
             raise
-        return [Artifact("audio.wav", "audio/wav", data)]
 
 
 def _to_wire(value: Any) -> Any:
-    """Torch's and numpy's tensors as a payload's."""
+    """Return a payload's tensor for one of torch or numpy; mappings and sequences of tensors keep their form."""
     if isinstance(value, np.ndarray):
         return Tensor.from_numpy(value)
     if isinstance(value, Mapping):
@@ -225,90 +221,3 @@ def _to_wire(value: Any) -> Any:
     from workers.stages.tensors import from_torch
 
     return from_torch(value)
-
-
-def _unread(progress: Progress) -> None:
-    """Nobody reads the progress."""
-
-
-class StageLLM:
-    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``; or ``async with``.
-
-    docs/offline.md runs one stage alone, and three by hand.
-    """
-
-    def __init__(self, stage: Stage, runner: Runner) -> None:
-        self.stage = stage
-        self.runner = runner
-
-    @classmethod
-    def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
-        """The stage as this process's settings describe it; nothing is loaded yet. Raises ConfigError."""
-        config = pipeline.stage(stage_name)
-        stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
-        args = None
-        if stage.model is not None:
-            args = OmniEngineArgs.for_stage(config, stage.model, settings)
-        return cls(stage, create_runner(config, args))
-
-    async def start(self) -> None:
-        """Load the processor's and the runner's parts of the checkpoint. Raises ConfigError."""
-        _ = self.stage.processor
-        await self.runner.start()
-
-    def input_of(
-        self,
-        job: AdmittedRequest,
-        *,
-        upstream: Mapping[str, Payload] | None = None,
-        capture: bool = False,
-        job_id: str = "offline",
-    ) -> StageInput:
-        """An admitted request at this stage; ``upstream``: the payloads of the stage's ``inputs``."""
-        return self.stage.input_of(
-            job_id=job_id,
-            request=job.request,
-            media=[media.data for media in job.media],
-            upstream=upstream or {},
-            seed=job.seed,
-            capture=capture,
-        )
-
-    async def generate(self, stage_input: StageInput, progress: ProgressSink = _unread) -> OmniModelRunnerOutput:
-        """Run one job's stage. Raises OmniJobsError carrying the stage's name."""
-        try:
-            return await self.runner.run(await self._make_prompt(stage_input), progress)
-        except OmniJobsError as error:
-            error.stage = error.stage or self.stage.name
-            raise
-
-    async def _make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        if self.stage.config.kind == "echo":
-            return self.stage.make_prompt(stage_input)
-        # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
-        return await asyncio.to_thread(self.stage.make_prompt, stage_input)
-
-    async def close(self) -> None:
-        try:
-            await self.runner.close()
-        finally:
-            if self.stage.wall is not None:
-                await asyncio.to_thread(self.stage.wall.close)
-
-    async def __aenter__(self) -> Self:
-        """Raises ConfigError; what was loaded by then is freed."""
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def healthy(self) -> bool:
-        return self.runner.healthy

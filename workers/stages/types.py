@@ -1,8 +1,7 @@
-"""What passes between a stage, its runner and the stages around it.
+"""The values that pass between a stage, its runner and the stages around it.
 
-Everything here is a plain value: the queue's executor and the offline entry point
-pass the same ones, so both give the same results. What every stage run has is a tuple:
-it is made in half the time.
+The queue's executor and the offline entry point pass the same values, so both give the same results. A value that
+every stage run has is a tuple, because a tuple is made in half the time.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, EchoParameters, StageParameters
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from omni_jobs.media.wall import MediaWall
     from omni_jobs.payloads import Payload
-    from workers.runners.ar.capture_budget import Reservation
 
 __all__ = [
     "WAITING",
@@ -31,14 +29,16 @@ __all__ = [
     "OmniTextPrompt",
     "OmniTokensPrompt",
     "Progress",
+    "ReservedMemory",
     "StageInput",
+    "StageResult",
     "TensorTree",
 ]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"
-"""The kinds of multimodal output a stage may yield per request."""
+"""The kinds of multimodal output that a stage may give per request."""
 
 
 class StageInput(NamedTuple):
@@ -48,15 +48,16 @@ class StageInput(NamedTuple):
     request: Mapping[str, Any]  # the admitted request (omni_jobs.requests), media by number
     media: Sequence[bytes | memoryview]  # the request's media, in the order of their numbers
     upstream: Mapping[str, Payload]  # stage name → its payload; only the stage's ``inputs``
-    parameters: StageParameters  # of the stage's kind; merged: the stage config's under the job's
+    parameters: StageParameters  # of the stage's kind; merged: the job's over the stage config's
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result
-    capture: bool  # whether a later stage of this job takes this stage's payload
-    wall: MediaWall | None = None  # decodes the media; None: of a job that has none
+    capture: bool  # whether the engine keeps hidden states for a later stage
+    wall: MediaWall | None = None  # decodes the media; None: the job has none
+    has_consumers: bool = False  # whether a later stage of the job takes this stage's payload
 
 
 @dataclass(frozen=True, slots=True)
 class OmniTextPrompt:
-    """Input of a first AR stage: a rendered prompt and its decoded media.
+    """The prompt of a first AR stage: rendered text and decoded media.
 
     ``multi_modal_data`` is vLLM's: ``audio``: [(float32 [T], sampling rate)], ``image``:
     [PIL.Image], ``video``: [(uint8 [F, H, W, 3], metadata)].
@@ -72,11 +73,11 @@ class OmniTextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OmniTokensPrompt:
-    """Input of an AR stage fed by another stage, or by embeddings: token ids, and what goes with them.
+    """The prompt of an AR stage that another stage or embeddings feed: token ids and additional information.
 
     prompt_token_ids        [P]; empty with prompt_embeds
     prompt_embeds           [P, H], float, on the CPU: the prompt itself, or None
-    additional_information  named tensors and values the model's stage hooks read, per request and per step
+    additional_information  named tensors and values that the model's stage hooks read, per request and per step
     """
 
     prompt_token_ids: Sequence[int]
@@ -89,7 +90,7 @@ class OmniTokensPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CodecPrompt:
-    """Input of code2wav: codes int64 [N] without eos, and the speaker's name."""
+    """The prompt of code2wav: codes, int64 [N] without eos, and the speaker's name."""
 
     codes: torch.Tensor
     voice: str
@@ -98,16 +99,17 @@ class CodecPrompt:
 
 
 class EchoPrompt(NamedTuple):
-    """Input of the stage without a model."""
+    """The prompt of the stage without a model."""
 
     text: str
-    upstream_bytes: int  # of the payloads' tensors, checked against the digest
+    upstream_bytes: int  # of the payloads' tensors
     parameters: EchoParameters
     seed: int
     capture: bool
 
 
 EnginePrompt = OmniTextPrompt | OmniTokensPrompt | CodecPrompt | EchoPrompt
+"""The prompt that an input processor makes for its stage's runner."""
 
 
 WAITING = "waiting"
@@ -115,7 +117,7 @@ WAITING = "waiting"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage run is: ``done`` of ``total`` ``unit``; total None when unknown."""
+    """How far a stage run is: ``done`` of ``total`` ``unit``; total None when it is not known."""
 
     done: int
     total: int | None
@@ -124,20 +126,19 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
+        """Whether the runner holds the stage run back."""
         return self.unit == WAITING
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """An output the user may fetch."""
+class ReservedMemory(Protocol):
+    """Memory that a runner keeps for an output."""
 
-    name: str  # "audio.wav"
-    media_type: str  # "audio/wav"
-    data: bytes
+    def free(self) -> None:
+        """Give the memory back; safe to call twice."""
 
 
 class OmniModelRunnerOutput(NamedTuple):
-    """What a runner yields for one request when it is done.
+    """The output of a runner for one request.
 
     token_ids           the generated tokens (AR stages; eos included when it stopped there)
     text                their text, of a stage with a tokenizer
@@ -146,7 +147,7 @@ class OmniModelRunnerOutput(NamedTuple):
     multimodal_outputs  named tensors, lists or dicts of tensors (``waveform``: float32 [S], …)
     values              small JSON values for the next stage and the job's record
     prompt_token_ids    the prompt's [P]; empty where there is none
-    room                what the hidden states take of the worker's budget, until ``free``
+    room                the part of the worker's memory budget that the hidden states take, until ``free``
     """
 
     token_ids: Sequence[int] = ()
@@ -156,9 +157,28 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states: torch.Tensor | None = None
     multimodal_outputs: Mapping[str, Any] = _NOTHING
     values: Mapping[str, Any] = _NOTHING
-    room: Reservation | None = None
+    room: ReservedMemory | None = None
 
     def free(self) -> None:
-        """The hidden states are stored, or of no use any more: others may be captured. Safe to call twice."""
+        """Free the hidden states' part of the budget once they are stored or of no use; safe to call twice."""
         if self.room is not None:
             self.room.free()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An output that the user may fetch."""
+
+    name: str  # "audio.wav"
+    media_type: str  # "audio/wav"
+    data: bytes
+
+
+class StageResult(NamedTuple):
+    """The values that a stage hands on from one output of its runner."""
+
+    payload: Payload | None  # for later stages; None: no later stage of the job takes it
+    artifacts: Sequence[Artifact]  # for the user
+    result: Mapping[str, Any]  # the stage's part of the job's ``result``: JSON, small
+    finish_reason: str | None  # "stop" | "length"; None for stages without tokens
+    warnings: Sequence[Mapping[str, str]]  # for the user: {code, message} each

@@ -27,10 +27,11 @@ from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata
+from workers.execution.stage_llm import StageLLM
 from workers.models.components import component_of
 from workers.runners.ar.ar_runner import ARRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.stage import Stage, StageLLM
+from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt, StageInput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from omni_jobs.pipelines.loader import load_pipelines
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, StageInput
+from workers.stages.types import OmniModelRunnerOutput
 
 OMNI = load_pipelines(Path(__file__).parents[3] / "stage_configs")["qwen2_5_omni"]
 
 
-def warned(checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **parameters: Any) -> list[dict[str, str]]:
+def warned(
+    checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **parameters: Any
+) -> Sequence[Mapping[str, str]]:
     stage = Stage(OMNI, OMNI.stage(stage_name), checkpoint)
     stage_input = stage.input_of(
         job_id="job-1",
@@ -24,8 +28,7 @@ def warned(checkpoint: Path, stage_name: str, output: OmniModelRunnerOutput, **p
         seed=0,
         capture=False,
     )
-    assert isinstance(stage_input, StageInput)
-    return stage.warnings_of(output, stage_input)
+    return stage.finish(output, stage_input).warnings
 
 
 @pytest.mark.parametrize(
@@ -46,4 +49,10 @@ def test_a_stage_that_stopped_at_its_limit_warns(
 
 @pytest.mark.parametrize(("stage", "reason"), [("thinker", "stop"), ("talker", "stop"), ("code2wav", None)])
 def test_a_stage_that_came_to_its_end_does_not(tiny_checkpoint: Path, stage: str, reason: str | None) -> None:
-    assert warned(tiny_checkpoint, stage, OmniModelRunnerOutput(token_ids=[1] * 5000, finish_reason=reason)) == []
+    output = OmniModelRunnerOutput(
+        token_ids=[1] * 5000,
+        finish_reason=reason,
+        multimodal_outputs={"waveform": torch.zeros(4)} if stage == "code2wav" else {},
+        values={"sampling_rate": 24_000},
+    )
+    assert warned(tiny_checkpoint, stage, output) == []

@@ -1,0 +1,118 @@
+"""``StageLLM``: a stage and its engine, for the queue's executor and for offline use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from omni_jobs.media.wall import MediaWall
+from omni_jobs.payloads import Payload
+from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.settings import Settings
+from workers.runners import create_runner
+from workers.runners.runner import ProgressSink, Runner
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.stage import Stage
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, StageInput
+
+if TYPE_CHECKING:
+    from omni_jobs.requests import AdmittedRequest
+
+__all__ = ["StageLLM"]
+
+
+def _ignore(progress: Progress) -> None:
+    """Take a progress that nobody reads."""
+
+
+class StageLLM:
+    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``; or ``async with``.
+
+    docs/offline.md runs one stage alone. All methods run on one event loop.
+    """
+
+    def __init__(self, stage: Stage, runner: Runner) -> None:
+        """Join a stage and the runner of its kind; nothing is loaded yet."""
+        self.stage = stage
+        self.runner = runner
+
+    @classmethod
+    def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
+        """Return the stage as this process's settings describe it; nothing is loaded yet. Raises ConfigError."""
+        config = pipeline.stage(stage_name)
+        stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
+        args = None
+        if stage.model is not None:
+            args = OmniEngineArgs.for_stage(config, stage.model, settings)
+        return cls(stage, create_runner(config, args))
+
+    async def start(self) -> None:
+        """Load the input processor's and the runner's parts of the checkpoint. Raises ConfigError."""
+        _ = self.stage.processor
+        await self.runner.start()
+
+    def input_of(
+        self,
+        job: AdmittedRequest,
+        *,
+        upstream: Mapping[str, Payload] | None = None,
+        capture: bool = False,
+        job_id: str = "offline",
+    ) -> StageInput:
+        """Return an admitted request at this stage. Raises InvalidRequest.
+
+        ``upstream``: the payloads of the stage's ``inputs``, by stage name.
+        ``capture``: whether a later stage takes this stage's payload.
+        """
+        return self.stage.input_of(
+            job_id=job_id,
+            request=job.request,
+            media=[media.data for media in job.media],
+            upstream=upstream or {},
+            seed=job.seed,
+            capture=capture,
+        )
+
+    async def generate(self, stage_input: StageInput, progress: ProgressSink = _ignore) -> OmniModelRunnerOutput:
+        """Run one job's stage and return its output; ``free`` the output once its hidden states are stored.
+
+        Raises OmniJobsError carrying the stage's name.
+        """
+        with self.stage.named_in_errors():
+            return await self.runner.run(await self._make_prompt(stage_input), progress)
+
+    async def _make_prompt(self, stage_input: StageInput) -> EnginePrompt:
+        if self.stage.config.kind == "echo":
+            return self.stage.make_prompt(stage_input)
+        # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
+        return await asyncio.to_thread(self.stage.make_prompt, stage_input)
+
+    async def close(self) -> None:
+        """End the engine and the media's decoders; safe to call twice."""
+        try:
+            await self.runner.close()
+        finally:
+            if self.stage.wall is not None:
+                await asyncio.to_thread(self.stage.wall.close)
+
+    async def __aenter__(self) -> Self:
+        """Start it. Raises ConfigError; the parts that were loaded by then are freed."""
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine can take another run."""
+        return self.runner.healthy
