@@ -1,4 +1,4 @@
-"""The ``omni-jobs`` command, a file per group of commands. They import what is heavy only when they run."""
+"""The ``omni-jobs`` command, with a file per group of commands. A command imports heavy modules only when it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, pipelines, servers
+from omni_jobs.cli import bulk, jobs, pipelines, servers, submit
 from omni_jobs.cli.exits import Exit, Group
 from omni_jobs.cli.options import CONTEXT
 
@@ -21,18 +21,18 @@ app = typer.Typer(
     help="Durable generation jobs on multi-stage omni-modal models.",
     epilog="""\b
 Try:
-  omni-jobs up --pipeline echo            everything on this machine, no model
+  omni-jobs up --pipeline echo            start everything on this machine, without a model
   omni-jobs submit -p echo Hello --wait   in another terminal
   omni-jobs status --watch
 
 \b
 Exit codes:
-  0  done
-  1  the job, the request, a file or a start failed
+  0  success
+  1  a job, a request, a file or a start failed
   2  wrong usage
   3  the server, the broker or the database does not answer
   4  there is no such job, artifact, pipeline or stage
-  5  --timeout passed before the job ended
+  5  the job did not end within --timeout
 """,
 )
 
@@ -43,7 +43,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "rescuer": servers.rescuer,
     "migrate": servers.migrate,
     "prune": servers.prune,
-    "submit": jobs.submit,
+    "submit": submit.submit,
     "submit-bulk": bulk.submit_bulk,
     "status": jobs.status,
     "list": jobs.list_,
@@ -56,7 +56,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
 for name, command in _COMMANDS.items():
     app.command(name)(command)
 
-pipelines_app = typer.Typer(no_args_is_help=True, help="Look at stage configs.", context_settings=CONTEXT)
+pipelines_app = typer.Typer(no_args_is_help=True, help="Check and list stage configs.", context_settings=CONTEXT)
 pipelines_app.command("check")(pipelines.check)
 pipelines_app.command("list")(pipelines.list_)
 app.add_typer(pipelines_app, name="pipelines")

@@ -9,55 +9,35 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, BinaryIO, Optional
+from typing import IO, BinaryIO
 
 import typer
 
+from omni_jobs.cli import options
+from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import Exit, exit_code, fail
-from omni_jobs.cli.options import UrlOption
 from omni_jobs.errors import OmniJobsError
-
-if TYPE_CHECKING:
-    from omni_jobs.views import BulkAnswer
 
 __all__ = ["submit_bulk"]
 
 
 def submit_bulk(
-    file: Annotated[
-        str, typer.Argument(help="JSON lines, each the body of a job: a file, a pipe, or - for standard input.")
-    ],
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--out", help="Write the answers here, a line each. Default: standard output.", show_default=False
-        ),
-    ] = None,
-    idempotency_key: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--idempotency-key",
-            help="Sending the same lines again with it makes only what is missing. Default: a new one, which is "
-            "told when the connection breaks.",
-            show_default=False,
-        ),
-    ] = None,
-    cancel_after: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--cancel-after", metavar="TIME", help="Stop each job by itself after 90s, 15m, 2h.", show_default=False
-        ),
-    ] = None,
-    url: UrlOption = None,
+    file: options.LinesArgument,
+    out: options.OutFileOption = None,
+    idempotency_key: options.IdempotencyKeyOption = None,
+    cancel_after: options.CancelAfterOption = None,
+    url: options.UrlOption = None,
 ) -> None:
-    """Submit many jobs, one a line; a line that is refused disturbs no other.
+    """Submit many jobs, one per line. A line that is refused does not affect the others.
 
-    The lines are sent as they are read; the answers come once all are sent.
+    The lines are sent while they are read. The answers come after the last line.
 
-    When the connection breaks, send the same lines again with the same key.
-    A pipe gives its lines once: run again what wrote them. The server cuts a
-    pipe off that pauses for longer than its settings say (20 s, and 300 s
-    together): put the lines of a slower one into a file first.
+    If the connection breaks, send the same lines again with the same --idempotency-key: only jobs that are missing
+    are made. Without the option a new key is used, and printed if the connection breaks. A pipe gives its lines only
+    once, so run the command again that wrote them.
+
+    The server closes the connection if a pipe pauses for longer than its settings allow (20 s, and 300 s for the
+    whole request). Write the lines of a slower command to a file first.
 
     \b
     Examples:
@@ -65,35 +45,32 @@ def submit_bulk(
       zcat jobs.jsonl.gz | omni-jobs submit-bulk - > answers.jsonl
       omni-jobs submit-bulk <(jq -c '.jobs[]' jobs.json) --out answers.jsonl
     """
-    from omni_jobs.cli.jobs import client_of
-
     key = idempotency_key or f"bulk-{uuid.uuid4().hex}"
     accepted = refused = 0
-    with _opened(file) as lines, _written(out) as answers, client_of(url) as client:
+    with _opened(file) as lines, _written(out) as answers, connect(url) as client:
         try:
             for answer in client.submit_bulk(_with_bar(lines), idempotency_key=key, cancel_after=cancel_after):
                 answers.write(answer.model_dump_json(exclude_defaults=True) + "\n")
-                accepted, refused = accepted + _is_accepted(answer), refused + (not _is_accepted(answer))
+                if answer.error is None:
+                    accepted += 1
+                else:
+                    refused += 1
         except OmniJobsError as error:
-            again = f"send the same lines again with --idempotency-key {key}: what was taken is not made twice"
+            again = f"send the same lines again with --idempotency-key {key}: no job is made twice"
             fail(f"{error}; {again}" if error.retryable else str(error), exit_code(error))
     typer.echo(f"{accepted} accepted, {refused} refused", err=True)
     if refused:
         raise typer.Exit(Exit.FAILED)
 
 
-def _is_accepted(answer: BulkAnswer) -> bool:
-    return answer.error is None
-
-
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """Anything that can be read from its begin to its end: a file, a pipe, standard input."""
+    """Open a file, a pipe or standard input ("-") for reading. Raises BadParameter."""
     if file == "-":
         yield sys.stdin.buffer
         return
     try:
-        lines = open(file, "rb")  # noqa: SIM115 — closed below, and only its opening may be wrong usage
+        lines = open(file, "rb")  # noqa: SIM115 — closed below; an error of reading is not wrong usage
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="FILE") from error
     with lines:
@@ -101,7 +78,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
 
 
 def _with_bar(lines: BinaryIO) -> Iterator[bytes]:
-    """The lines, with a bar of the bytes on stderr. What a pipe will give is not known: its bar has no end."""
+    """Yield the lines, and show the bytes sent as a progress bar on stderr; without an end for a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -114,16 +91,17 @@ def _with_bar(lines: BinaryIO) -> Iterator[bytes]:
 
 
 def _size_of(lines: BinaryIO) -> int | None:
-    """The bytes still to come; None where only their end will tell."""
+    """Return the number of bytes left in a regular file; None for a pipe, where it is not known."""
     try:
-        found = os.fstat(lines.fileno())
-    except (OSError, ValueError):  # standard input that is no file at all
+        status = os.fstat(lines.fileno())
+    except (OSError, ValueError):  # standard input may have no file descriptor
         return None
-    return found.st_size - lines.tell() if stat.S_ISREG(found.st_mode) else None
+    return status.st_size - lines.tell() if stat.S_ISREG(status.st_mode) else None
 
 
 @contextmanager
 def _written(out: Path | None) -> Iterator[IO[str]]:
+    """Open a file for writing; standard output for None. Raises BadParameter."""
     if out is None:
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""How the command ends: exit codes, and errors as a line on stderr."""
+"""Exit codes, and errors printed as one line on stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Exit:
 
 
 class Group(TyperGroup):
-    """Turns every error omni-jobs raises on purpose into a line on stderr and an exit code."""
+    """The group of all commands: prints an OmniJobsError as one line on stderr, and exits with its code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -36,17 +36,19 @@ class Group(TyperGroup):
             fail(str(error), Exit.TIMEOUT)
         except KeyboardInterrupt:
             fail("interrupted", Exit.INTERRUPTED)
-        except BrokenPipeError:  # `| head` has seen enough
+        except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
 
 
 def exit_code(error: OmniJobsError) -> int:
+    """Return the exit code of an error."""
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Print a line on stderr, and exit with this code."""
     typer.echo(f"omni-jobs: {message}", err=True)
     raise typer.Exit(code)

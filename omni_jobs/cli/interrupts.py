@@ -11,9 +11,10 @@ __all__ = ["raised_signals"]
 
 @contextmanager
 def raised_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, by KeyboardInterrupt, so that what it opened is closed.
+    """Raise KeyboardInterrupt in this block on SIGTERM and SIGHUP too, so that it closes all it has opened.
 
-    So does SIGINT where a shell's ``&`` had it ignored; what nohup ignores stays ignored. In the main thread only.
+    SIGINT raises it as well where the shell's ``&`` had it ignored. A SIGHUP that nohup ignores stays ignored.
+    Only the main thread may use it.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,28 +1,193 @@
-"""Options that several commands have."""
+"""The arguments and options of the commands, as types of their parameters."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-__all__ = ["CONTEXT", "DataDirOption", "JsonOption", "PipelineOption", "UrlOption"]
+__all__ = [
+    "CONTEXT",
+    "ApiPortOption",
+    "AudioOption",
+    "BodyOption",
+    "CancelAfterOption",
+    "CheckpointsOption",
+    "ConcurrencyOption",
+    "CursorOption",
+    "DataDirOption",
+    "DryRunOption",
+    "ErrorCodeOption",
+    "FdOption",
+    "FromStageOption",
+    "HostOption",
+    "IdempotencyKeyOption",
+    "ImageOption",
+    "JobArgument",
+    "JobsArgument",
+    "JsonOption",
+    "LimitOption",
+    "LinesArgument",
+    "ListPipelineOption",
+    "LogLevelOption",
+    "MetadataOption",
+    "ModalitiesOption",
+    "NewestOrJobArgument",
+    "OutFileOption",
+    "OutOption",
+    "ParamOption",
+    "PipelineOption",
+    "PromptEmbedsOption",
+    "SeedOption",
+    "ServePipelinesOption",
+    "SlotOption",
+    "StageConfigsArgument",
+    "StageOption",
+    "StatusOption",
+    "SubmitPipelineOption",
+    "SystemOption",
+    "TextArgument",
+    "TimeoutOption",
+    "UpPortOption",
+    "UrlOption",
+    "VideoOption",
+    "VoiceOption",
+    "WaitOption",
+    "WatchOption",
+]
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
+
+def _media_option(name: str, help_: str) -> typer.models.OptionInfo:
+    return typer.Option(name, exists=True, dir_okay=False, help=f"{help_} May be repeated.")  # type: ignore[no-any-return]
+
+
+# Of several commands.
+
 UrlOption = Annotated[
-    Optional[str],  # noqa: UP045 — typer reads it at run time
+    str | None,
     typer.Option(
         "--url",
         envvar="OMNI_JOBS_URL",
         help="The API server. Default: the stack that runs in the data directory, else http://127.0.0.1:8000.",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-PipelineOption = Annotated[str, typer.Option("--pipeline", "-p", help="The pipeline's name.", show_default=False)]
 DataDirOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--data-dir", help="Where everything is kept. Default: ~/.local/share/omni-jobs.", show_default=False),
+    Path | None, typer.Option("--data-dir", help="Directory for all data. Default: ~/.local/share/omni-jobs.")
 ]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show the job's progress until it ends.")]
+TimeoutOption = Annotated[float | None, typer.Option("--timeout", min=0, help="Give up --wait after these seconds.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write result.json, text.txt and the artifacts of the ended job into this directory."),
+]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="Number of jobs.")]
+CancelAfterOption = Annotated[
+    str | None, typer.Option("--cancel-after", metavar="TIME", help="Cancel each job after this time: 90s, 15m, 2h.")
+]
+PipelineOption = Annotated[str, typer.Option("--pipeline", "-p", help="The pipeline's name.")]
+
+# Of submit.
+
+TextArgument = Annotated[str | None, typer.Argument(help="The user's message; - reads it from standard input.")]
+SubmitPipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", "-p", help="The pipeline's name. Default: the only one that is served.")
+]
+AudioOption = Annotated[list[Path] | None, _media_option("--audio", "A sound file in the message.")]
+ImageOption = Annotated[list[Path] | None, _media_option("--image", "A picture in the message.")]
+VideoOption = Annotated[list[Path] | None, _media_option("--video", "A video in the message.")]
+PromptEmbedsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-embeds",
+        exists=True,
+        dir_okay=False,
+        help="Embeddings in place of a message: a safetensors file with one tensor, prompt_embeds.",
+    ),
+]
+SystemOption = Annotated[str | None, typer.Option("--system", help="The system message.")]
+ModalitiesOption = Annotated[str, typer.Option("--modalities", "-m", help="The outputs: text, or text,audio.")]
+VoiceOption = Annotated[str | None, typer.Option("--voice", help="The voice of the audio.")]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="STAGE.NAME=VALUE", help="Set a parameter of a stage. May be repeated."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same result.")
+]
+MetadataOption = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="Keep this with the job. May be repeated.")
+]
+BodyOption = Annotated[
+    str | None,
+    typer.Option("--body", metavar="FILE", help="A whole request as JSON; - reads it from standard input."),
+]
+IdempotencyKeyOption = Annotated[
+    str | None, typer.Option("--idempotency-key", help="A second submit with the same key makes no second job.")
+]
+
+# Of submit-bulk.
+
+LinesArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="One request per line, as JSON: a file, a pipe, or - for standard input.")
+]
+OutFileOption = Annotated[
+    Path | None, typer.Option("--out", help="Write one answer per line to this file. Default: standard output.")
+]
+
+# Of status, list, retry and delete.
+
+NewestOrJobArgument = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the newest jobs are shown.")
+]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="The jobs' ids.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh until the job ends, or until Ctrl-C.")]
+CursorOption = Annotated[str | None, typer.Option("--cursor", metavar="JOB", help="Only jobs older than this one.")]
+StatusOption = Annotated[str | None, typer.Option("--status", help="Only jobs that are queued, failed, …")]
+ListPipelineOption = Annotated[str | None, typer.Option("--pipeline", "-p", help="Only jobs of this pipeline.")]
+ErrorCodeOption = Annotated[
+    str | None, typer.Option("--error-code", metavar="CODE", help="Only jobs that failed with this error.")
+]
+FromStageOption = Annotated[
+    str | None, typer.Option("--from-stage", metavar="STAGE", help="Run this stage and all later ones again.")
+]
+
+# Of the servers.
+
+ServePipelinesOption = Annotated[
+    list[str] | None, typer.Option("--pipeline", "-p", help="Serve this pipeline. May be repeated.")
+]
+CheckpointsOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="[PIPELINE=]PATH", help="A checkpoint directory. May be repeated."),
+]
+UpPortOption = Annotated[
+    int | None,
+    typer.Option("--port", min=0, max=65535, help="The API's port. Default: 8000, or a free one if 8000 is taken."),
+]
+HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+ApiPortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
+FdOption = Annotated[
+    int | None, typer.Option("--fd", help="Serve on this listening socket, which a supervisor has opened.")
+]
+StageOption = Annotated[str, typer.Option("--stage", "-s", help="The stage's name.")]
+SlotOption = Annotated[
+    str | None,
+    typer.Option(
+        "--slot", help="The worker's name: unique, and the same after a restart. Default: PIPELINE.STAGE-1@host."
+    ),
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", "-c", min=1, help="Messages in flight; each carries several stage runs."),
+]
+LogLevelOption = Annotated[str, typer.Option("--log-level", "-l", help="Lowest level that is logged.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the Celery command line.")]
+
+# Of pipelines check.
+
+StageConfigsArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Stage configs.")]

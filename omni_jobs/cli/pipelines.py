@@ -1,24 +1,21 @@
-"""Commands of stage configs."""
+"""The commands that check and list stage configs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from omni_jobs.cli.exits import Exit
-from omni_jobs.cli.options import JsonOption
+from omni_jobs.cli.options import JsonOption, StageConfigsArgument
 from omni_jobs.cli.screen import show
 
 __all__ = ["check", "list_"]
 
 
-def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Stage configs.", show_default=False)],
-) -> None:
-    """Check stage configs; each error names file, line and field.
+def check(files: StageConfigsArgument) -> None:
+    """Check stage configs. Each error names the file, the line and the field.
 
     \b
     Example:
@@ -45,7 +42,7 @@ def check(
 
 
 def list_(as_json: JsonOption = False) -> None:
-    """List the pipelines of the stage config directory (OMNI_JOBS_STAGE_CONFIGS), served or not.
+    """List the pipelines in the directory of stage configs (OMNI_JOBS_STAGE_CONFIGS), served or not.
 
     \b
     Examples:

@@ -1,40 +1,80 @@
-"""What a command prints."""
+"""Output of the commands: tables, JSON and the outcome of a job."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from omni_jobs.cli.exits import Exit, fail
+
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console, RenderableType
 
-__all__ = ["show", "watching"]
+    from omni_jobs.views import JobView
+
+__all__ = ["show", "show_json", "show_outcome", "show_repeatedly", "show_warnings"]
 
 
-def show(what: str | RenderableType) -> None:
-    """Print a text, or a table as wide as the terminal."""
-    if isinstance(what, str):
-        typer.echo(what)
-    else:
-        _console().print(what)
+def show(content: RenderableType) -> None:
+    """Print a rich renderable on stdout, as wide as the terminal."""
+    _console().print(content)
 
 
-def watching(look: Callable[[], RenderableType]) -> None:
-    """Show what ``look`` gives, anew every second, until Ctrl-C."""
+def show_json(view: BaseModel) -> None:
+    """Print a view of the API as JSON on stdout."""
+    typer.echo(view.model_dump_json(indent=2))
+
+
+def show_repeatedly(content: Callable[[], RenderableType]) -> None:
+    """Show the renderable that ``content`` returns, and replace it every second, until Ctrl-C."""
     from rich.live import Live
 
-    with Live(look(), console=_console(), auto_refresh=False) as live:
+    with Live(content(), console=_console(), auto_refresh=False) as live:
         while True:
             time.sleep(1.0)
-            live.update(look(), refresh=True)
+            live.update(content(), refresh=True)
+
+
+def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
+    """Print a job's text on stdout, and its artifacts and warnings on stderr.
+
+    Exits with status 1 unless the job is completed.
+
+    Args:
+        as_json: print the whole job as JSON in place of its text and artifacts.
+        out: the directory that the artifacts were written to; None to print their URLs.
+    """
+    if as_json:
+        show_json(job)
+    else:
+        text = (job.result or {}).get("text")
+        if text is not None:
+            typer.echo(text)
+        for artifact in job.artifacts:
+            where = out / artifact.name if out is not None else artifact.url
+            typer.echo(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
+    show_warnings(job)
+    if job.status.value != "completed":
+        reason = f": {job.error.message}" if job.error is not None else ""
+        fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
+
+
+def show_warnings(job: JobView) -> None:
+    """Print a job's warnings on stderr, a line each."""
+    from omni_jobs.cli.console import printable
+
+    for warning in job.warnings:
+        typer.echo(f"warning: {printable(warning.message)}", err=True)
 
 
 def _console() -> Console:
     from rich.console import Console
 
     console = Console()
-    # A pipe has no width: lines must not be folded at 80 for it.
+    # A pipe has no width: rich would fold lines at 80 characters.
     return console if console.is_terminal else Console(width=200)

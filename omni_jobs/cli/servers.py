@@ -1,14 +1,15 @@
-"""Commands that serve: the whole stack, or one of its processes; and what prepares the database."""
+"""The commands that serve (the whole stack or one of its processes), and those that maintain the database."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING
 
 import typer
 
-from omni_jobs.cli.options import DataDirOption, JsonOption, PipelineOption
+from omni_jobs.cli import options
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
@@ -17,26 +18,15 @@ __all__ = ["api", "migrate", "prune", "rescuer", "up", "worker"]
 
 
 def up(
-    pipeline: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--pipeline", "-p", help="Serve this pipeline; may be repeated.", show_default=False),
-    ] = None,
-    model: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--model", metavar="[PIPELINE=]PATH", help="A checkpoint directory.", show_default=False),
-    ] = None,
-    data_dir: DataDirOption = None,
-    port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--port", min=0, max=65535, help="The API's port. Default: 8000, or a free one.", show_default=False
-        ),
-    ] = None,
+    pipeline: options.ServePipelinesOption = None,
+    model: options.CheckpointsOption = None,
+    data_dir: options.DataDirOption = None,
+    port: options.UpPortOption = None,
 ) -> None:
-    """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and a worker per stage.
+    """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and one worker per stage.
 
-    Without --pipeline: those of OMNI_JOBS_PIPELINES; unset, those whose checkpoint is given with --model, or else
-    echo. Which pipeline a checkpoint is for is told from its config.json, where PIPELINE= does not say so.
+    Without --pipeline it serves the pipelines that OMNI_JOBS_PIPELINES names; if that is unset, those that --model
+    gives a checkpoint for; else echo. The checkpoint's config.json tells its pipeline, unless PIPELINE= names it.
 
     \b
     Examples:
@@ -72,10 +62,11 @@ def up(
             stack.stop()
 
 
-def _served_for_one_user() -> Settings:
-    """The settings of a process that is not the stack's; what it writes, and where, is for its user alone.
+def _settings_for_one_user() -> Settings:
+    """Return the settings of a process that runs without the embedded stack, and keep its files private.
 
-    Raises StackError when the data directory is open to others and not ours to close.
+    Only this user may read files that it writes, and the data directory if it uses one. Raises StackError if the
+    data directory stays open to other users.
     """
     import os
 
@@ -85,17 +76,20 @@ def _served_for_one_user() -> Settings:
     from omni_jobs.stack.data_directory import close_to_others
 
     os.umask(UMASK)
-    found = settings()
-    if found.database_url is None or found.storage_url is None:
+    current = settings()
+    if current.database_url is None or current.storage_url is None:
         try:
-            close_to_others(found.data_dir.expanduser().resolve())
+            close_to_others(current.data_dir.expanduser().resolve())
         except OSError as error:
             raise StackError(f"the data directory cannot be used: {error}") from error
-    return found
+    return current
 
 
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
-    """The pipelines to start, and their checkpoints as far as given."""
+    """Return the names of the pipelines to start, and the checkpoint directories that ``models`` gives by name.
+
+    ``models`` are the values of --model: a path, or PIPELINE=PATH.
+    """
     from omni_jobs.pipelines.loader import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
@@ -106,18 +100,21 @@ def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tupl
         for name in pipelines or known
         if (pipeline := known.named(name, field="pipeline")).model is not None
     }
-    found: dict[str, Path] = {}
+    checkpoints: dict[str, Path] = {}
     for value in models:
         name, separator, path = value.partition("=")
         if not separator or name not in known:
             name, path = _pipeline_of(Path(value).expanduser(), architectures), value
-        found[name] = Path(path).expanduser().resolve()
-    chosen = pipelines or [name for name in architectures if name in found or name in settings.models]
-    return chosen or ["echo"], found
+        checkpoints[name] = Path(path).expanduser().resolve()
+    chosen = pipelines or [name for name in architectures if name in checkpoints or name in settings.models]
+    return chosen or ["echo"], checkpoints
 
 
 def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
-    """The one pipeline that runs this checkpoint: the only one there is, or else the only one of its architecture."""
+    """Return the name of the pipeline that runs this checkpoint: the only one, or the only one of its architecture.
+
+    ``architectures`` maps the pipelines' names to their architectures. Raises BadParameter, and ConfigError.
+    """
     from omni_jobs.errors import ConfigError
     from omni_jobs.prompts import architectures_of
 
@@ -128,12 +125,12 @@ def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
         of_checkpoint = architectures_of(checkpoint)
         fitting = [name for name, architecture in architectures.items() if architecture in of_checkpoint]
     if len(fitting) != 1:
-        raise typer.BadParameter(f"say for which pipeline: PIPELINE={checkpoint}", param_hint="--model")
+        raise typer.BadParameter(f"name its pipeline: PIPELINE={checkpoint}", param_hint="--model")
     return fitting[0]
 
 
 def _usual_port(settings: Settings) -> int:
-    """The port people expect, when it is free."""
+    """Return the port of the settings (8000) if it is free, otherwise 0."""
     import socket
 
     with socket.socket() as probe:
@@ -145,21 +142,8 @@ def _usual_port(settings: Settings) -> int:
     return settings.api_port
 
 
-def api(
-    host: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--host", help="Address to listen on.", show_default=False),
-    ] = None,
-    port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--port", min=0, max=65535, help="Port to listen on.", show_default=False),
-    ] = None,
-    fd: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--fd", help="Serve on this listening socket, opened by a supervisor.", show_default=False),
-    ] = None,
-) -> None:
-    """Run one API server. Settings come from OMNI_JOBS_* variables.
+def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd: options.FdOption = None) -> None:
+    """Run one API server. It takes its settings from OMNI_JOBS_* variables.
 
     \b
     Example:
@@ -168,54 +152,33 @@ def api(
     import gc
     import socket
 
-    # What is loaded stays: the collector need not look through it, now (a sixth of the start) or later.
-    gc.disable()
-    try:
-        from omni_jobs.api.allocator import give_freed_memory_back
-        from omni_jobs.api.server import Server, raise_file_limit
-        from omni_jobs.api.services import Services
+    from omni_jobs.api.allocator import give_freed_memory_back
+    from omni_jobs.api.server import Server, raise_file_limit
+    from omni_jobs.api.services import Services
 
-        given = {"api_host": host, "api_port": port}
-        found = _served_for_one_user().model_copy(
-            update={name: value for name, value in given.items() if value is not None}
-        )
-        give_freed_memory_back()
-        raise_file_limit(found)
-        # Opened here, what is wrong is a line and an exit code; in the application's start it would be a traceback.
-        server = Server(found, Services.open(found))
-        gc.freeze()
-        gc.set_threshold(10_000, 20, 20)  # all threads wait while it looks through what a large body was made into
-    finally:
-        gc.enable()
-    sockets = None if fd is None else [socket.socket(fileno=fd)]
-    server.run(sockets=sockets)
+    given = {"api_host": host, "api_port": port}
+    settings = _settings_for_one_user().model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    give_freed_memory_back()
+    raise_file_limit(settings)
+    # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
+    server = Server(settings, Services.open(settings))
+    # All threads wait while the collector runs: it skips all that is loaded now, and looks at large bodies less often.
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
 
 
 def worker(
-    pipeline: PipelineOption,
-    stage: Annotated[str, typer.Option("--stage", "-s", help="The stage's name.", show_default=False)],
-    slot: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--slot",
-            help="The worker's name: unique, the same again after a restart. Default: PIPELINE.STAGE-1@host.",
-            show_default=False,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--concurrency",
-            "-c",
-            min=1,
-            help="Messages at a time; each carries several stage runs.",
-            show_default=False,
-        ),
-    ] = None,
-    log_level: Annotated[str, typer.Option("--log-level", "-l")] = "INFO",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Celery command line instead.")] = False,
+    pipeline: options.PipelineOption,
+    stage: options.StageOption,
+    slot: options.SlotOption = None,
+    concurrency: options.ConcurrencyOption = None,
+    log_level: options.LogLevelOption = "INFO",
+    dry_run: options.DryRunOption = False,
 ) -> None:
-    """Run one stage's worker: becomes the stock Celery command line.
+    """Run one stage's worker. The process becomes a stock Celery worker.
 
     \b
     Examples:
@@ -232,21 +195,21 @@ def worker(
         worker_command,
     )
 
-    found = load_pipelines(settings().resolved_stage_configs).named(pipeline, field="pipeline")
-    command = worker_command(found, stage, settings(), slot=slot, concurrency=concurrency, log_level=log_level)
+    configs = settings().resolved_stage_configs
+    config = load_pipelines(configs).named(pipeline, field="pipeline")
+    command = worker_command(config, stage, settings(), slot=slot, concurrency=concurrency, log_level=log_level)
     if dry_run:
         typer.echo(as_shell_line(command, POOL_ENVIRONMENT))
         return
-    check_worker_installed(found, stage)
-    _served_for_one_user()
-    configs = {"OMNI_JOBS_STAGE_CONFIGS": str(settings().resolved_stage_configs)}
-    replace_process(command, {**configs, **POOL_ENVIRONMENT})
+    check_worker_installed(config, stage)
+    _settings_for_one_user()
+    replace_process(command, {"OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT})
 
 
 def rescuer() -> None:
-    """Run a rescuer: takes back what lost workers held, ends what is late, deletes what was kept long enough.
+    """Run a rescuer. It frees the stage runs of lost workers, expires late jobs and deletes old data.
 
-    One is enough; several do no harm.
+    One rescuer is enough. Several do no harm.
 
     \b
     Example:
@@ -254,34 +217,30 @@ def rescuer() -> None:
     """
     from omni_jobs.maintenance.rescuer import run
 
-    run(_served_for_one_user())
+    run(_settings_for_one_user())
 
 
 def migrate() -> None:
-    """Bring the database to this version's schema; safe to run twice, and from several hosts.
+    """Bring the database to this version's schema. Safe to run twice, and on several hosts at once.
 
     \b
     Example:
-      OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first API server, and after an update
+      OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first start, and after an update
     """
     from omni_jobs.database.database import Database
 
-    found = _served_for_one_user()
-    database = Database(found.resolved_database_url)
-    try:
+    with closing(Database(_settings_for_one_user().resolved_database_url)) as database:
         database.migrate()
-    finally:
-        database.close()
     typer.echo("the database is up to date")
 
 
-def prune(as_json: JsonOption = False) -> None:
-    """Delete once what has been kept long enough, as a rescuer does all the time, and objects nothing refers to.
+def prune(as_json: options.JsonOption = False) -> None:
+    """Delete data that has been kept long enough, and objects without a job, once. A rescuer does it all the time.
 
     \b
     Examples:
       omni-jobs prune --json
-      OMNI_JOBS_KEEP_ARTIFACTS_S=3600 omni-jobs prune     # artifacts of jobs that ended an hour ago
+      OMNI_JOBS_KEEP_ARTIFACTS_S=3600 omni-jobs prune     # delete artifacts of jobs that ended an hour ago
     """
     import json
     from dataclasses import asdict
@@ -291,11 +250,8 @@ def prune(as_json: JsonOption = False) -> None:
     from omni_jobs.maintenance.pruner import Pruner
     from omni_jobs.storage import open_store
 
-    found = _served_for_one_user()
-    database = Database(found.resolved_database_url)
-    try:
+    settings = _settings_for_one_user()
+    with closing(Database(settings.resolved_database_url)) as database:
         database.check()
-        gone = asdict(Pruner(Jobs(database), open_store(found), found).once())
-    finally:
-        database.close()
+        gone = asdict(Pruner(Jobs(database), open_store(settings), settings).once())
     typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

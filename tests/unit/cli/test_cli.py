@@ -233,7 +233,7 @@ def test_a_body_that_is_none(body: str, about: str) -> None:
         (["--pipeline", "nope"], "unknown pipeline 'nope'", Exit.NOT_FOUND),
         (["--pipeline", "qwen2_5_omni"], "needs a checkpoint directory: --model PATH", Exit.FAILED),
         (["--model", "/does/not/exist"], "no such checkpoint directory", Exit.FAILED),
-        (["--pipeline", "echo", "--model", "/tmp"], "say for which pipeline", 2),
+        (["--pipeline", "echo", "--model", "/tmp"], "name its pipeline", 2),
         (["--model", "/tmp"], "config.json: the checkpoint lacks this file", Exit.FAILED),
     ],
 )
@@ -274,7 +274,7 @@ def test_up_refuses_a_checkpoint_of_another_kind(tiny_causal_lm: Path, tmp_path:
     (other / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}', encoding="utf-8")
     result = run("up", "--data-dir", str(tmp_path / "data"), "--model", str(other))
     assert result.exit_code == 2
-    assert "say for which pipeline" in result.output
+    assert "name its pipeline" in result.output
     result = run("up", "--data-dir", str(tmp_path / "data"), "--model", f"qwen2_5_omni={tiny_causal_lm}")
     assert result.exit_code == Exit.FAILED
     assert "chat template" in result.output or "thinker_config" in result.output

@@ -1,0 +1,24 @@
+"""The client of the server that a command talks to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_jobs.client import Client
+
+__all__ = ["connect"]
+
+
+def connect(url: str | None) -> Client:
+    """Return a client of the server at ``url``.
+
+    Without a URL: of the embedded stack that runs in the data directory, else of http://127.0.0.1:8000.
+    """
+    from omni_jobs.client import Client
+    from omni_jobs.settings import read_settings
+    from omni_jobs.stack.data_directory import running_stack
+
+    if url is None:
+        url = (running_stack(read_settings().data_dir) or {}).get("url")
+    return Client(url)

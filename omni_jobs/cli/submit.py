@@ -1,0 +1,156 @@
+"""The command that submits one job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from omni_jobs.cli import options
+from omni_jobs.cli.connect import connect
+from omni_jobs.cli.screen import show_json, show_outcome
+from omni_jobs.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from omni_jobs.client import Client
+
+__all__ = ["submit"]
+
+
+def submit(
+    text: options.TextArgument = None,
+    pipeline: options.SubmitPipelineOption = None,
+    audio: options.AudioOption = None,
+    image: options.ImageOption = None,
+    video: options.VideoOption = None,
+    prompt_embeds: options.PromptEmbedsOption = None,
+    system: options.SystemOption = None,
+    modalities: options.ModalitiesOption = "text",
+    voice: options.VoiceOption = None,
+    param: options.ParamOption = None,
+    seed: options.SeedOption = None,
+    metadata: options.MetadataOption = None,
+    body: options.BodyOption = None,
+    idempotency_key: options.IdempotencyKeyOption = None,
+    cancel_after: options.CancelAfterOption = None,
+    wait: options.WaitOption = False,
+    timeout: options.TimeoutOption = None,
+    out: options.OutOption = None,
+    url: options.UrlOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Submit a job and print its id. With --wait, wait for its end and print its text.
+
+    \b
+    Examples:
+      omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
+      omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
+      omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
+      omni-jobs submit --body request.json --json
+    """
+    from omni_jobs.cli.console import show_progress
+
+    media = {"audio": audio or [], "images": image or [], "videos": video or []}
+    if body is not None:
+        if text is not None or any(media.values()):
+            raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
+        request = _read_body(body)
+    else:
+        request = _prompt(text, system, media, prompt_embeds)
+        request["modalities"] = [name.strip() for name in modalities.split(",") if name.strip()]
+        request |= _settings(voice, param, seed, metadata)
+    with connect(url) as client:
+        if body is None:
+            request["model"] = pipeline or _only_pipeline(client)
+        keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
+        job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
+        if wait:
+            job = show_progress(client, job.id, timeout)
+            if out is not None:
+                client.save(job, out)
+            show_outcome(job, as_json, out)
+        elif as_json:
+            show_json(job)
+        else:
+            typer.echo(job.id)
+
+
+def _read_body(file: str) -> dict[str, Any]:
+    """Return the JSON object in a file, or on standard input for "-". Raises InvalidRequest."""
+    try:
+        body = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidRequest(f"{file} is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"{file} is not a JSON object")
+    return body
+
+
+def _prompt(
+    text: str | None, system: str | None, media: Mapping[str, Sequence[Path]], prompt_embeds: Path | None
+) -> dict[str, Any]:
+    """Return the request's ``messages``; an empty request if ``prompt_embeds`` takes their place."""
+    from omni_jobs.client import user_message
+
+    if prompt_embeds is not None:
+        if text is not None or system is not None or any(media.values()):
+            raise typer.BadParameter("embeddings take the place of text and files", param_hint="--prompt-embeds")
+        return {}
+    if text is None and not any(media.values()):
+        raise typer.BadParameter("a text, a file or --body is needed", param_hint="TEXT")
+    system_messages = [] if system is None else [{"role": "system", "content": system}]
+    message = user_message(sys.stdin.read() if text == "-" else text, **media)
+    return {"messages": [*system_messages, message]}
+
+
+def _settings(
+    voice: str | None, param: Sequence[str] | None, seed: int | None, metadata: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the request's fields for those options that are given."""
+    fields: dict[str, Any] = {}
+    if voice is not None:
+        fields["audio"] = {"voice": voice}
+    if param:
+        fields["stages"] = _parameters(param)
+    if seed is not None:
+        fields["seed"] = seed
+    if metadata:
+        fields["metadata"] = dict(_name_and_value(option, "--metadata") for option in metadata)
+    return fields
+
+
+def _parameters(values: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Turn ``thinker.temperature=0`` into {"thinker": {"temperature": 0}}. A value that is not JSON is a string."""
+    stages: dict[str, dict[str, Any]] = {}
+    for option in values:
+        path, value = _name_and_value(option, "--param")
+        stage, _, name = path.partition(".")
+        if not stage or not name:
+            raise typer.BadParameter(f"{option!r} is not STAGE.NAME=VALUE", param_hint="--param")
+        parameters = stages.setdefault(stage, {})
+        try:
+            parameters[name] = json.loads(value)
+        except ValueError:
+            parameters[name] = value
+    return stages
+
+
+def _name_and_value(text: str, option: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    return name, value
+
+
+def _only_pipeline(client: Client) -> str:
+    """Return the name of the server's only pipeline. Raises BadParameter if it serves another number of them."""
+    names = [pipeline.name for pipeline in client.pipelines()]
+    if len(names) != 1:
+        served = f"this server serves {', '.join(names)}" if names else "this server serves none"
+        raise typer.BadParameter(f"name a pipeline: {served}", param_hint="--pipeline")
+    return names[0]
