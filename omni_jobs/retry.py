@@ -19,7 +19,7 @@ _Times = Annotated[int, Field(ge=0, le=100)]
 
 
 class RetryLimits(BaseModel):
-    """How often a stage run is tried again after failures of each retry class.
+    """The number of times a stage run is tried again, for failures of each retry class.
 
     Bad input has no class, because another attempt would fail as well.
     """

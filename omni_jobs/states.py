@@ -20,7 +20,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job has ended; only a retry by its user opens it again."""
+        """True once the job has ended; only a retry by its user opens it again."""
         return self in _FINAL_JOB
 
 
@@ -36,7 +36,7 @@ class StageRunState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the stage run has ended."""
+        """True once the stage run has ended."""
         return self in _FINAL_STAGE_RUN
 
 

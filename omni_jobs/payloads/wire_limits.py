@@ -1,4 +1,4 @@
-"""How large a payload may be, as a whole and in its parts."""
+"""The limits on the size of a payload, as a whole and in its parts."""
 
 from __future__ import annotations
 

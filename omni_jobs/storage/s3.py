@@ -201,12 +201,7 @@ class S3ObjectStore(ObjectStore):
 
     def check(self) -> None:
         with self._call("asking for the bucket", self._bucket, CallLimit(_CHECK_S)):
-            try:
-                self._impatient_client.head_bucket(Bucket=self._bucket)
-            except ClientError as error:
-                code = _code(error)
-                refused = StorageFull if code in _FULL else StorageUnavailable
-                raise refused(f"the bucket refuses: {code}", key=self._bucket) from error
+            self._impatient_client.head_bucket(Bucket=self._bucket)
 
     def _connect(self, config: Config) -> S3Client:
         client = self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
