@@ -1,9 +1,9 @@
-"""A job's request: what a client sends, and what is left of it once it is admitted.
+"""A job's request: its form, and its admission by a pipeline.
 
-admit(body, pipelines, settings) → AdmittedRequest    every check there is; nothing is stored before
-parse(body, settings) → ParsedRequest                 its first step: the form
+parse(body, settings) → ParsedRequest              the body has the form of a JobRequest
+admit(body, pipelines, settings) → AdmittedRequest  everything is checked; nothing is stored before
 
-The HTTP API and OmniLLM both come through here, so both take and refuse the same.
+The HTTP API and OmniLLM both admit requests here, so both accept and refuse the same.
 """
 
 from __future__ import annotations

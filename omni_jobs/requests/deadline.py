@@ -1,4 +1,4 @@
-"""When a job is to stop by itself: ``Cancel-After`` of the request's head, ``expires_at`` of its body."""
+"""A job's deadline: the header ``Cancel-After`` or the field ``expires_at``, after which the job stops by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_jobs.errors import InvalidRequest
 __all__ = ["LONGEST_S", "cancel_after", "check_deadline", "moment"]
 
 LONGEST_S = 30 * 86_400.0
-"""How far ahead a deadline may lie."""
+"""A deadline lies at most so many seconds ahead."""
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smh]?)")
 _SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -22,7 +22,7 @@ _RFC_3339 = re.compile(
 
 
 def cancel_after(header: str) -> float:
-    """Seconds, 1 … LONGEST_S, of ``90``, ``90s``, ``15m`` or ``2h``. Raises InvalidRequest."""
+    """Return the seconds, 1 to LONGEST_S, that ``90``, ``90s``, ``15m`` or ``2h`` say. Raises InvalidRequest."""
     match = _DURATION.fullmatch(header.strip())
     if match is None or not header.isascii():
         raise InvalidRequest("must be seconds, or like 90s, 15m, 2h", field="Cancel-After")
@@ -33,13 +33,13 @@ def cancel_after(header: str) -> float:
 
 
 def moment(value: Any) -> float | None:
-    """Unix seconds of such a number or of an RFC 3339 text with its zone. Raises ValueError saying what is wrong."""
+    """Return the unix seconds that a number or an RFC 3339 text with a zone says; None for None. Raises ValueError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be an RFC 3339 time such as 2026-01-05T09:30:00Z, or unix seconds")
     if not isinstance(value, str):
-        if not 0 <= value < 1e11:  # further, no calendar follows; milliseconds are taken for what they are not
+        if not 0 <= value < 1e11:  # larger numbers are milliseconds, or no date of any calendar
             raise ValueError("must be unix seconds")
         return float(value)
     match = _RFC_3339.fullmatch(value)
@@ -54,7 +54,7 @@ def moment(value: Any) -> float | None:
 
 
 def check_deadline(expires_at: float, now: float) -> None:
-    """Raises InvalidRequest unless it lies ahead of ``now``, by 30 days at most; both in unix seconds."""
+    """Raise InvalidRequest unless ``expires_at`` lies ahead of ``now`` by at most 30 days. Both are unix seconds."""
     if expires_at <= now:
         raise InvalidRequest("must be in the future", field="expires_at")
     if expires_at > now + LONGEST_S:

@@ -1,4 +1,4 @@
-"""Embeddings as a job's prompt: checked whole before anything of them is stored."""
+"""Embeddings as a job's prompt: they are checked whole before anything of them is stored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
-    """The prompt's length in tokens. ``data``: a safetensors file with one tensor, ``prompt_embeds``.
+    """Return the prompt's length in tokens.
 
-    Raises InvalidRequest naming what does not fit: format, dtype, rank, hidden size, length, or a value
-    that is not finite.
+    ``data``: a safetensors file with one tensor, ``prompt_embeds``, of shape [tokens, hidden size] and dtype F16, BF16
+    or F32. Raises InvalidRequest where format, dtype, rank, hidden size or length do not fit, or a value is not finite.
     """
     if renderer is None:
         raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")

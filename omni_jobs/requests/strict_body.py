@@ -1,15 +1,15 @@
-"""A request's bytes → JSON whose strings every part of the platform can carry.
+"""The bytes of a request's body become JSON whose values every part of the platform can carry.
 
-Whatever a body holds, it costs little to refuse: each step is bounded by the body's bytes, and no
-call of more than a few milliseconds keeps the other threads from the interpreter. That is why a large
-body is outlined first: its long strings are cut out, and JSON reads the rest. Those that are media in
-base64 are never made into strings: nothing is joined or copied whole, because the kernel takes a
-tenth of a second to find room for 64 MiB.
+Refusing a body costs little, whatever the body holds: each step is bounded by the body's bytes, and no call holds the
+interpreter's lock for more than a few milliseconds. So a large body is outlined first: its long strings are cut out,
+and the JSON parser reads the rest. Long strings that are media in base64 never become ``str``, and nothing is joined or
+copied whole, because the kernel takes a tenth of a second to provide 64 MiB.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,36 +20,39 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 __all__ = ["SLICE", "Long", "canonical", "parse_body"]
 
 SLICE = 256 << 10
-"""Bytes that one call works on: half a millisecond in which no other thread runs."""
-_MATCHED = 32 << 10  # bytes of it that a regular expression does in that time
+"""Bytes that one call works on: it holds the interpreter's lock for half a millisecond."""
+_MATCHED = 32 << 10  # bytes that a regular expression reads in half a millisecond
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 50_000  # a few bytes of JSON can become a hundred of memory
-_MAX_KEYS = 256  # of one object: each that is unknown costs an error
-_MAX_OUTSIDE = 8 << 20  # bytes outside the strings: numbers, marks and white space
-_TEXT_AS_JSON = 3  # bytes that JSON writes for one of UTF-8, at most, but for control characters
-_SMALL = 32 << 10  # cannot hold too much of anything
-_LONG = 64 << 10
+_MAX_KEYS = 256  # of one object, because each unknown key costs an error
+_MAX_OUTSIDE = 8 << 20  # bytes outside of strings: numbers, marks and white space
+_TEXT_AS_JSON = 3  # JSON writes at most so many bytes for one byte of UTF-8, but for control characters
+_SMALL = 32 << 10  # a body of so few bytes cannot hold too much of anything
+_LONG = 64 << 10  # a string of more bytes is long
 
 _MARKS = (b",", b"[", b"{")
-_PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # what JSON writes as it is
+_PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characters that JSON writes as they are
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_COLON = re.compile(rb"[ \t\r\n]*:")
 
 Path = tuple["Path", str | int] | None
 Long = Mapping[str, memoryview]
-"""Encoded media by the names that stand in their place in the tree, which no client can write: ASCII, as it stands
-between the quotes, and without escapes."""
+"""Media in base64 by the names that stand in their places in the tree. No client can write such a name.
+
+A value is the ASCII between the quotes, without escapes."""
 
 
 def parse_body(
     body: bytes | bytearray, max_bytes: int, max_text_bytes: int | None = None
 ) -> tuple[dict[str, Any], Long]:
-    """The JSON object, and the long strings that are not in it because they are media. The body must stay as it is.
+    """Return the JSON object, and apart from it the long strings that are media.
 
-    Raises InvalidRequest or RequestTooLarge. Refused beyond what JSON itself forbids: a key given twice, NaN and
-    infinities, more than 32 levels, 50,000 values or 256 keys of an object, and strings with lone surrogates (no
-    UTF-8) or NUL (PostgreSQL keeps none). ``max_text_bytes`` bounds all that is no medium.
+    The body must not change while the media are used. ``max_text_bytes`` bounds the text that is no medium, roughly: it
+    does not bound the text of a body of 32 KiB and less.
+
+    Raises InvalidRequest and RequestTooLarge. Beyond what JSON forbids it refuses a key that is given twice, NaN,
+    infinities, numbers that take more than 64 bits, more than 32 levels, 50,000 values, 256 keys of an object, and
+    strings with lone surrogates (they are no UTF-8) or NUL (PostgreSQL keeps none).
     """
     if len(body) > max_bytes:
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")
@@ -57,19 +60,23 @@ def parse_body(
     if len(body) > _SMALL:
         body, long = _outline(body, max_bytes if max_text_bytes is None else _TEXT_AS_JSON * max_text_bytes)
     try:
-        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
+        tree = json.loads(
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_constant=_no_constant,
+        )
     except UnicodeDecodeError as error:
         where = "" if long else f" at byte {error.start}"
         raise InvalidRequest(f"the body is not UTF-8: {error.reason}{where}", field="body") from None
     except RecursionError:
         raise InvalidRequest(f"the body is nested deeper than {_MAX_DEPTH} levels", field="body") from None
     except ValueError as error:
-        # Where in the outline tells a client nothing.
+        # A place in the outline tells a client nothing.
         what = error.msg if long and isinstance(error, json.JSONDecodeError) else str(error)
         raise InvalidRequest(f"the body is not valid JSON: {what}", field="body") from None
     if not isinstance(tree, dict):
         raise InvalidRequest("the body must be a JSON object", field="body")
-    _check_strings(tree, long, max_text_bytes)
+    _check_values(tree, long, max_text_bytes)
     return tree, long
 
 
@@ -77,11 +84,11 @@ def parse_body(
 
 
 def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
-    """The body with a name in the place of each long string of plain ASCII, and those strings by their names.
+    """Return the body with a name in the place of each long string of plain ASCII, and these strings by their names.
 
-    Counts the values on the way. A body that is no JSON has an outline that is none either.
+    It counts the values as well. The outline is JSON if and only if the body is.
     """
-    prefix = secrets.token_hex(16)  # no client can write it
+    prefix = secrets.token_hex(16)  # no client can guess it
     long: dict[str, memoryview] = {}
     kept: list[bytes | bytearray] = []
     kept_to = values = strings = outside = 0
@@ -107,8 +114,6 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
             plain = _plain(body, begin, end)
             if plain is None:
                 continue
-            if _COLON.match(body, at, at + _MATCHED) is not None:
-                raise InvalidRequest(f"a key has more than {_LONG} bytes", field="body")
             name = f"{prefix}{len(long)}"
             long[name] = plain
             kept += (body[kept_to:begin], name.encode())
@@ -122,7 +127,7 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
 
 
 def _end_of_string(body: bytes | bytearray, begin: int) -> int:
-    """Where the quote stands that closes the string whose contents begin there; the body's end without one."""
+    """Return the index of the quote that closes the string whose contents begin there; the body's end without one."""
     end = _found(body, b'"', begin)
     if end == begin or end == len(body) or body[end - 1] != ord("\\"):
         return end
@@ -136,7 +141,7 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
 
 
 def _found(body: bytes | bytearray, what: bytes, at: int) -> int:
-    """Where this byte stands next, or the body's end."""
+    """Return the index at which this byte stands next; the body's end where it does not."""
     while at < len(body):
         stop = min(at + SLICE, len(body))
         if (found := body.find(what, at, stop)) >= 0:
@@ -146,7 +151,10 @@ def _found(body: bytes | bytearray, what: bytes, at: int) -> int:
 
 
 def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
-    """The string that JSON writes so, if it is ASCII that needs no escape; PHP escapes the slashes of base64."""
+    """Return the bytes of the string there, without escapes.
+
+    None unless it is printable ASCII whose only escape is ``\\/``, as PHP writes the slashes of base64.
+    """
     unescaped: bytearray | None = None
     at = begin
     while at < end:
@@ -188,8 +196,11 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_strings(tree: dict[str, Any], long: dict[str, memoryview], max_text: int | None) -> None:
-    """Raises InvalidRequest and RequestTooLarge; puts the ``long`` strings that are no media where they belong."""
+def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: int | None) -> None:
+    """Check keys, strings, numbers and depth, and put ``long`` strings that are no media into their places in the tree.
+
+    Raises InvalidRequest and RequestTooLarge.
+    """
     text_bytes = 0
     waiting: list[tuple[Any, Path, int]] = [(tree, None, 1)]
     while waiting:
@@ -198,13 +209,15 @@ def _check_strings(tree: dict[str, Any], long: dict[str, memoryview], max_text: 
             raise InvalidRequest(f"nested deeper than {_MAX_DEPTH} levels", field=_dotted(path))
         if isinstance(value, dict):
             for name in value:
+                if name in long:
+                    raise InvalidRequest(f"a key has more than {_LONG} bytes", field="body")
                 _check_string(name, path, name)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(item, str):
                 if item not in long:
                     _check_string(item, path, name)
                 elif not _is_medium(path, name):
-                    text = long.pop(item)  # plain: nothing of it is to be checked
+                    text = long.pop(item)  # plain ASCII, which needs no check
                     text_bytes += len(text)
                     if max_text is not None and text_bytes > max_text:
                         raise RequestTooLarge(
@@ -213,10 +226,18 @@ def _check_strings(tree: dict[str, Any], long: dict[str, memoryview], max_text: 
                     value[name] = str(text, "ascii")
             elif isinstance(item, dict | list):
                 waiting.append((item, (path, name), depth + 1))
+            elif isinstance(item, int | float) and not _fits_64_bits(item):
+                raise InvalidRequest("the number takes more than 64 bits", field=_dotted((path, name)))
+
+
+def _fits_64_bits(number: float) -> bool:
+    if isinstance(number, int):
+        return -(1 << 63) <= number < 1 << 64
+    return math.isfinite(number)
 
 
 def _is_medium(path: Path, name: str | int) -> bool:
-    """Whether media in base64 may stand there."""
+    """Return whether media in base64 may stand there."""
     match _keys((path, name)):
         case ["messages", int(), "content", int(), "input_audio", "data"]:
             return True
@@ -245,7 +266,7 @@ def _dotted(path: Path) -> str:
 
 
 def _keys(path: Path) -> list[str | int]:
-    """From the outermost to the innermost."""
+    """Return the keys and indices from the outermost to the innermost."""
     names: list[str | int] = []
     while path is not None:
         path, name = path
@@ -254,7 +275,7 @@ def _keys(path: Path) -> list[str | int]:
 
 
 def _shown(name: str) -> str:
-    """A client's key, fit for an error."""
+    """Return a client's key as an error shows it: cut, and without characters that cannot be shown."""
     return name[:64].encode("ascii" if "\0" in name else "utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
@@ -265,7 +286,10 @@ _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
-    """``value`` as JSON in ASCII with sorted keys and no spaces, in pieces; ``long``: what ``parse_body`` left out."""
+    """Yield ``value`` as JSON in ASCII with sorted keys and no spaces, in pieces.
+
+    ``long``: the long strings that ``parse_body`` returned apart.
+    """
     if _length(value, long) <= SLICE:
         yield _COMPACT(value).encode()
     elif isinstance(value, dict):
@@ -290,7 +314,7 @@ def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
 
 
 def _written(text: str) -> bytes:
-    """As JSON writes it within its quotes: long plain text as it stands."""
+    """Return the text as JSON writes it between quotes."""
     if text.isascii():
         plain = text.encode()
         if not plain.translate(None, _PLAIN):
@@ -299,7 +323,7 @@ def _written(text: str) -> bytes:
 
 
 def _length(value: Any, long: Long) -> int:
-    """About as many characters as it has; the keys of an object are few. More than SLICE where it holds a long one."""
+    """Return about how many characters the value has. More than SLICE if it holds one of the ``long`` strings."""
     if isinstance(value, str):
         return SLICE + 1 if value in long else len(value)
     if isinstance(value, dict):

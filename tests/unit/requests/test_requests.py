@@ -264,7 +264,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "frequency_penalty": ({"frequency_penalty": -3}, "frequency_penalty", "greater"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens", "1"),
     "max_tokens negative": ({"max_completion_tokens": -5}, "max_completion_tokens", "1"),
-    "max_tokens absurd": ({"max_tokens": 10**40}, "max_tokens", "less"),
+    "max_tokens absurd": ({"max_tokens": 10**40}, "max_tokens", "64 bits"),
     "max_tokens a fraction": ({"max_tokens": 1.5}, "max_tokens", "integer"),
     "max_tokens twice": (
         {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "see max_tokens"),

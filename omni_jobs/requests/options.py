@@ -1,0 +1,102 @@
+"""What a request asks of its pipeline: modalities, a voice, and parameters by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.requests.job_request import JobRequest, refuse
+
+if TYPE_CHECKING:
+    from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+
+__all__ = ["audio_of", "modalities_of", "parameters_of"]
+
+
+def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the modalities that the job makes, each once; the pipeline's own where the request names none.
+
+    Raises InvalidRequest for a modality that the pipeline does not make.
+    """
+    known = tuple(pipeline.outputs)
+    if request.modalities is None:
+        return ("text",) if "text" in known else known[:1]
+    for number, modality in enumerate(request.modalities):
+        if modality not in known:
+            raise InvalidRequest(
+                f"pipeline {pipeline.name} does not make {modality!r:.60}; it makes: {', '.join(known)}",
+                field=f"modalities.{number}",
+            )
+    return tuple(dict.fromkeys(request.modalities))
+
+
+def audio_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, Any] | None:
+    """Return {"voice", "format"} of the speech that the job makes; None where it makes none. Raises InvalidRequest."""
+    if "audio" not in modalities:
+        if request.audio is not None:
+            raise InvalidRequest('given, but "audio" is not among the modalities', field="audio")
+        return None
+    voice = request.audio.voice if request.audio is not None else None
+    if voice is not None and voice not in pipeline.voices:
+        known = ", ".join(pipeline.voices) or "none"
+        raise InvalidRequest(f"unknown voice {voice!r}; pipeline {pipeline.name} has: {known}", field="audio.voice")
+    return {"voice": voice or pipeline.default_voice, "format": request.audio.format if request.audio else "wav"}
+
+
+def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
+    """Return the parameters that the request sets, by stage. ``stages``: those that the job runs.
+
+    They are checked together with the stages' defaults. Raises InvalidRequest naming the field as the client wrote it.
+    """
+    running = {stage.name: stage for stage in stages}
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, values in (request.stages or {}).items():
+        if name not in pipeline.stages:
+            known = ", ".join(pipeline.stages)
+            raise InvalidRequest(
+                f"pipeline {pipeline.name} has no such stage; it has: {known}", field=f"stages.{name:.64}"
+            )
+        if name not in running:
+            raise InvalidRequest("this job's modalities do not need this stage", field=f"stages.{name}")
+        chosen[name] = dict(values)
+    fields = {(stage, name): f"stages.{stage}.{name}" for stage, values in chosen.items() for name in values}
+    for field, name, value in _sampling(request):
+        output = pipeline.outputs.get("text")
+        if output is None or output.stage not in running:
+            raise InvalidRequest("no stage of this job makes text; use stages", field=field)
+        values = chosen.setdefault(output.stage, {})
+        if name in values and values[name] != value:
+            raise InvalidRequest(f"given twice, and not the same: see {fields[output.stage, name]}", field=field)
+        values[name] = value
+        fields[output.stage, name] = field
+    for stage, values in chosen.items():
+        try:
+            running[stage].parameters_with(values)
+        except ValidationError as error:
+            raise _with_clients_field(refuse(error, "stages", stage), fields, stage) from None
+    return chosen
+
+
+def _sampling(request: JobRequest) -> list[tuple[str, str, Any]]:
+    """Return (field, the stage's name for it, value) of each sampling parameter at the top of the request."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    sampling = [
+        ("temperature", "temperature", request.temperature),
+        ("top_p", "top_p", request.top_p),
+        ("presence_penalty", "presence_penalty", request.presence_penalty),
+        ("frequency_penalty", "frequency_penalty", request.frequency_penalty),
+        ("max_tokens", "max_tokens", request.max_tokens),
+        ("max_completion_tokens", "max_tokens", request.max_completion_tokens),
+        ("stop", "stop", stop),
+    ]
+    return [(field, name, value) for field, name, value in sampling if value is not None]
+
+
+def _with_clients_field(error: InvalidRequest, fields: Mapping[tuple[str, str], str], stage: str) -> InvalidRequest:
+    """Return the error with the field that the client wrote: ``temperature`` for ``stages.thinker.temperature``."""
+    path = (error.field or "").split(".")
+    field = fields.get((stage, path[2])) if len(path) > 2 else None
+    return error if field is None or field.startswith("stages.") else InvalidRequest(error.message, field=field)
