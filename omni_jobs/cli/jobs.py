@@ -27,7 +27,8 @@ def status(
       omni-jobs status --watch
       omni-jobs status job-0193… --json
     """
-    from omni_jobs.cli.console import job_summary, jobs_table, show_progress
+    from omni_jobs.cli.live import show_progress
+    from omni_jobs.cli.tables import job_summary, jobs_table
 
     with connect(url) as client:
         if job_id is not None:
@@ -64,7 +65,7 @@ def list_(
       omni-jobs list --status failed
       omni-jobs list --error-code quarantined --json
     """
-    from omni_jobs.cli.console import jobs_table
+    from omni_jobs.cli.tables import jobs_table
 
     with connect(url) as client:
         page = client.list(
@@ -83,7 +84,7 @@ def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
     Example:
       omni-jobs events job-0193…
     """
-    from omni_jobs.cli.console import events_table
+    from omni_jobs.cli.tables import events_table
 
     with connect(url) as client:
         happened = client.events(job_id)
@@ -122,7 +123,7 @@ def retry(
       omni-jobs retry job-0193…
       omni-jobs retry job-0193… --from-stage talker --wait
     """
-    from omni_jobs.cli.console import show_progress
+    from omni_jobs.cli.live import show_progress
 
     with connect(url) as client:
         job = client.retry(job_id, from_stage=from_stage)
@@ -160,7 +161,7 @@ def result(
     Example:
       omni-jobs result job-0193… --out sea     # sea/result.json, sea/text.txt, sea/audio.wav
     """
-    from omni_jobs.cli.console import show_progress
+    from omni_jobs.cli.live import show_progress
 
     with connect(url) as client:
         job = show_progress(client, job_id, timeout) if wait else client.get(job_id)

@@ -66,7 +66,7 @@ def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
 
 def show_warnings(job: JobView) -> None:
     """Print a job's warnings on stderr, a line each."""
-    from omni_jobs.cli.console import printable
+    from omni_jobs.cli.formats import printable
 
     for warning in job.warnings:
         typer.echo(f"warning: {printable(warning.message)}", err=True)

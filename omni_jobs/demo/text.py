@@ -1,4 +1,4 @@
-"""The text demo: a question, and its answer in words as they come."""
+"""The text demo: one question, and its answer while it grows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from omni_jobs.cli.console import in_seconds, show_text
+from omni_jobs.cli.formats import in_seconds
+from omni_jobs.cli.live import show_text
 from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.errors import StageError
@@ -20,15 +21,15 @@ __all__ = ["TextDemo"]
 PROMPT = "Give me three tips for a good night's sleep."
 MAX_TOKENS = 256
 JOB_LIMIT_S = 1800.0
-# Its makers' own, and a penalty: so small a model repeats itself.
+# Its makers' recommendation, and a penalty, because so small a model repeats itself.
 SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 class TextDemo:
-    """A causal language model's pipeline of one stage."""
+    """The demo of a causal language model's pipeline, which has one stage."""
 
     pipeline = "chat"
-    what = "a question"
+    subject = "a question"
     out = "demo-text"
 
     def __init__(self, model: Path | None, prompt: str | None) -> None:
@@ -36,9 +37,11 @@ class TextDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
+        """Return the given checkpoint, or SmolLM2-135M-Instruct. Raises ConfigError."""
         return self._model or smollm2_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
+        """Return a request with the question alone."""
         return {
             "model": self.pipeline,
             "messages": [{"role": "user", "content": self._prompt}],
@@ -49,9 +52,11 @@ class TextDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
+        """Wait for the job and print its text while it grows. Raises TimeoutError."""
         return show_text(client, job_id, self._prompt, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
+        """Print the number of tokens and their rate. Raises StageError if there is no text."""
         result = job.result or {}
         if not str(result.get("text") or "").strip():
             raise StageError("the job has no text")

@@ -1,4 +1,4 @@
-"""What every demo does: start the stack, send one job over HTTP, follow it, show what came back, stop."""
+"""The steps of every demo: start the stack, submit one job over HTTP, follow it, show the result, stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from omni_jobs.cli.console import in_bytes, in_seconds, show_start, timeline
+from omni_jobs.cli.formats import in_bytes, in_seconds
+from omni_jobs.cli.live import show_start
+from omni_jobs.cli.tables import timeline
 from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import cache_directory
 from omni_jobs.errors import StageError
@@ -25,27 +27,27 @@ __all__ = ["Demo", "walk"]
 
 
 class Demo(Protocol):
-    """One pipeline, shown with one job."""
+    """A demo of one pipeline with one job."""
 
     pipeline: str
-    what: str  # the job in a few words
-    out: str  # where in the cache its results are kept
+    subject: str  # the job's input in a few words
+    out: str  # the directory of its results in the cache
 
     def checkpoint(self, console: Console) -> Path:
-        """The checkpoint directory, built or fetched if need be. Raises ConfigError."""
+        """Return the checkpoint directory; build or download it first if it is missing. Raises ConfigError."""
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """The job's body. ``scratch``: a directory for what it needs."""
+        """Return the job's request. Files for it are written to the directory ``scratch``."""
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job and show it meanwhile. Raises TimeoutError."""
+        """Wait for the job, show it meanwhile, and return it once it has ended. Raises TimeoutError."""
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Show what came back, its files in ``out``. Raises StageError when it is not what it must be."""
+        """Print the job's result, whose files are in ``out``. Raises StageError if the result is wrong."""
 
 
 def walk(demo: Demo, out: Path | None, console: Console) -> None:
-    """The whole demo. Raises OmniJobsError or TimeoutError when any part of it does not happen."""
+    """Run the whole demo, and write the results to ``out``. Raises OmniJobsError or TimeoutError if a step fails."""
     began = time.monotonic()
     checkpoint = demo.checkpoint(console)
     out = out or cache_directory() / demo.out
@@ -62,7 +64,7 @@ def walk(demo: Demo, out: Path | None, console: Console) -> None:
         try:
             show_start(stack)
             started = time.monotonic()
-            _title(console, f"One job over HTTP: {demo.what} to {stack.url}/v1/jobs")
+            _title(console, f"One job over HTTP: {demo.subject} to {stack.url}/v1/jobs")
             with Client(stack.url) as client:
                 job = client.submit(demo.request(scratch))
                 console.print(f"submitted {job.id}", highlight=False)
@@ -79,7 +81,7 @@ def walk(demo: Demo, out: Path | None, console: Console) -> None:
         finally:
             stack.stop()
     console.print(
-        f"\nAll of it happened, and everything is stopped: {in_seconds(fetched - began)} for the checkpoint, "
+        f"\nAll steps succeeded, and everything is stopped: {in_seconds(fetched - began)} for the checkpoint, "
         f"{in_seconds(started - fetched)} to start, {in_seconds(finished - started)} for the job, "
         f"{in_seconds(time.monotonic() - finished)} to stop.",
         highlight=False,

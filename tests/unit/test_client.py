@@ -181,7 +181,7 @@ def test_events_and_filters(server: Server, client: Client) -> None:
     client.list(error_code="quarantined", limit=5)
     assert server.seen[-1][1] == "/v1/jobs?limit=5&error_code=quarantined"
     server.answers = [(200, {"hello": 1})]
-    with pytest.raises(errors.OmniJobsError, match="no list of events"):
+    with pytest.raises(errors.OmniJobsError, match="is no valid EventList"):
         client.events("job-1")
 
 
@@ -231,7 +231,7 @@ def test_not_a_url(url: str) -> None:
 
 def test_an_answer_of_something_else(server: Server, client: Client) -> None:
     server.answers = [(200, {"hello": "world"})]
-    with pytest.raises(errors.OmniJobsError, match="not a JobView"):
+    with pytest.raises(errors.OmniJobsError, match="no valid JobView"):
         client.get("job-1")
 
 

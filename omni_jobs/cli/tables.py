@@ -1,8 +1,4 @@
-"""What people see in a terminal: the stack as it starts, a job as it runs, its timeline, tables.
-
-Mostly pure functions from values to rich renderables, which the command line and the
-demo print; ``show_start`` and ``show_progress`` keep one on the screen while they wait.
-"""
+"""Tables of jobs, stages, events and child processes: pure functions from views to rich renderables."""
 
 from __future__ import annotations
 
@@ -11,34 +7,27 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from omni_jobs.cli.formats import in_bytes, in_seconds, printable
 from omni_jobs.states import JobState, StageRunState
 
 if TYPE_CHECKING:
-    from omni_jobs.client import Client
     from omni_jobs.stack.child import ChildView
-    from omni_jobs.stack.embedded import EmbeddedStack
     from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
 
 __all__ = [
     "children_table",
     "events_table",
     "failed_attempts",
-    "in_bytes",
-    "in_seconds",
     "job_progress",
     "job_summary",
     "jobs_table",
-    "printable",
-    "show_progress",
-    "show_start",
-    "show_text",
     "timeline",
+    "waiting_reason",
 ]
 
 _STYLE_OF_STATE = {
@@ -60,98 +49,8 @@ _SPINNING = ("running", "starting", "stopping")
 _BAR = 40
 
 
-def in_seconds(seconds: float | None) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 05 s``; nothing for None."""
-    if seconds is None:
-        return ""
-    seconds = max(0.0, seconds)  # two machines' clocks may differ
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def in_bytes(count: int | None) -> str:
-    """``980 B``, ``12.3 kB``, ``4.5 MB``; nothing for None."""
-    if count is None:
-        return ""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def show_start(stack: EmbeddedStack) -> None:
-    """Start the stack with a live view of its processes on stderr; without a terminal, a line for each at the end."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
-            stack.start()
-        return
-    stack.start()
-    for child in stack.children():
-        console.print(f"{child.name} ready after {in_seconds(child.start_s)}", highlight=False)
-
-
-def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
-    """Wait for a job with its progress live on stderr; without a terminal, a line per change of a stage's state."""
-    console = Console(stderr=True)
-    seen = client.get(job_id)
-    said: set[tuple[str, str]] = set()
-
-    def take(job: JobView) -> None:
-        nonlocal seen
-        seen = job
-        if not console.is_terminal:
-            for stage in job.stages:
-                if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in said:
-                    said.add((stage.name, stage.status.value))
-                    console.print(f"{stage.name} {stage.status.value}", highlight=False)
-            if job.waiting is not None and (job.waiting.stage, job.waiting.reason) not in said:
-                said.add((job.waiting.stage, job.waiting.reason))
-                console.print(Text(_why_waiting(job.waiting)), soft_wrap=True)
-
-    if not console.is_terminal:
-        return client.wait(job_id, timeout=timeout, on_update=take)
-    with Live(get_renderable=lambda: job_progress(seen), console=console, refresh_per_second=8):
-        return client.wait(job_id, timeout=timeout, on_update=take)
-
-
-def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
-    """Wait for a job of one text and print that as it grows, on stdout; until it begins, a spinner on stderr."""
-    console = Console()
-    console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)
-    waiting = Console(stderr=True).status("waiting for the first word")
-    shown = ""
-
-    def print_on(text: str) -> None:
-        nonlocal shown
-        if not text.startswith(shown):  # a second attempt began anew
-            console.print("\n")
-            shown = ""
-        if text != shown:
-            waiting.stop()
-            console.print(Text(printable(text[len(shown) :])), end="", soft_wrap=True)
-            shown = text
-
-    def take(job: JobView) -> None:
-        for stage in job.stages:
-            if stage.progress is not None and stage.progress.text:
-                print_on(stage.progress.text)
-
-    try:
-        with waiting:
-            job = client.wait(job_id, timeout=timeout, on_update=take)
-        print_on((job.result or {}).get("text") or shown)
-    finally:
-        console.print()
-    return job
-
-
 def children_table(children: Sequence[ChildView]) -> Table:
-    """The stack's processes: state and seconds until ready (so far)."""
+    """Return a line per child process: its state, the duration of its start, its restarts."""
     table = Table.grid(padding=(0, 2))
     for child in children:
         restarts = f"restarted {child.restarts}×" if child.restarts else ""
@@ -162,21 +61,22 @@ def children_table(children: Sequence[ChildView]) -> Table:
 
 
 def job_progress(job: JobView) -> RenderableType:
-    """A job as it runs: one line per stage, and the text so far."""
+    """Return a line per stage of a running job, and below the end of its text so far."""
     table = Table.grid(padding=(0, 2))
     for stage in job.stages:
         table.add_row(
             _mark(stage.status.value), stage.name, _state(stage.status.value), _amount(stage), in_seconds(_ran_s(stage))
         )
     if job.waiting is not None:
-        return Group(table, Text(_why_waiting(job.waiting), style="yellow"))
+        return Group(table, Text(waiting_reason(job.waiting), style="yellow"))
     texts = [stage.progress.text for stage in job.stages if stage.progress and stage.progress.text]
     if not texts or job.status.is_final:
         return table
     return Group(table, Text(printable(texts[0])[-300:], style="dim"))
 
 
-def _why_waiting(waiting: WaitingView) -> str:
+def waiting_reason(waiting: WaitingView) -> str:
+    """Return the reason why a job waits, as a line."""
     return f"{waiting.reason}: {printable(waiting.message)}"
 
 
@@ -194,7 +94,10 @@ def _amount(stage: StageRunView) -> RenderableType:
 
 
 def timeline(job: JobView, width: int = _BAR) -> Table:
-    """Per stage when it waited (░) and ran (█), on one scale, with seconds and payload bytes."""
+    """Return a bar per stage, of when it was queued (░) and ran (█), with durations and payload size.
+
+    All bars have the same scale: ``width`` characters from the job's submit to its end, or until now.
+    """
     start = job.created_at
     end = job.finished_at or datetime.now(UTC)
     scale = width / max((end - start).total_seconds(), 1e-9)
@@ -222,7 +125,7 @@ def timeline(job: JobView, width: int = _BAR) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
-    """The newest first, a line each."""
+    """Return a line per job, in the order given."""
     table = _table("job", "pipeline", "status", "stages", "submitted")
     table.add_column("took", justify="right")
     for job in jobs:
@@ -243,15 +146,15 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
 
 
 def job_summary(job: JobView) -> RenderableType:
-    """A job's state, why it waits, its error if it has one, its timeline, and every attempt that failed."""
+    """Return a job's state, the reason why it waits, its error, its timeline and its failed attempts."""
     head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status.value))
     if job.retries:
-        head.append(f"  sent on again {job.retries}×", style="dim")
+        head.append(f"  retried {job.retries}×", style="dim")
     if job.expires_at is not None and not job.status.is_final:
-        head.append(f"  stops by itself at {_moment(job.expires_at)}", style="dim")
+        head.append(f"  expires at {_moment(job.expires_at)}", style="dim")
     parts: list[RenderableType] = [head]
     if job.waiting is not None:
-        parts.append(Text(_why_waiting(job.waiting), style="yellow"))
+        parts.append(Text(waiting_reason(job.waiting), style="yellow"))
     if job.status in (JobState.FAILED, JobState.EXPIRED) and job.error is not None:
         parts.append(Text(f"{job.error.code}: {printable(job.error.message)}", style="red"))
     if job.status == JobState.EXPIRED:
@@ -263,7 +166,7 @@ def job_summary(job: JobView) -> RenderableType:
 
 
 def failed_attempts(job: JobView) -> Table:
-    """A line per attempt that failed, in the order of stages and attempts."""
+    """Return a line per attempt that failed, in the order of stages and attempts."""
     table = _table("stage", "attempt", "at", "worker", "error")
     for stage in job.stages:
         for error in stage.errors:
@@ -273,7 +176,7 @@ def failed_attempts(job: JobView) -> Table:
 
 
 def events_table(events: Sequence[EventView]) -> Table:
-    """The oldest first, a line each."""
+    """Return a line per event, in the order given."""
     table = _table("at", "event", "about")
     for event in events:
         about = event.data.get("error") or {name: value for name, value in event.data.items() if name == "stages"}
@@ -318,8 +221,3 @@ def _mark(state: str) -> RenderableType:
     if state in _SPINNING:
         return Text(_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], style="cyan")
     return Text(_MARK_OF_STATE.get(state, "·"), style=_style(state))
-
-
-def printable(text: str) -> str:
-    """Without what would move the cursor; a model's text may hold anything."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

@@ -1,0 +1,96 @@
+"""Views that stay on the screen and change: the stack's start, a job's progress, a text that grows.
+
+They are shown on stderr. Where stderr is no terminal, they print a line per change instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from omni_jobs.cli.formats import in_seconds, printable
+from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
+from omni_jobs.states import StageRunState
+
+if TYPE_CHECKING:
+    from omni_jobs.client import Client
+    from omni_jobs.stack.embedded import EmbeddedStack
+    from omni_jobs.views import JobView
+
+__all__ = ["show_progress", "show_start", "show_text"]
+
+
+def show_start(stack: EmbeddedStack) -> None:
+    """Start the stack, and show its processes meanwhile. Raises the errors of ``EmbeddedStack.start``."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
+            stack.start()
+        return
+    stack.start()
+    for child in stack.children():
+        console.print(f"{child.name} ready after {in_seconds(child.start_s)}", highlight=False)
+
+
+def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
+    """Wait for a job, show its progress meanwhile, and return it once it has ended.
+
+    Raises TimeoutError after ``timeout`` seconds.
+    """
+    console = Console(stderr=True)
+    latest = client.get(job_id)
+    printed: set[tuple[str, str]] = set()
+
+    def update(job: JobView) -> None:
+        nonlocal latest
+        latest = job
+        if not console.is_terminal:
+            for stage in job.stages:
+                if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:
+                    printed.add((stage.name, stage.status.value))
+                    console.print(f"{stage.name} {stage.status.value}", highlight=False)
+            if job.waiting is not None and (job.waiting.stage, job.waiting.reason) not in printed:
+                printed.add((job.waiting.stage, job.waiting.reason))
+                console.print(Text(waiting_reason(job.waiting)), soft_wrap=True)
+
+    if not console.is_terminal:
+        return client.wait(job_id, timeout=timeout, on_update=update)
+    with Live(get_renderable=lambda: job_progress(latest), console=console, refresh_per_second=8):
+        return client.wait(job_id, timeout=timeout, on_update=update)
+
+
+def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
+    """Wait for a job that makes one text, print the text on stdout as it grows, and return the job.
+
+    Until the first word a spinner is shown on stderr. Raises TimeoutError after ``timeout`` seconds.
+    """
+    console = Console()
+    console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)
+    waiting = Console(stderr=True).status("waiting for the first word")
+    shown = ""
+
+    def print_more(text: str) -> None:
+        nonlocal shown
+        if not text.startswith(shown):  # a second attempt started from the beginning
+            console.print("\n")
+            shown = ""
+        if text != shown:
+            waiting.stop()
+            console.print(Text(printable(text[len(shown) :])), end="", soft_wrap=True)
+            shown = text
+
+    def update(job: JobView) -> None:
+        for stage in job.stages:
+            if stage.progress is not None and stage.progress.text:
+                print_more(stage.progress.text)
+
+    try:
+        with waiting:
+            job = client.wait(job_id, timeout=timeout, on_update=update)
+        print_more((job.result or {}).get("text") or shown)
+    finally:
+        console.print()
+    return job
