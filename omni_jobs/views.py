@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from omni_jobs.states import JobState, StageRunState
 
 __all__ = [
+    "DEFAULT_TENANT",
     "ArtifactView",
     "AttemptErrorView",
     "BulkAnswer",
@@ -33,6 +34,9 @@ __all__ = [
     "WorkerView",
     "merge_results",
 ]
+
+DEFAULT_TENANT = "default"
+"""The tenant of a job whose submit names none."""
 
 
 class _View(BaseModel):
@@ -171,7 +175,7 @@ class JobView(_View):
     seed: int
     expires_at: datetime | None = None  # the deadline
     retries: int = 0  # how often its user retried it after its end
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
 
 
 class EventView(_View):

@@ -6,6 +6,8 @@ import base64
 import struct
 from typing import Any
 
+from omni_jobs.views import DEFAULT_TENANT
+
 __all__ = ["EVENTS", "JOB", "MULTIPART", "RETRIED_JOB", "SUBMITS"]
 
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
@@ -101,7 +103,7 @@ JOB: dict[str, Any] = {
     "seed": 7,
     "expires_at": "2026-01-05T09:45:00.120000Z",
     "retries": 0,
-    "tenant": "default",
+    "tenant": DEFAULT_TENANT,
 }
 
 RETRIED_JOB: dict[str, Any] = {

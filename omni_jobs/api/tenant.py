@@ -8,10 +8,9 @@ from fastapi import Request
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.settings import Settings
+from omni_jobs.views import DEFAULT_TENANT
 
-__all__ = ["DEFAULT_TENANT", "tenant_of"]
-
-DEFAULT_TENANT = "default"
+__all__ = ["tenant_of"]
 
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

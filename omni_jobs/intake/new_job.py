@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.jobs import NewJob, NewStage
+from omni_jobs.views import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from omni_jobs.requests import AdmittedRequest
@@ -18,7 +19,7 @@ def new_job(
     admitted: AdmittedRequest,
     media: Sequence[Mapping[str, Any]],
     *,
-    tenant: str = "default",
+    tenant: str = DEFAULT_TENANT,
     expires_in_s: float | None = None,
 ) -> NewJob:
     """Return the job of an admitted request. ``media``: the request's media in the store, as ``store_media`` says."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_jobs.views import DEFAULT_TENANT
+
 __all__ = ["SubmitRequest"]
 
 
@@ -20,6 +22,6 @@ class SubmitRequest:
 
     body: bytes | bytearray
     prompt_embeds: bytes | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     idempotency_key: str | None = None
     expires_in_s: float | None = None

@@ -11,6 +11,7 @@ from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
+from omni_jobs.views import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
@@ -70,7 +71,7 @@ class NewJob:
     request_digest: str  # equal for the same request sent again
     media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     expires_in_s: float | None = None  # from the submit; at most one of the two is given
     expires_at: float | None = None  # seconds since 1970
 

@@ -17,14 +17,17 @@ from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
-__all__ = ["QwenOmniPromptRenderer", "smart_resize"]
+__all__ = ["CODEC_PROMPT_TOKENS", "QwenOmniPromptRenderer", "smart_resize"]
 
 # Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
 _VIDEO_MIN_PIXELS = 128 * 28 * 28
 _VIDEO_MAX_PIXELS = 768 * 28 * 28
 
-# Tokens that a stage adds to the prompt at least: one of its reply, and the talker's codec pad and bos.
-_MIN_ADDED_TOKENS = {"thinker": 1, "talker": 3}
+CODEC_PROMPT_TOKENS = 2
+"""Tokens that end the talker's prompt: codec pad and codec bos."""
+
+# Tokens that a stage adds to the thinker's prompt at least: one of its reply, and the end of the talker's prompt.
+_MIN_ADDED_TOKENS = {"thinker": 1, "talker": CODEC_PROMPT_TOKENS + 1}
 
 
 class QwenOmniPromptRenderer:

@@ -26,6 +26,7 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_jobs.errors import ModelError
+from omni_jobs.prompts.qwen2_5_omni import CODEC_PROMPT_TOKENS
 from workers.models.interface import InformedRows
 
 __all__ = ["Qwen2_5OmniTalkerForConditionalGeneration"]
@@ -33,7 +34,6 @@ __all__ = ["Qwen2_5OmniTalkerForConditionalGeneration"]
 _PREFIX = "talker."
 _CODEC_EMBEDDING = "model.embed_tokens.weight"
 _PROJECTION = "thinker_to_talker_proj."
-_CODEC_PROMPT = 2  # codec pad and codec bos, after P masks
 _ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
 
 
@@ -94,7 +94,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             raise ModelError(
                 f"{feed.dtype} {list(feed.shape)} where float [T, {self.config.embedding_size}] is due", field="feed"
             )
-        if len(feed) < prompt_tokens or prompt_tokens <= _CODEC_PROMPT:
+        if len(feed) < prompt_tokens or prompt_tokens <= CODEC_PROMPT_TOKENS:
             raise ModelError(f"{len(feed)} rows for a prompt of {prompt_tokens} tokens", field="feed")
         positions = _tensor(information, "mrope_positions")
         if positions.shape != (3, prompt_tokens) or positions.dtype != torch.int64:
@@ -111,7 +111,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             raise ModelError(f"positions outside 0 … {limit - 1}", field="mrope_positions")
         weight = self.thinker_to_talker_proj.weight
         rows = self.thinker_to_talker_proj(feed.to(weight.device, weight.dtype))
-        return _Feed(rows, prompt_tokens - _CODEC_PROMPT, positions, delta)
+        return _Feed(rows, prompt_tokens - CODEC_PROMPT_TOKENS, positions, delta)
 
     def information_positions(self, loaded: _Feed) -> tuple[torch.Tensor, int]:
         """Return the M-RoPE positions int64 [3, P + 2] and delta of the request's information."""

@@ -23,6 +23,7 @@ from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.qwen2_5_omni import CODEC_PROMPT_TOKENS
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
 from workers.stages.types import OmniTokensPrompt, StageInput
@@ -31,7 +32,6 @@ __all__ = ["Thinker2TalkerProcessor"]
 
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _SPEAKERS = "spk_dict.pt"
-_CODEC_PROMPT = 2
 
 
 class Thinker2TalkerProcessor:
@@ -87,7 +87,7 @@ class Thinker2TalkerProcessor:
 
         speaker = self._speaker(information.values.get("voice"))
         parts = [rows[:prompt], speaker, rows[prompt:], self._end, self._pad]
-        after = torch.tensor([highest + 1, highest + 2]).expand(3, _CODEC_PROMPT)
+        after = torch.tensor([highest + 1, highest + 2]).expand(3, CODEC_PROMPT_TOKENS)
         return OmniTokensPrompt(
             prompt_token_ids=[self._mask] * prompt + self._codec_prompt,
             additional_information={
