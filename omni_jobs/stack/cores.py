@@ -24,11 +24,8 @@ def use_batch_policy(process: int = 0) -> bool:
     the model's thread each time; under SCHED_BATCH the one that wakes up waits some milliseconds for a core. Its share
     of the cores stays the same.
 
-    Args:
-        process: the id of another process, whose main thread is put under the policy; 0 means the calling thread.
-
-    Returns:
-        True if the policy was set. False if the operator chose another policy, the system has none, or it refuses.
+    ``process`` is the id of another process, whose main thread is meant; 0 is the calling thread. Return False if
+    nothing changed, because the operator chose another policy or the system has none or refuses it.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return False

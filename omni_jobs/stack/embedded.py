@@ -30,7 +30,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildView
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
-from omni_jobs.stack.sentinel_process import SentinelProcess
+from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
@@ -72,15 +72,11 @@ class EmbeddedStack:
     ) -> None:
         """Check pipelines and checkpoints; start nothing yet.
 
-        Args:
-            pipelines: names of the pipelines to serve; a worker runs for each of their stages.
-            port: the API's port; 0 or None for a free one.
-            temporary: remove the data directory when the stack stops.
-            start_limit_s: seconds that the workers may take to load their models.
+        One worker runs per stage of ``pipelines``, and has ``start_limit_s`` seconds to load its model. ``port`` is
+        the API's, 0 or None for a free one. A ``temporary`` stack removes its data directory when it stops.
 
-        Raises:
-            NotFound: for a pipeline that has no stage config.
-            ConfigError: for a wrong stage config, a missing or unfit checkpoint, or a worker that is not installed.
+        Raises NotFound for an unknown pipeline, and ConfigError for a wrong stage config, a missing or unfit
+        checkpoint, or a worker that is not installed.
         """
         self.url = ""
         self.settings = settings
@@ -94,7 +90,7 @@ class EmbeddedStack:
         self._directory = DataDirectory(settings.data_dir)
         self._spool = settings.spool_dir or _memory_backed_directory() / f"omni-jobs-{secrets.token_hex(4)}"
         self._listener: socket.socket | None = None
-        self._sentinel: SentinelProcess | None = None
+        self._sentinel: Sentinel | None = None
         self._supervisor: Supervisor | None = None
         self._children: list[Child] = []  # Valkey first
 
@@ -115,12 +111,9 @@ class EmbeddedStack:
     def start(self) -> None:
         """Start everything, and return when every part is ready.
 
-        After any exception, a signal's included, everything is stopped.
-
-        Raises:
-            StackError: a child died (with the last lines of its log) or was not ready in time, or another process has
-                the data directory or the port.
-            StorageUnavailable: the local object directory takes no objects; StorageFull if its disk is full.
+        Raises StackError if a child died (with the last lines of its log) or was not ready in time, or if another
+        process has the data directory or the port; StorageUnavailable or StorageFull if the local object directory
+        takes no objects. After any exception, a signal's included, everything is stopped.
         """
         try:
             self._prepare().start()
@@ -170,7 +163,7 @@ class EmbeddedStack:
         removed = [self._spool] if self._removes_spool else []
         if self._temporary:
             removed.append(self._directory.path)
-        self._sentinel = SentinelProcess(lock_fd=self._directory.lock_fd, remove=removed)
+        self._sentinel = Sentinel(lock_fd=self._directory.lock_fd, remove=removed)
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         valkey = Valkey(self._directory.valkey)

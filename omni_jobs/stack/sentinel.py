@@ -21,15 +21,52 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_sessions", "processes_of"]
+__all__ = ["Sentinel", "end_sessions", "processes_of"]
 
 GRACE_S = 10.0
 TRACKERS_S = 10.0  # for resource trackers, which clean up after killed processes
 KILL_S = 5.0  # for killed processes to end
+
+
+class Sentinel:
+    """The supervisor's side: a running sentinel process."""
+
+    def __init__(self, *, lock_fd: int | None, remove: Sequence[Path]) -> None:
+        """Start the sentinel, which removes the directories ``remove`` if this process is killed.
+
+        It inherits ``lock_fd``, so the data directory stays locked until all sessions have ended.
+        """
+        import subprocess  # the sentinel itself does not need it
+
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+            pass_fds=() if lock_fd is None else (lock_fd,),
+        )
+        for directory in remove:
+            self.send(f"remove {directory}")
+
+    def send(self, order: str) -> None:
+        """Send an order of the module's list."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # somebody killed the sentinel: the stack goes on without it
+                self._process.stdin.write(order + "\n")
+                self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """Let the sentinel leave without ending or removing anything, and wait for its end."""
+        self.send("done")
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
 
 
 def processes_of(sessions: Collection[int]) -> list[int]:

@@ -20,8 +20,7 @@ from omni_jobs.errors import OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
 from omni_jobs.stack.child import Child, ChildState
 from omni_jobs.stack.readiness import Readiness
-from omni_jobs.stack.sentinel import end_sessions
-from omni_jobs.stack.sentinel_process import SentinelProcess
+from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
 
 __all__ = ["Supervisor"]
@@ -53,17 +52,14 @@ class Supervisor:
         valkey: Valkey,
         api_url: str,
         database_url: str,
-        sentinel: SentinelProcess,
+        sentinel: Sentinel,
         on_ready: Callable[[], None],
         start_limit_s: float,
         temporary: bool,
     ) -> None:
-        """Prepare to run the children; the first is Valkey, which the others use.
+        """The first of ``children`` is Valkey, which the others use. They must be ready within ``start_limit_s``.
 
-        Args:
-            on_ready: called in the thread once all children are ready, before ``wait_ready`` returns.
-            start_limit_s: seconds until the API and the workers, which load their models, must be ready.
-            temporary: nothing of the stack is kept, so children get only TEMPORARY_STOP_S to stop.
+        The thread calls ``on_ready`` once all are. Children of a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
@@ -146,7 +142,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))
         self._sessions.add(pid)
-        self._sentinel.watch(pid)
+        self._sentinel.send(f"session {pid}")
 
     def _await_ready(self, children: Sequence[Child], readiness: Readiness, limit_s: float) -> None:
         """Wait until all these children serve. Raises StackError if any child ends meanwhile, or after ``limit_s``."""
@@ -199,7 +195,7 @@ class Supervisor:
         if child.pid is not None:
             end_sessions({child.pid}, grace_s=0)
             self._sessions.discard(child.pid)
-            self._sentinel.forget(child.pid)
+            self._sentinel.send(f"forget {child.pid}")
 
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""

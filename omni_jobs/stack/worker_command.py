@@ -60,11 +60,9 @@ def worker_command(
 ) -> list[str]:
     """Return the argument list that runs a worker with :data:`POOL_ENVIRONMENT` in its environment.
 
-    Args:
-        slot: the Celery node's name, unique among the running workers. It must be the same after a restart, because a
-            worker at once takes back the stage runs that its slot held.
-        concurrency: the number of messages in flight. A message carries several hints, so it is less than the number
-            of stage runs, which the stage's ``slots`` limits.
+    ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
+    worker at once takes back the stage runs of its slot. ``concurrency`` is the number of messages in flight; each
+    carries several hints.
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
