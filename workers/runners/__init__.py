@@ -1,4 +1,4 @@
-"""The runners, by the kind of their stage."""
+"""Runners: ``create_runner`` makes the one that a stage's kind names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["create_runner"]
 
 
 def create_runner(stage: StageConfig, args: OmniEngineArgs | None) -> Runner:
-    """The runner of one stage, not yet started; each kind imports only what it needs."""
+    """Return the runner of one stage, not yet started; each kind imports only what it needs.
+
+    ``args`` is None for a stage without a model. Raises ConfigError when the stage's kind needs one.
+    """
     if stage.kind == "echo":
         from workers.runners.echo import EchoRunner
 

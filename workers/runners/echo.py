@@ -1,4 +1,4 @@
-"""The runner without a model: waits, then emits what it was told to. For tests and benchmarks of the rest."""
+"""``EchoRunner``: a runner without a model, which waits and echoes its prompt. For tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["EchoRunner"]
 
 _TICK_S = 0.2
-_TEXT_CHARACTERS = 1000  # of the prompt, in the payload's values; all of it is in the request
+_TEXT_CHARACTERS = 1000  # of the prompt's text, in the payload's values; all of it is in the request
 _BLOCK_BYTES = 1 << 13
-_IN_THREAD_BYTES = 1 << 20  # below, making them is cheaper than a thread's turn
+_IN_THREAD_BYTES = 1 << 20  # fewer are made faster than a thread is called
 
 
 class EchoRunner:
-    """Implements Runner; any number of inputs at once."""
+    """Runs any number of prompts at once. Implements ``Runner``."""
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Do nothing: there is no model."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Wait ``delay_s``, then give the text and ``payload_bytes`` pseudo-random bytes (uint8 [B]) from the seed."""
+        """Wait ``delay_s`` seconds; return the prompt's text and, for a later stage, pseudo-random ``bytes``.
+
+        Those are uint8 [``payload_bytes``], made from the seed. Raises ModelError for a prompt of another kind.
+        """
         if not isinstance(prompt, EchoPrompt):
             raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")
         if prompt.parameters.delay_s:
@@ -50,7 +53,7 @@ class EchoRunner:
         )
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no model."""
 
     @property
     def healthy(self) -> bool:
@@ -66,7 +69,7 @@ async def _wait(delay_s: float, progress: ProgressSink) -> None:
 
 
 def _bytes(seed: int, size: int) -> NDArray[Any]:
-    """A block of them, again and again: what is measured is how they travel, not how they are made."""
+    """Return ``size`` bytes that repeat one block, because benchmarks measure their transport and not their making."""
     if not size:
         return np.empty(0, dtype=np.uint8)
     block = np.random.PCG64(seed).random_raw(-(-min(size, _BLOCK_BYTES) // 8)).view(np.uint8)

@@ -1,4 +1,4 @@
-"""What every runner is: it loads one stage's model and runs its prompts in batches.
+"""``Runner``: the interface of all runners. A runner loads one stage's model and runs its prompts in batches.
 
 A charter: only what AR, diffusion and echo runners share belongs here.
 """
@@ -13,23 +13,20 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 __all__ = ["ProgressSink", "Runner"]
 
 ProgressSink = Callable[[Progress], None]
-"""Called on the event loop, as often as the runner likes: the receiver throttles."""
+"""Receives progress on the event loop, as often as the runner likes, because the receiver throttles it."""
 
 
 class Runner(Protocol):
-    """One stage's model. All methods run on one event loop.
-
-    ``run`` is called for many prompts at once; the runner batches them.
-    Cancelling a ``run`` frees what it holds in the engine.
-    """
+    """One stage's model. All methods run on one event loop."""
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError for what the checkpoint lacks."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Run one prompt to its end.
+        """Run one prompt to its end and return its output. It is called for many prompts at once, which are batched.
 
-        Raises ModelError (final), OutOfMemory or EngineDead (retryable).
+        Cancelling it frees what the prompt holds in the engine.
+        Raises ModelError when the model cannot process the prompt, OutOfMemory, or EngineDead.
         """
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """The spool: a private directory through which a worker and its engine's processes hand each other tensors.
 
-One payload file per handing over (omni_jobs.payloads): written once, mapped by its
-reader, who removes it. In shared memory where there is some. Whoever uses a directory
-holds its lock, so the next start on the host removes what a killed worker has left.
+Each file is a payload (omni_jobs.payloads). One side writes it once; the other maps it and removes it. The directory
+is in shared memory if there is some. Its owner holds a lock on it, so that the next spool on the host finds and removes
+the directories of killed workers.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from workers.stages.tensors import from_torch, to_torch
 
 __all__ = ["Spool", "SpoolReader"]
 
-_LIMITS = PayloadLimits(max_bytes=1 << 40)  # ours on both ends: what was written must be readable
+_LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
 
 
 class SpoolReader:
-    """A spool directory as every process knows it: by path; files by bare name."""
+    """Reads and writes the files of a spool by their bare names, in any process that knows its directory."""
 
     def __init__(self, directory: Path, min_free_bytes: int = 0) -> None:
-        """``min_free_bytes`` stay free in the filesystem, though no more than a tenth of it: /dev/shm may be small."""
+        """Use a spool that exists.
+
+        ``min_free_bytes`` stay free in its filesystem, but not more than a tenth of it, because /dev/shm may be small.
+        """
         self.directory = directory
         self.min_free_bytes = min_free_bytes
 
     @property
     def capacity(self) -> int:
-        """Bytes that its filesystem can hold, less those that stay free; fixed for as long as it is mounted so."""
+        """The bytes that its filesystem holds, less those that stay free. They change only when it is mounted anew."""
         size = self._filesystem_bytes()
         return size - self._reserve(size)
 
     def write(self, name: str, information: Mapping[str, Any]) -> None:
-        """Write tensors, lists and dicts of tensors, and JSON values.
+        """Write a file of tensors, lists and dicts of tensors, and JSON values.
 
-        Raises PayloadError for what payloads cannot hold and StorageFull when there is no room.
+        Raises PayloadError for values that payloads cannot hold, and StorageFull when there is no room.
         """
         tensors: dict[str, Any] = {}
         values: dict[str, Any] = {}
@@ -71,28 +74,29 @@ class SpoolReader:
         return min(self.min_free_bytes, filesystem_bytes // 10)
 
     def _filesystem_bytes(self) -> int:
-        found = os.statvfs(self.directory)
-        return found.f_blocks * found.f_frsize
+        status = os.statvfs(self.directory)
+        return status.f_blocks * status.f_frsize
 
     def read(self, name: str) -> dict[str, Any]:
-        """What was written, its tensors read-only views on the file's map.
+        """Return what was written; its tensors are read-only views of the mapped file.
 
-        Raises PayloadError and StorageUnavailable.
+        Raises PayloadError when the file is no payload, and StorageUnavailable when it cannot be read.
         """
         information = Payload.open(self._path(name), _LIMITS, key=name).additional_information
         if information is None:
             raise PayloadCorrupt("no additional information", field="additional_information", key=name)
-        found: dict[str, Any] = dict(information.values)
+        values: dict[str, Any] = dict(information.values)
         for key, value in information.tensors.items():
             if isinstance(value, Tensor):
-                found[key] = to_torch(value)
+                values[key] = to_torch(value)
             elif isinstance(value, Mapping):
-                found[key] = {inner: to_torch(tensor) for inner, tensor in value.items()}
+                values[key] = {inner: to_torch(tensor) for inner, tensor in value.items()}
             else:
-                found[key] = [to_torch(tensor) for tensor in value]
-        return found
+                values[key] = [to_torch(tensor) for tensor in value]
+        return values
 
     def remove(self, name: str) -> None:
+        """Remove a file; it may be gone already. Its maps stay valid."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -106,10 +110,13 @@ def _all_tensors(values: Any) -> bool:
 
 
 class Spool(SpoolReader):
-    """The owner's side: makes the directory, removes it at the end."""
+    """The owner's side: it makes the directory, and removes it in the end."""
 
     def __init__(self, base: Path | None = None, min_free_bytes: int = 0) -> None:
-        """Removes what dead owners left in ``base`` (None: shared memory). Raises ConfigError."""
+        """Make a new directory in ``base`` (None: in shared memory) and remove those of dead owners there.
+
+        Raises ConfigError when ``base`` belongs to another user or cannot be used.
+        """
         base = _default_base() if base is None else base
         self._held = ExitStack()
         try:
@@ -126,7 +133,7 @@ class Spool(SpoolReader):
         super().__init__(directory, min_free_bytes)
 
     def close(self) -> None:
-        """Remove the directory; maps that are open stay valid. Safe to call twice."""
+        """Remove the directory; maps of its files stay valid. Safe to call twice."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self._held.close()
 
@@ -146,7 +153,7 @@ def _remove_stale(base: Path) -> None:
 
 
 def _lock(path: Path, stack: ExitStack, *, wait: bool) -> bool:
-    """Hold an exclusive lock until ``stack`` closes; False when another process holds it."""
+    """Lock the file exclusively until ``stack`` closes. Return False when another process holds it, unless ``wait``."""
     file = stack.enter_context(path.open("ab"))
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

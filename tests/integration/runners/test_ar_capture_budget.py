@@ -176,7 +176,7 @@ async def test_the_default_of_a_worker_with_dockers_shared_memory_takes_requests
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(thinker, "_args", replace(thinker._args, capture_bytes=None))
-    monkeypatch.setattr(thinker._spooled(), "min_free_bytes", 256 << 20)
+    monkeypatch.setattr(thinker._open_spool(), "min_free_bytes", 256 << 20)
     thinker._set_budget(thinker._row_bytes, buffer_bytes=0)
     assert thinker._budget is not None
     assert thinker._budget.limit == (64 << 20) - (64 << 20) // 10

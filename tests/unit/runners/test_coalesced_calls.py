@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import EngineDead
-from workers.runners.ar.coalesced_calls import GroupedCalls
+from workers.runners.ar.coalesced_calls import CoalescedCalls
 
 
 class Engine:
@@ -32,7 +32,7 @@ class Engine:
 
 async def test_those_that_wait_together_are_one_call() -> None:
     engine = Engine()
-    calls = GroupedCalls(engine.send)
+    calls = CoalescedCalls(engine.send)
     first = asyncio.create_task(calls("a"))
     await engine.asked.wait()
     later = [asyncio.create_task(calls(name)) for name in ("b", "c", "d")]
@@ -48,7 +48,7 @@ async def test_those_that_wait_together_are_one_call() -> None:
 
 async def test_one_that_is_cancelled_while_it_is_sent_disturbs_no_other() -> None:
     engine = Engine()
-    calls = GroupedCalls(engine.send)
+    calls = CoalescedCalls(engine.send)
     both = [asyncio.create_task(calls(name)) for name in ("a", "b")]
     await engine.asked.wait()
     both[0].cancel()
@@ -61,7 +61,7 @@ async def test_an_error_reaches_every_caller_and_the_next_call_is_sent() -> None
     engine = Engine()
     engine.error = EngineDead()
     engine.step.set()
-    calls = GroupedCalls(engine.send)
+    calls = CoalescedCalls(engine.send)
     found = await asyncio.gather(calls("a"), calls("b"), return_exceptions=True)
     assert [type(error) for error in found] == [EngineDead, EngineDead]
     engine.error = None
@@ -70,7 +70,7 @@ async def test_an_error_reaches_every_caller_and_the_next_call_is_sent() -> None
 
 async def test_closing_cancels_what_waits() -> None:
     engine = Engine()
-    calls = GroupedCalls(engine.send)
+    calls = CoalescedCalls(engine.send)
     first = asyncio.create_task(calls("a"))
     await engine.asked.wait()
     second = asyncio.create_task(calls("b"))

@@ -1,9 +1,9 @@
 """``ARRunner``: an autoregressive stage on vLLM's AsyncLLM.
 
-    run: reserve (room for hidden states) → inform (additional information → engine)
+    run: reserve (bytes for hidden states) → inform (additional information → engine)
          → generate → take (hidden states ← engine) → output
 
-What a request leaves in the engine is dropped on every way out that is not the good one.
+When a request fails or is cancelled, the engine forgets everything it holds for it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import asyncio
 import gc
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, PayloadTooLarge, StorageFull
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
 from omni_jobs.pipelines.parameters import ArParameters
 from workers.models.components import component_of
 from workers.models.interface import INFORMATION
@@ -29,7 +28,7 @@ from workers.runners.ar.capture_budget import (
     default_capture_bytes,
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
-from workers.runners.ar.coalesced_calls import GroupedCalls
+from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -53,22 +52,11 @@ __all__ = ["ARRunner"]
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
 
-@dataclass(slots=True)
-class _Held:
-    """What a request has reserved."""
-
-    room: Reservation | None = None
-
-    def free(self) -> None:
-        if self.room is not None:
-            self.room.free()
-
-
 class ARRunner:
-    """Thinker, talker, or any AR part of ``workers.models.components``; see ``Runner``."""
+    """Runs any AR component of ``workers.models.components``: a thinker, a talker. Implements ``Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Raises ConfigError when no AR stage can run this part of the checkpoint."""
+        """Prepare; nothing is loaded yet. Raises ConfigError when no AR stage runs this component of the checkpoint."""
         self._args = args
         self._component = component_of(args.model, args.stage)
         self._engine: Engine | None = None
@@ -77,30 +65,34 @@ class ARRunner:
         self._row_bytes = 0
         self._stop_ids: list[int] = []
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
-        self._dropping: set[asyncio.Task[None]] = set()
-        self._load = GroupedCalls(lambda calls: self._running().call("omni_load", calls))
-        self._take_rows = GroupedCalls(lambda calls: self._running().call("omni_take", calls))
+        self._forgetting: set[asyncio.Task[None]] = set()
+        self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
+        self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))
         self._closed = False
 
     async def start(self) -> None:
-        """Load the model in processes of its own. Raises ConfigError or EngineDead."""
+        """Start vLLM's processes and load the model there. Raises ConfigError or EngineDead."""
         self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
-            told = (str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings)
-            answers = await self._engine.call("omni_start", *told)
-            self._set_budget(answers[0]["row_bytes"], answers[0]["buffer_bytes"])
+            sizes, *_ = await self._engine.call(
+                "omni_start",
+                str(self._spool.directory),
+                self._spool.min_free_bytes,
+                self._component.adds_embeddings,
+            )
+            self._set_budget(sizes["row_bytes"], sizes["buffer_bytes"])
         except BaseException:
             await self.close()
             raise
         self._stop_ids = self._component.stop_ids(self._engine.hf_config)
 
     def _set_budget(self, row_bytes: int, buffer_bytes: int) -> None:
-        """Raises ConfigError when the copies' own buffers leave nothing of it."""
+        """Limit the bytes of hidden states. Raises ConfigError when one step's copy needs more than the limit."""
         limit = self._args.capture_bytes
         remedy = RAISE_LIMIT
         if limit is None:
-            capacity = self._spooled().capacity
+            capacity = self._open_spool().capacity
             limit = default_capture_bytes(capacity)
             remedy = ENLARGE_SPOOL if limit == capacity else RAISE_LIMIT
         if limit < buffer_bytes:
@@ -137,44 +129,50 @@ class ARRunner:
         if not isinstance(prompt, OmniTextPrompt | OmniTokensPrompt):
             raise ModelError(f"an AR stage takes no {type(prompt).__name__}", field="kind")
         key = uuid.uuid4().hex
+        reservation: Reservation | None = None
+        options: dict[str, Any] = {}
         vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
-        async with self._request(key) as held:
-            if not prompt.capture:
-                options = await self._inform(prompt, key)
-                return await self._generate(prompt, vllm_prompt, key, options, progress)
-            if isinstance(prompt, OmniTextPrompt):
-                vllm_prompt = await self._running().render(vllm_prompt)
-            rows = self._most_rows(prompt, vllm_prompt)
-            held.room = await self._reserve(rows, prompt.parameters.max_tokens, progress)
-            options = await self._inform(prompt, key)
-            options |= {CAPTURE: key, CAPTURE_ROWS: rows}
+        try:
+            if prompt.capture:
+                if isinstance(prompt, OmniTextPrompt):
+                    vllm_prompt = await self._running().render(vllm_prompt)
+                rows = self._most_rows(prompt, vllm_prompt)
+                reservation = await self._reserve(rows, prompt.parameters.max_tokens, progress)
+                options = {CAPTURE: key, CAPTURE_ROWS: rows}
+            options |= await self._inform(prompt, key)
             output = await self._generate(prompt, vllm_prompt, key, options, progress)
-            return await self._take(output, key, held.room)
+            return output if reservation is None else await self._take(output, key, reservation)
+        except BaseException as error:
+            await self._clean_up(key, reservation, error)
+            raise
+        finally:
+            if self._spool is not None:
+                self._spool.remove(key)
 
     def _most_rows(self, prompt: OmniTextPrompt | OmniTokensPrompt, vllm_prompt: Mapping[str, Any]) -> int:
-        """The rows of the prompt and of all tokens it may get; a step too far is the last one's."""
+        """Return how many rows the request can have: one for each token of its prompt and each generated one."""
         embeds = vllm_prompt.get("prompt_embeds")
         tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
         return min(tokens + prompt.parameters.max_tokens, self._running().max_model_len)
 
     async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> Reservation:
-        """Room for that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
+        """Wait for the bytes of that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
         budget = self._budget
         if budget is None:
             raise EngineDead("the engine is not running", stage=self._args.stage)
-        need = 2 * rows * self._row_bytes
-        if need > budget.limit or budget.has_room(need):
-            return await budget.reserve(need)
+        nbytes = 2 * rows * self._row_bytes
+        if nbytes > budget.limit or budget.has_room(nbytes):
+            return await budget.reserve(nbytes)
         progress(Progress(0, None, WAITING))
-        room = await budget.reserve(need)
+        reservation = await budget.reserve(nbytes)
         progress(Progress(0, max_tokens, "tokens"))
-        return room
+        return reservation
 
     async def close(self) -> None:
-        """End the engine; what is running fails with EngineDead."""
+        """End the engine; runs in progress raise EngineDead. Safe to call twice."""
         self._closed = True
         engine, self._engine = self._engine, None
-        for task in (*self._runs, *self._dropping):
+        for task in (*self._runs, *self._forgetting):
             task.cancel()
         self._load.close()
         self._take_rows.close()
@@ -190,14 +188,14 @@ class ARRunner:
         return self._engine is not None and self._engine.healthy
 
     async def stats(self) -> dict[str, int]:
-        """Counts of the first rank's model runner, for tests and metrics."""
-        answers = await self._running().call("omni_stats")
-        counts: dict[str, int] = answers[0]
+        """Return the counts of the first rank's model runner; for tests and benchmarks. Raises EngineDead."""
+        counts: dict[str, int]
+        counts, *_ = await self._running().call("omni_stats")
         return counts
 
     @property
     def reserved_capture_bytes(self) -> int:
-        """What captures may keep at this moment."""
+        """The bytes that are reserved for hidden states now."""
         return 0 if self._budget is None else self._budget.reserved
 
     def _running(self) -> Engine:
@@ -205,58 +203,50 @@ class ARRunner:
             raise EngineDead("the engine is not running", stage=self._args.stage)
         return self._engine
 
-    def _spooled(self) -> Spool:
+    def _open_spool(self) -> Spool:
         if self._spool is None:
             raise EngineDead("the engine is not running", stage=self._args.stage)
         return self._spool
 
-    @asynccontextmanager
-    async def _request(self, key: str) -> AsyncIterator[_Held]:
-        """On any way out but the good one, the engine forgets the request; errors carry the stage's name."""
-        held = _Held()
-        try:
-            yield held
-        except BaseException as error:
-            if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
-                error.stage = error.stage or self._args.stage
-            if self.healthy:
-                # A task of its own: the caller may be cancelled again while this runs.
-                task = asyncio.create_task(self._forget(key, held))
-                self._dropping.add(task)
-                task.add_done_callback(self._dropping.discard)
-                if isinstance(error, Exception):
-                    await asyncio.shield(task)
-            else:
-                held.free()  # its captures went with the engine
-            raise
-        finally:
-            if self._spool is not None:
-                self._spool.remove(key)
+    async def _clean_up(self, key: str, reservation: Reservation | None, error: BaseException) -> None:
+        """Make the engine forget a request that failed or was cancelled; name the stage in its error."""
+        if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
+            error.stage = error.stage or self._args.stage
+        # A task of its own, because the caller may be cancelled again while it runs.
+        task = asyncio.create_task(self._forget(key, reservation))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+        if isinstance(error, Exception):
+            await asyncio.shield(task)
 
-    async def _forget(self, key: str, held: _Held) -> None:
+    async def _forget(self, key: str, reservation: Reservation | None) -> None:
         engine = self._engine
         try:
             if engine is None or not engine.healthy:
-                return
+                return  # what it held went with it
             await engine.abort(key)
             await engine.call("omni_drop", key)
             if self._spool is not None:
                 self._spool.remove(key)  # a take that was under way has written it meanwhile
         except EngineDead:
-            return  # its memory went with it
+            return
         finally:
-            held.free()
+            if reservation is not None:
+                reservation.free()
 
     async def _inform(self, prompt: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
-        """Hand the additional information to the engine. Raises ModelError naming the field."""
+        """Send the additional information to the engine; return the sampling option that names it, if there is any.
+
+        Raises ModelError naming the field that does not fit, and StorageFull.
+        """
         if isinstance(prompt, OmniTextPrompt) or not prompt.additional_information:
             return {}
-        spool = self._spooled()
+        spool = self._open_spool()
         await asyncio.to_thread(spool.write, key, prompt.additional_information)
         prompt_tokens = len(prompt.prompt_token_ids if prompt.prompt_embeds is None else prompt.prompt_embeds)
-        answers = await self._load(key, prompt_tokens)
+        errors = await self._load(key, prompt_tokens)
         spool.remove(key)
-        _raise_first(answers)
+        _raise_first(errors)
         return {INFORMATION: key}
 
     async def _generate(
@@ -269,7 +259,7 @@ class ARRunner:
     ) -> OmniModelRunnerOutput:
         sampling = self._sampling(prompt, options)
         if INFORMATION in options:
-            # What is computed of these inputs must not be read by a request with the same token ids.
+            # A request with the same token ids must not read the KV cache of this one, whose inputs are others.
             vllm_prompt = {**vllm_prompt, "cache_salt": key}
         token_ids: list[int] = []
         text: list[str] = []
@@ -283,8 +273,7 @@ class ARRunner:
                 text.append(part.text)
                 finish_reason = part.finish_reason
                 prompt_token_ids = output.prompt_token_ids or prompt_token_ids
-                so_far = "".join(text) if self._component.text else None
-                progress(Progress(len(token_ids), total, "tokens", so_far))
+                progress(Progress(len(token_ids), total, "tokens", "".join(text) if self._component.text else None))
         if finish_reason not in ("stop", "length"):
             raise EngineDead(f"the engine gave the request up: {finish_reason}")
         return OmniModelRunnerOutput(
@@ -294,25 +283,17 @@ class ARRunner:
             prompt_token_ids=prompt_token_ids,
         )
 
-    async def _take(self, output: OmniModelRunnerOutput, key: str, room: Reservation) -> OmniModelRunnerOutput:
-        """Fetch the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool.
+    async def _take(self, output: OmniModelRunnerOutput, key: str, reservation: Reservation) -> OmniModelRunnerOutput:
+        """Add the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool, to ``output``.
 
-        ``room`` is theirs until the output is freed. Raises ModelError when a row is missing.
+        They keep ``reservation`` until the output is freed. Raises ModelError when a row is missing, and StorageFull.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
-        found = self._spooled().read(key)
-        values = {"mrope_delta": found.pop("mrope_delta")} if "mrope_delta" in found else {}
-        return OmniModelRunnerOutput(
-            token_ids=output.token_ids,
-            text=output.text,
-            finish_reason=output.finish_reason,
-            prompt_token_ids=output.prompt_token_ids,
-            hidden_states=found.pop("hidden_states"),
-            multimodal_outputs=found,
-            values=values,
-            room=room,
-        )
+        outputs = self._open_spool().read(key)
+        values = {"mrope_delta": outputs.pop("mrope_delta")} if "mrope_delta" in outputs else {}
+        hidden_states = outputs.pop("hidden_states")
+        return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=reservation)
 
     def _sampling(self, prompt: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:
         from vllm import SamplingParams
@@ -336,8 +317,8 @@ class ARRunner:
             seed=None if parameters.temperature == 0 else prompt.seed,
             detokenize=text,
             output_kind=RequestOutputKind.DELTA,
-            # Cached tokens are not computed: they have no hidden states, and a prompt of
-            # placeholders says nothing of what its additional information is.
+            # Cached tokens are not computed, so they have no hidden states; and a prompt of placeholders
+            # may stand for other additional information than the cached one.
             skip_reading_prefix_cache=bool(options),
             extra_args=dict(options) or None,
         )
@@ -356,9 +337,8 @@ def _vllm_prompt(prompt: OmniTextPrompt | OmniTokensPrompt) -> dict[str, Any]:
     return {"prompt_token_ids": list(prompt.prompt_token_ids)}
 
 
-def _raise_first(answers: Sequence[dict[str, str] | None]) -> None:
-    for answer in answers:
-        if answer is not None:
-            if answer["retry_class"] == "storage":  # the spool has no room: another attempt may find some
-                raise StorageFull(answer["message"])
-            raise ModelError(answer["message"], field=answer["field"] or None)
+def _raise_first(errors: Sequence[Mapping[str, Any] | None]) -> None:
+    """Raise the first error among those that the ranks returned."""
+    for error in errors:
+        if error is not None:
+            raise OmniJobsError.from_dict(error)

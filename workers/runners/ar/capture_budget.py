@@ -1,12 +1,11 @@
-"""``CaptureBudget``: how many bytes of hidden states one worker keeps at a time.
+"""``CaptureBudget``: a bound on the bytes of hidden states that one worker keeps at a time.
 
-    reserve → the request enters the engine → its rows are taken → stored by the worker → free
+    reserve → the request enters the engine → its rows are taken → the worker stores them → free
 
-A request's rows lie in the engine's process until they are taken, and in the spool from then
-until they are stored; while they are taken, in both. So what is reserved is both, at the size
-its rows can grow to. Above the budget a request waits, the oldest first: a large one is not
-passed by small ones for ever. A request that captures nothing does not wait for room; it may wait
-for a slot of the worker, because one that waits here holds its own.
+A request's rows lie in the engine's process until they are taken, then in the spool until they are stored, and for a
+moment in both. So a request reserves twice the size to which its rows can grow. Above the budget requests wait in the
+order of their age, so that small ones do not pass a large one for ever. A request that captures nothing does not wait
+here. It may wait for a slot of the worker, because a request that waits here holds its slot.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ __all__ = ["ENLARGE_SPOOL", "RAISE_LIMIT", "CaptureBudget", "Reservation", "defa
 
 RAISE_LIMIT = "set OMNI_JOBS_CAPTURE_BYTES on the worker"
 ENLARGE_SPOOL = "give the worker a larger spool, whose size is that limit (OMNI_JOBS_SPOOL_DIR; unset: /dev/shm)"
-"""What makes the budget larger."""
+"""Remedies: how an operator makes the budget larger."""
 
-_MOST = 8 << 30
+_MAX_BYTES = 8 << 30
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    need: int
+    nbytes: int
     granted: asyncio.Future[None]
 
 
@@ -40,6 +39,7 @@ class CaptureBudget:
     """Bytes that are reserved and given back, on one event loop."""
 
     def __init__(self, limit: int, remedy: str = RAISE_LIMIT) -> None:
+        """``limit`` in bytes. ``remedy`` ends the message to a request that can never fit."""
         self.limit = limit
         self._remedy = remedy
         self.reserved = 0
@@ -48,52 +48,55 @@ class CaptureBudget:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for room."""
+        """How many requests wait for bytes."""
         return len(self._line)
 
-    def has_room(self, need: int) -> bool:
-        """Whether ``reserve`` would not wait."""
-        return not self._line and self.reserved + need <= self.limit
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether ``reserve`` would grant the bytes at once."""
+        return not self._line and self.reserved + nbytes <= self.limit
 
-    async def reserve(self, need: int) -> Reservation:
-        """Wait for ``need`` bytes; cancelling gives them back. Raises PayloadTooLarge for what can never fit."""
-        if need > self.limit:
+    async def reserve(self, nbytes: int) -> Reservation:
+        """Wait for ``nbytes`` bytes and return their reservation; a cancelled wait leaves nothing reserved.
+
+        Raises PayloadTooLarge for more than the limit.
+        """
+        if nbytes > self.limit:
             raise PayloadTooLarge(
-                f"keeping its hidden states needs {need:,} bytes, and this worker keeps {self.limit:,} at most: "
+                f"keeping its hidden states needs {nbytes:,} bytes, and this worker keeps {self.limit:,} at most: "
                 f"ask for fewer max_tokens, or {self._remedy}",
                 field="capture_bytes",
             )
-        if self.has_room(need):
-            self.reserved += need
-            return Reservation(self, need)
-        waiting = _Waiting(need, self._loop.create_future())
+        if self.has_room(nbytes):
+            self.reserved += nbytes
+            return Reservation(self, nbytes)
+        waiting = _Waiting(nbytes, self._loop.create_future())
         self._line.append(waiting)
         try:
             await waiting.granted
         except asyncio.CancelledError:
             if waiting.granted.done() and not waiting.granted.cancelled():
-                self._give_back(need)  # granted and cancelled in one turn of the loop
+                self._give_back(nbytes)  # granted and cancelled in one turn of the loop
             else:
-                with suppress(ValueError):  # passed over since it was cancelled
+                with suppress(ValueError):  # ``_admit`` has taken it out of the line already
                     self._line.remove(waiting)
-                self._admit()  # who stood behind may fit
+                self._admit()  # those behind it may fit
             raise
-        return Reservation(self, need)
+        return Reservation(self, nbytes)
 
-    def _give_back(self, need: int) -> None:
-        self.reserved -= need
+    def _give_back(self, nbytes: int) -> None:
+        self.reserved -= nbytes
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and self.reserved + self._line[0].need <= self.limit:
+        while self._line and self.reserved + self._line[0].nbytes <= self.limit:
             waiting = self._line.popleft()
             if not waiting.granted.done():
-                self.reserved += waiting.need
+                self.reserved += waiting.nbytes
                 waiting.granted.set_result(None)
 
 
 class Reservation:
-    """Bytes of a budget, until ``free``; forgotten, they are freed with this object."""
+    """Bytes of a budget until ``free``. If nobody calls it, they are given back when this object is deleted."""
 
     def __init__(self, budget: CaptureBudget, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -108,16 +111,17 @@ class Reservation:
     def __del__(self) -> None:
         budget, self._budget = self._budget, None
         if budget is not None:
-            with suppress(RuntimeError):  # the loop is closed: so is the budget
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits for the budget any more
                 budget._loop.call_soon_threadsafe(budget._give_back, self.nbytes)
 
 
 def default_capture_bytes(spool_capacity: int) -> int:
-    """8 GiB, or less: a quarter of the memory (the machine's or the container's), and what the spool can hold.
+    """Return the limit of a budget in bytes: 8 GiB, a quarter of the memory, or the spool's size, the least of them.
 
-    None of it changes while a worker runs, so a job fits on every worker of a kind or on none.
+    The memory is the machine's or the container's. None of this changes while a worker runs, so a job fits on every
+    worker of a kind or on none.
     """
-    return min(_MOST, _memory_bytes() // 4, spool_capacity)
+    return min(_MAX_BYTES, _memory_bytes() // 4, spool_capacity)
 
 
 def _memory_bytes() -> int:

@@ -1,9 +1,9 @@
-"""Captures: the rows of hidden states kept per request until the worker takes them.
+"""Captures: the rows of hidden states that an engine keeps per request until the worker takes them.
 
     open → write (per step) → close (the request left the batch) → take | drop
 
-Rows are keyed by absolute position, so chunked prefill, recomputation after preemption
-and a step that ran too far write the same thing again or beyond what is taken.
+Rows are keyed by absolute position. So chunked prefill and recomputation after preemption write the same rows again,
+and a step that ran too far writes behind those that are taken.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 
 __all__ = ["CAPTURE", "CAPTURE_ROWS", "Capture", "CaptureStore", "CopyRing", "Event", "HostCopies", "Part", "as_bytes"]
 
-CAPTURE = "omni_capture"  # SamplingParams.extra_args: the key under which the rows are taken
+CAPTURE = "omni_capture"
+"""In ``SamplingParams.extra_args``: the key under which the rows are taken."""
 
-CAPTURE_ROWS = "omni_capture_rows"  # beside it: how many rows there can be
+CAPTURE_ROWS = "omni_capture_rows"
+"""In ``SamplingParams.extra_args``: the largest number of rows that there can be."""
 
 _FIRST_CAPACITY = 128  # rows beyond the prompt
 
@@ -29,16 +31,15 @@ Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """One request's rows [positions, H] on the host, and which of them are there.
+    """One request's rows [positions, H] on the host, and which of them are present.
 
-    Rows are copied as bytes by numpy: for the few kilobytes of a step a call of torch's costs
-    more than the copy.
+    numpy copies the rows as bytes, because for the few kilobytes of a step torch's call costs more than the copy.
     """
 
     key: str
     prompt_tokens: int
-    zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions without an embedding part
-    max_rows: int | None = None  # what was reserved for them; no room is made for more before they come
+    zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions whose row has no embedding part
+    max_rows: int | None = None  # the rows that were reserved; memory for more is allocated only when they come
     rows: torch.Tensor | None = None
     present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
@@ -51,11 +52,11 @@ class Capture:
         self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
     def write(self, position: int, rows: torch.Tensor) -> None:
-        """Rows [n, H] from ``position`` on, on the host."""
+        """Write rows [n, H], which are on the host, from ``position`` on."""
         self.write_step(position, rows, as_bytes(rows), 0, len(rows))
 
     def write_step(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
-        """Rows ``begin`` … ``end`` of a step [n, H] on the host, whose bytes are ``data``."""
+        """Write rows ``begin`` to ``end`` of a step [n, H] on the host from ``position`` on; ``data``: its bytes."""
         last = position + end - begin
         if last > len(self._bytes):
             self._grow(last, step)
@@ -63,7 +64,7 @@ class Capture:
         self.present[position:last] = True
 
     def missing(self, count: int) -> list[int]:
-        """The positions below ``count`` without a row."""
+        """Return the positions below ``count`` without a row."""
         present = np.zeros(count, dtype=np.bool_)
         known = self.present[:count]
         present[: len(known)] = known
@@ -71,10 +72,11 @@ class Capture:
 
     @property
     def nbytes(self) -> int:
+        """The bytes that its rows take, present or not."""
         return 0 if self.rows is None else self.rows.nbytes
 
     def _grow(self, end: int, like: torch.Tensor) -> None:
-        """Room for ``end`` rows such as ``like``'s."""
+        """Allocate memory for at least ``end`` rows of the width and dtype of ``like``."""
         capacity = max(self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
         capacity = max(end, capacity if self.max_rows is None else min(capacity, self.max_rows))
         rows = torch.empty(capacity, like.shape[1], dtype=like.dtype)
@@ -86,16 +88,16 @@ class Capture:
 
 
 def as_bytes(rows: torch.Tensor) -> Bytes:
-    """Rows [n, H] on the host as bytes [n, H times the item size], on the same memory where they are contiguous."""
-    found: Bytes = rows.contiguous().view(torch.uint8).numpy()
-    return found
+    """Return rows [n, H] on the host as bytes [n, H times the item size]; of contiguous rows a view."""
+    data: Bytes = rows.contiguous().view(torch.uint8).numpy()
+    return data
 
 
 class CaptureStore:
-    """All captures of one engine, by request while it runs and by key until taken."""
+    """All captures of one engine: by request while the request is in the batch, by key until they are taken."""
 
     def __init__(self, max_closed: int) -> None:
-        """``max_closed``: captures of ended requests kept for a taker; the oldest go first."""
+        """``max_closed``: how many captures of ended requests are kept; the oldest are dropped first."""
         self._max_closed = max_closed
         self._by_request: dict[str, Capture] = {}
         self._by_key: dict[str, Capture] = {}
@@ -112,11 +114,12 @@ class CaptureStore:
         return bool(self._by_request)
 
     def open(self, request_id: str, capture: Capture) -> None:
+        """Keep the capture of a request that enters the batch."""
         self._by_request[request_id] = capture
         self._by_key[capture.key] = capture
 
     def close(self, request_id: str) -> None:
-        """The request left the batch; its rows wait for ``take`` or ``drop``."""
+        """Note that the request left the batch; its capture waits for ``take`` or ``drop``."""
         capture = self._by_request.pop(request_id, None)
         if capture is not None and self._by_key.get(capture.key) is capture:
             self._closed[capture.key] = None
@@ -125,11 +128,11 @@ class CaptureStore:
                 del self._by_key[oldest]
 
     def take(self, key: str) -> Capture | None:
-        """The capture, which is no longer kept; None when there is none."""
+        """Return the capture and keep it no longer; None when there is none."""
         capture = self._by_key.pop(key, None)
         self._closed.pop(key, None)
         if capture is not None:
-            for request_id in [name for name, found in self._by_request.items() if found is capture]:
+            for request_id in [name for name, other in self._by_request.items() if other is capture]:
                 del self._by_request[request_id]
         return capture
 
@@ -139,10 +142,12 @@ class CaptureStore:
 
     @property
     def held(self) -> int:
+        """How many captures are kept."""
         return len(self._by_key)
 
     @property
     def held_bytes(self) -> int:
+        """The bytes that the captures take."""
         return sum(capture.nbytes for capture in self._by_key.values())
 
 
@@ -151,45 +156,48 @@ Part = tuple[Capture, int, int, int]
 
 
 class HostCopies:
-    """One device-to-host copy per step for the whole batch. On the CPU there is nothing to copy."""
+    """Brings a step's rows to the host, in one copy for the whole batch. On the CPU there is nothing to copy."""
 
     def __init__(self, max_rows: int) -> None:
-        """``max_rows``: of one step."""
+        """``max_rows``: the most rows of one step."""
         self._ring = CopyRing(max_rows)
 
     @property
     def copies(self) -> int:
+        """How many copies there have been."""
         return self._ring.copies
 
     def buffer_rows(self, device: torch.device) -> int:
-        """How many rows its own buffers have for the copies of that device."""
+        """Return how many rows the buffers for copies from that device hold together."""
         return 0 if device.type == "cpu" else self._ring.buffer_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
-        """Rows [n, H] of one step."""
+        """Take the rows [n, H] of one step."""
         if rows.device.type == "cpu":
-            _deliver(rows, parts)
+            _write_rows(rows, parts)
         else:
             self._ring.push(rows, parts)
 
     def flush(self) -> None:
-        """Hand over everything that is under way."""
+        """Wait for all copies under way and write their rows into their captures."""
         self._ring.flush()
 
 
 class Event(Protocol):
-    """What ``torch.Event`` does of it: a mark behind the work given to the device so far."""
+    """The part of ``torch.Event`` that ``CopyRing`` uses: a mark behind the work given to the device so far."""
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Set the mark."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until the device has reached the mark."""
 
 
 class CopyRing:
-    """Copies to the host, into a ring of pinned, reused buffers.
+    """Copies rows to the host, into a ring of pinned, reused buffers.
 
-    A copy is handed to its captures when its buffer is needed again or the rows are asked
-    for, so the step itself does not wait.
+    A copy's rows are written into their captures when its buffer is needed again or ``flush`` is called, so that the
+    step itself does not wait.
     """
 
     def __init__(
@@ -202,7 +210,11 @@ class CopyRing:
         ),
         event: Callable[[torch.device], Event] = torch.Event,
     ) -> None:
-        """``max_rows``: of one step. ``allocate``: a buffer of that many rows such as those of the second."""
+        """Prepare; the buffers are allocated as they are needed.
+
+        ``max_rows``: the most rows of one step. ``allocate`` returns a buffer of so many rows like those of its second
+        argument. ``event`` returns a new mark on a device.
+        """
         self._max_rows = max_rows
         self._buffers = buffers
         self._allocate = allocate
@@ -212,7 +224,7 @@ class CopyRing:
 
     @property
     def buffer_rows(self) -> int:
-        """Of all buffers together, once each is there."""
+        """The rows of all buffers together, once each is allocated."""
         return self._buffers * self._max_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
@@ -227,13 +239,13 @@ class CopyRing:
         self.copies += 1
 
     def flush(self) -> None:
-        """Hand over everything that is under way."""
+        """Wait for all copies under way and write their rows into their captures."""
         for copy in self._ring:
             copy.finish()
 
 
 class _Copy:
-    """A buffer of the ring, and the step whose rows are on their way into it."""
+    """A buffer of the ring, and the step whose rows are copied into it."""
 
     def __init__(self, host: torch.Tensor, event: Event) -> None:
         self._host = host
@@ -246,14 +258,14 @@ class _Copy:
         self._parts = parts
 
     def finish(self) -> None:
-        """Hand the rows to their captures, once."""
+        """Wait for the copy and write its rows into their captures; do nothing the second time."""
         if self._parts:
             self._event.synchronize()
-            _deliver(self._host, self._parts)
+            _write_rows(self._host, self._parts)
             self._parts = ()
 
 
-def _deliver(rows: torch.Tensor, parts: Sequence[Part]) -> None:
+def _write_rows(rows: torch.Tensor, parts: Sequence[Part]) -> None:
     data = as_bytes(rows)
     for capture, position, begin, end in parts:
         capture.write_step(position, rows, data, begin, end)

@@ -1,7 +1,7 @@
-"""Calls of one worker method by many requests, those that wait at the same time sent as one.
+"""``CoalescedCalls``: calls of one method of vLLM's workers, by many requests, sent as few.
 
-A call reaches the engine between two of its steps, and costs a message there and back.
-Requests that end together so wait for one call, not for one after another.
+A call reaches the engine between two of its steps and costs a message there and back. Calls that wait at the same time
+are sent as one, so that requests that end together wait for one message and not for one after another.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-__all__ = ["GroupedCalls"]
+__all__ = ["CoalescedCalls"]
 
 Call = tuple[Any, ...]
+"""The arguments of one call."""
 
 
-class GroupedCalls:
-    """``await calls(*args)``: the answers of all ranks to these arguments."""
+class CoalescedCalls:
+    """``await calls(*args)`` returns the answers of all ranks to these arguments. Runs on one event loop."""
 
     def __init__(self, send: Callable[[Sequence[Call]], Awaitable[Sequence[Sequence[Any]]]]) -> None:
-        """``send``: several calls' arguments → per rank, an answer to each."""
+        """``send`` takes the arguments of several calls and returns, per rank, an answer to each."""
         self._send = send
         self._waiting: list[tuple[Call, asyncio.Future[list[Any]]]] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def __call__(self, *args: Any) -> list[Any]:
-        """One answer per rank. Raises what ``send`` raises. A call that is cancelled before it is sent is not sent."""
+        """Return one answer per rank. Raises what ``send`` raises.
+
+        A call that is cancelled before it is sent is not sent.
+        """
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append((args, future))
         if self._sending is None:
@@ -33,27 +37,27 @@ class GroupedCalls:
         return await future
 
     def close(self) -> None:
-        """What waits is cancelled."""
+        """Cancel all calls that wait for an answer. Safe to call twice."""
         if self._sending is not None:
             self._sending.cancel()
 
     async def _send_all(self) -> None:
-        group: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        batch: list[tuple[Call, asyncio.Future[list[Any]]]] = []
         try:
-            while group := [(args, future) for args, future in self._waiting if not future.done()]:
+            while batch := [(args, future) for args, future in self._waiting if not future.done()]:
                 self._waiting.clear()
                 try:
-                    ranks = await self._send([args for args, _ in group])
+                    ranks = await self._send([args for args, _ in batch])
                 except Exception as error:  # noqa: BLE001 — the callers raise it
-                    for _, future in group:
+                    for _, future in batch:
                         if not future.done():
                             future.set_exception(error)
                     continue
-                for n, (_, future) in enumerate(group):
+                for n, (_, future) in enumerate(batch):
                     if not future.done():
                         future.set_result([answers[n] for answers in ranks])
         finally:
             self._sending = None
-            for _, future in (*group, *self._waiting):
+            for _, future in (*batch, *self._waiting):
                 future.cancel()
             self._waiting.clear()

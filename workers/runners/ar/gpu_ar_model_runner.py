@@ -1,4 +1,4 @@
-"""``GPUARModelRunner``: hidden states per request, for the stages that follow."""
+"""``GPUARModelRunner``: captures hidden states per request, for the stages that follow."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from workers.vllm_hooks.model_runner import AddedRequest, StepRows
 
 __all__ = ["GPUARModelRunner"]
 
-_CLOSED_PER_SLOT = 4  # captures kept for a taker, as a multiple of the requests in a batch
+_CLOSED_PER_SLOT = 4  # how many captures wait to be taken, as a multiple of the requests in a batch
 _OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})  # in a payload
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CapturedStep:
+    """The rows of one step to capture, noted before the model's forward pass."""
+
     parts: list[Part]
     index: slice | torch.Tensor  # the rows' places on the step's token axis
     embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
 
 
 class GPUARModelRunner(OmniGPUModelRunner):
-    """Captures the last hidden states of the requests that ask, once per step for the whole batch.
+    """Captures the last hidden states of the requests that ask for it, once per step for the whole batch.
 
-    With ``adds_embeddings`` a row is last hidden state + input embedding, the embedding part
-    zero at audio, image and video positions of the prompt (Transformers:
-    ``Qwen2_5OmniForConditionalGeneration.generate``, ``embeds_to_talker``).
+    With ``adds_embeddings`` a row is the last hidden state plus the input embedding, and the embedding is zero at the
+    prompt's audio, image and video positions (Transformers: ``Qwen2_5OmniForConditionalGeneration.generate``,
+    ``embeds_to_talker``).
     """
 
-    adds_embeddings = False  # Component.adds_embeddings: the worker sets it
+    adds_embeddings = False  # ``Component.adds_embeddings``; the worker sets it
 
     def set_up(self) -> None:
         super().set_up()
@@ -47,32 +49,35 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
 
     def buffer_bytes(self) -> int:
-        """Of the pinned buffers through which the rows reach the host; none on a CPU."""
+        """Return the bytes of the pinned buffers through which the rows reach the host; 0 on a CPU."""
         return self._copies.buffer_rows(self.device) * self.row_bytes()
 
     def take(self, key: str) -> Capture | None:
-        """A capture with all its rows on the host; it is no longer kept here."""
+        """Return a capture with all its rows on the host, and keep it no longer; None when there is none."""
         self._copies.flush()
         return self.captures.take(key)
 
     def drop(self, key: str) -> None:
-        """Forget a capture, its rows that are under way to the host as well."""
+        """Forget a capture, and its rows that are on their way to the host."""
         self._copies.flush()
         self.captures.drop(key)
 
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
-        """The first ``rows`` of a taken capture, and what the model makes of them. Raises ModelError."""
+        """Return the first ``rows`` of a taken capture as ``hidden_states``, and the outputs that the model names.
+
+        Raises ModelError naming an output that has a reserved name or is no tensors.
+        """
         if capture.rows is None:
             return {}
-        found = capture.rows[:rows]
+        states = capture.rows[:rows]
         model = self.get_model()
-        named = model.named_outputs(found, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
+        named = model.named_outputs(states, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
         for name, output in named.items():
             if name in _OWN_NAMES:
                 raise ModelError("the runner's own output has this name", field=name)
             if not _is_tensor_tree(output):
                 raise ModelError(f"{type(output).__name__} where a tensor, a list or a dict of them is due", field=name)
-        return {**named, "hidden_states": found}
+        return {**named, "hidden_states": states}
 
     def stats(self) -> dict[str, int]:
         return {
@@ -82,7 +87,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
             "held_bytes": self.captures.held_bytes,
         }
 
-    # Hooks
+    # Hooks, which vllm_hooks.model_runner calls.
 
     def request_added(self, request: AddedRequest) -> None:
         super().request_added(request)
@@ -107,7 +112,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         super().request_removed(request_id)
         self.captures.close(request_id)
 
-    def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> _Kept | None:
+    def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> _CapturedStep | None:
         if not self.captures:
             return None
         rows = self.step_rows(self.captures)
@@ -116,11 +121,11 @@ class GPUARModelRunner(OmniGPUModelRunner):
         parts = self._parts(rows)
         index = _index(rows, self.device)
         if not self.adds_embeddings:
-            return _Kept(parts, index, None)
+            return _CapturedStep(parts, index, None)
         if embeds is None:  # a model without media embeds its tokens itself
             model: Any = self.get_model()
             embeds = model.embed_input_ids(input_ids)
-        return _Kept(parts, index, _without_media(parts, embeds[index]))
+        return _CapturedStep(parts, index, _without_media(parts, embeds[index]))
 
     def _parts(self, rows: list[StepRows]) -> list[Part]:
         parts = []
@@ -131,15 +136,15 @@ class GPUARModelRunner(OmniGPUModelRunner):
             done += count
         return parts
 
-    def after_forward(self, hidden: torch.Tensor, kept: _Kept) -> None:
-        states = hidden[kept.index]
-        self._copies.push(states if kept.embeds is None else kept.embeds.add_(states), kept.parts)
-        self.counts["captured_rows"] += kept.parts[-1][-1]
+    def after_forward(self, hidden: torch.Tensor, step: _CapturedStep) -> None:
+        states = hidden[step.index]
+        self._copies.push(states if step.embeds is None else step.embeds.add_(states), step.parts)
+        self.counts["captured_rows"] += step.parts[-1][-1]
         self.counts["captured_steps"] += 1
 
 
 def _without_media(parts: Sequence[Part], embeds: torch.Tensor) -> torch.Tensor:
-    """The rows' embeddings, zeroed at media positions; always a copy."""
+    """Return a copy of the rows' embeddings [n, H], zeroed at media positions."""
     zeroed = np.zeros(len(embeds), dtype=np.bool_)
     for capture, position, begin, end in parts:
         if position < capture.zeroed_end:
@@ -151,7 +156,10 @@ def _without_media(parts: Sequence[Part], embeds: torch.Tensor) -> torch.Tensor:
 
 
 def _index(rows: list[StepRows], device: torch.device) -> slice | torch.Tensor:
-    """A slice where the rows lie together, as they do when every request is captured."""
+    """Return the rows' places on the step's token axis: a slice if they lie together, else their numbers on the device.
+
+    They lie together when every request is captured.
+    """
     if all(left.end == right.begin for left, right in pairwise(rows)):
         return slice(rows[0].begin, rows[-1].end)
     return _to_device(np.concatenate([np.arange(part.begin, part.end) for part in rows]), device)

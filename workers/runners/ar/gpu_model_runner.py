@@ -1,8 +1,7 @@
-"""``OmniGPUModelRunner``: what AR runners share, on top of vLLM's runner, on CPU and GPU.
+"""``OmniGPUModelRunner``: additional information for AR models, on top of vLLM's model runner, on CPU and GPU.
 
-A charter: what every AR model needs of the runner, and nothing of one model. A model's
-own wishes live behind ``workers.models.interface``; vLLM's internals behind
-``workers.vllm_hooks.model_runner``.
+A charter: only what every AR model needs belongs here, and nothing of one model. A model's own needs stand behind
+``workers.models.interface``, vLLM's internals behind ``workers.vllm_hooks.model_runner``.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ __all__ = ["OmniGPUModelRunner"]
 
 
 class OmniGPUModelRunner(HookedModelRunner):
-    """Additional information per request and per step; M-RoPE positions from it; counts of what happened."""
+    """Gives the model each request's additional information, takes M-RoPE positions from it, and counts requests."""
 
     def set_up(self) -> None:
         super().set_up()
-        self._loaded: dict[str, Any] = {}  # by key: loaded, its request not yet in the batch
-        self._informed: dict[str, Any] = {}  # by request id: in the batch
+        self._loaded: dict[str, Any] = {}  # by key: the information of a request that is not in the batch yet
+        self._informed: dict[str, Any] = {}  # by request id: the information of a request in the batch
         self.counts = {"requests": 0, "resumed": 0, "cached_tokens": 0}
 
-    # From the worker, between steps
+    # The worker calls these between two steps.
 
     def load_information(self, key: str, information: Mapping[str, Any], prompt_tokens: int) -> None:
         """Prepare a coming request's information. Raises ModelError naming the field that does not fit."""
@@ -44,15 +43,15 @@ class OmniGPUModelRunner(HookedModelRunner):
         self._loaded.pop(key, None)
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start and what is held now."""
+        """Return counts since the start, and how many requests' information is held now."""
         return {**self.counts, "informed": len(self._informed), "loaded": len(self._loaded)}
 
     @property
     def _informed_model(self) -> SupportsAdditionalInformation:
-        """The model, once it has loaded information."""
+        """The model; only a model of this kind has loaded information."""
         return cast("SupportsAdditionalInformation", self.get_model())
 
-    # Hooks
+    # Hooks, which vllm_hooks.model_runner calls.
 
     def request_added(self, request: AddedRequest) -> None:
         super().request_added(request)

@@ -1,10 +1,8 @@
-"""``DiffusionRunner``: a diffusion stage's own engine, an asyncio facade over one thread.
+"""``DiffusionRunner``: a diffusion stage's engine. It batches prompts and runs the batches on one thread.
 
-``run`` puts a prompt into the bounded queue; the thread takes batches out of it. The
-oldest prompt picks the batch: those join that take the same solver and about as many
-frames, within the frame budget (``Batching``). Between denoising steps rows that nobody
-waits for any more leave the batch. The event loop never waits for the model, and the
-model uses one group of torch threads.
+``run`` puts a prompt into the bounded queue, and the thread takes batches out of it (``Batching``). Between denoising
+steps the rows that nobody waits for any more leave the batch. The event loop never waits for the model, and the model
+uses one group of torch threads.
 """
 
 from __future__ import annotations
@@ -28,33 +26,35 @@ __all__ = ["Batching", "DiffusionRunner"]
 
 logger = logging.getLogger(__name__)
 
-# Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all of one wait for its last.
+# Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all their rows wait for the last.
 DEFAULT_BATCH_FRAMES: Mapping[Device, int] = {"cpu": 1024, "cuda": 16_384}
 
 
 class Batchable(Protocol):
-    """What decides whether two prompts run together."""
+    """The properties of a prompt by which ``Batching`` chooses."""
 
     @property
-    def frames(self) -> int: ...
+    def frames(self) -> int:
+        """The mel frames that the prompt takes."""
 
     @property
-    def parameters(self) -> DiffusionParameters: ...
+    def parameters(self) -> DiffusionParameters:
+        """The solver's parameters; prompts with other ones never run together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Which of the waiting prompts run next; pure."""
+    """Chooses the next batch among the waiting prompts; pure."""
 
-    max_frames: int  # of all rows; a longer prompt runs alone
+    max_frames: int  # of all rows together; a longer prompt runs alone
     max_rows: int
-    short_frames: int = 256  # below it a row costs what its launch costs: all short ones run together
+    short_frames: int = 256  # a shorter row costs as much as this one, so all short rows may run together
 
     def pick(self, waiting: Sequence[Batchable]) -> list[int]:
-        """Indices into ``waiting`` (oldest first) of the next batch; the oldest is always in it.
+        """Return the next batch as indices into ``waiting``, whose oldest prompt comes first and is always in it.
 
-        The rest follow in age, when their parameters are the same, the batch fits ``max_frames``,
-        and no row is more than twice as long as another: what is short does not wait for what is long.
+        Others join in the order of their age when they have the same parameters, the batch stays within
+        ``max_frames``, and no row is more than twice as long as another, so that short ones do not wait for long ones.
         """
         if not waiting:
             return []
@@ -78,7 +78,7 @@ class DiffusionRunner:
     """Runs codec prompts, many at once. Implements ``workers.runners.runner.Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Raises ConfigError; nothing is loaded yet."""
+        """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
         self._batching = Batching(
@@ -93,7 +93,7 @@ class DiffusionRunner:
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
-        """Load the model on the runner's thread. Raises ConfigError."""
+        """Start the runner's thread and load the model on it. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(
@@ -104,24 +104,25 @@ class DiffusionRunner:
         self._ready = True
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Codes to ``multimodal_outputs["waveform"]``: float32 [S] on the CPU, ``values["sampling_rate"]`` in Hz.
+        """Turn codes into speech; wait first while the queue is full.
 
-        Waits while the queue is full. Raises ModelError naming the field the model cannot take,
-        OutOfMemory when the prompt does not fit even alone, EngineDead when the runner closes or broke.
+        Return ``multimodal_outputs["waveform"]``, float32 [S] on the CPU, and ``values["sampling_rate"]`` in Hz.
+        Raises ModelError naming the field that the model cannot take, OutOfMemory when the prompt does not fit even
+        alone, and EngineDead when the runner closes or broke.
         """
         if not isinstance(prompt, CodecPrompt):
             raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._stage)
         frames = self._worker.model_runner.check(prompt)
         async with self._room:
             entry = _Entry(prompt, frames, progress, asyncio.get_running_loop())
-            self._offer(entry)
+            self._enqueue(entry)
             try:
                 return await entry.outcome
             finally:
                 self._withdraw(entry)
 
     async def close(self) -> None:
-        """Stop between two steps and free the model; prompts not done raise EngineDead."""
+        """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""
         self._stop("the runner was closed")
         thread = self._thread
         if thread is not None:
@@ -129,14 +130,15 @@ class DiffusionRunner:
 
     @property
     def healthy(self) -> bool:
+        """Whether the model is loaded and the thread can run another batch."""
         return self._ready and self._dead is None
 
-    def _offer(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: _Entry) -> None:
         with self._changed:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
             self._waiting.append(entry)
-        # A turn of the loop later, so that prompts that come together run together.
+        # The thread wakes up one turn of the loop later, so that prompts that come together run together.
         entry.loop.call_soon(self._wake)
 
     def _wake(self) -> None:
@@ -144,13 +146,13 @@ class DiffusionRunner:
             self._changed.notify_all()
 
     def _withdraw(self, entry: _Entry) -> None:
-        entry.left = True
+        entry.abandoned = True
         with self._changed:
             if entry in self._waiting:
                 self._waiting.remove(entry)
 
     def _stop(self, reason: str) -> None:
-        """No more batches; what waits fails, what runs ends before its next step."""
+        """Run no more batches: waiting prompts raise EngineDead, and the batch that runs ends before its next step."""
         with self._changed:
             self._dead = self._dead or reason
             waiting, self._waiting = self._waiting, []
@@ -158,7 +160,7 @@ class DiffusionRunner:
         for entry in waiting:
             entry.settle(EngineDead(self._dead, stage=self._stage))
 
-    # Below: the runner's thread.
+    # On the runner's thread.
 
     def _serve(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
         try:
@@ -172,21 +174,24 @@ class DiffusionRunner:
             while self._run_next():
                 pass
         except Exception as error:
-            # The batch was told; the supervisor sees an unhealthy runner.
+            # The batch's runs have raised it, and ``healthy`` is False from here on.
             logger.exception("%s: the diffusion engine broke", self._stage)
             self._stop(f"the diffusion engine broke: {error}")
         finally:
             self._worker.close()
 
     def _run_next(self) -> bool:
-        """False at the end. A frame of its own: while the thread waits, it holds no batch and no result."""
+        """Run the next batch; return False when there is no other.
+
+        A function of its own, because its frame holds the batch and its outputs only while they are needed.
+        """
         batch = self._next_batch()
         if batch:
             self._run_batch(batch)
         return bool(batch)
 
     def _next_batch(self) -> list[_Entry]:
-        """Wait for the next batch; empty at the end."""
+        """Wait for the next batch and return it; an empty one when the runner stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._dead is not None)
             batch = [self._waiting[n] for n in self._batching.pick(self._waiting)]
@@ -195,7 +200,7 @@ class DiffusionRunner:
 
     def _run_batch(self, batch: list[_Entry]) -> None:
         try:
-            self._worker.execute_model([entry.prompt for entry in batch], _Watch(self, batch))
+            self._worker.execute_model([entry.prompt for entry in batch], _BatchRows(self, batch))
         except Exception as error:
             self._stop(str(error))
             raise
@@ -205,11 +210,12 @@ class DiffusionRunner:
                     entry.settle(EngineDead(self._dead, stage=self._stage))
 
     def is_wanted(self, entry: _Entry) -> bool:
-        return self._dead is None and not entry.left
+        """Return whether somebody waits for the entry's output and the runner goes on."""
+        return self._dead is None and not entry.abandoned
 
 
 class _Entry:
-    """One prompt in the queue or in a batch, and who waits for it."""
+    """One prompt in the queue or in a batch, and the future of its output."""
 
     def __init__(
         self, prompt: CodecPrompt, frames: int, progress: ProgressSink, loop: asyncio.AbstractEventLoop
@@ -218,21 +224,24 @@ class _Entry:
         self.frames = frames
         self.loop = loop
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = loop.create_future()
-        self.left = False  # set by the loop when nobody waits any more, read by the thread
+        self.abandoned = False  # set by the loop when nobody waits any more, read by the thread
         self.settled = False
         self._progress = progress
-        self._reported = 0  # a row that is tried again alone starts over; its progress does not
+        self._reported = 0  # steps; a row that is tried again alone starts over, and its progress does not
 
     @property
     def parameters(self) -> DiffusionParameters:
+        """The prompt's parameters."""
         return self.prompt.parameters
 
     def report(self, done: int, total: int) -> None:
+        """Send progress to the loop, unless it is behind what was sent before."""
         if done > self._reported:
             self._reported = done
             self.loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
+        """Let ``run`` return the output or raise the error; for any thread."""
         self.settled = True
         if isinstance(result, OmniJobsError):
             self.loop.call_soon_threadsafe(_fail, self.outcome, result)
@@ -244,8 +253,8 @@ class _Entry:
             self._progress(progress)
 
 
-class _Watch:
-    """The batch's entries as the model runner sees them."""
+class _BatchRows:
+    """A batch's entries by their row numbers. Implements ``BatchWatcher``."""
 
     def __init__(self, runner: DiffusionRunner, batch: Sequence[_Entry]) -> None:
         self._runner = runner

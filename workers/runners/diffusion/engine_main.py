@@ -1,10 +1,10 @@
-"""The process of an ``EngineProcess``: a ``DiffusionRunner`` that is told by lines of JSON what to run.
+"""The process of an ``EngineProcess``: a ``DiffusionRunner`` that lines of JSON on a socket control.
 
     python -m workers.runners.diffusion.engine_main FD PID_OF_THE_WORKER
 
-It ends when the other end of its socket closes, whatever its model computes then: a worker that
-was killed leaves nothing, on Linux not even while a library's call hangs here. Signals are its
-worker's business, which drains before it closes.
+``workers.runners.diffusion.engine_process`` lists the messages. This process ends when the socket's other end closes,
+whatever its model computes then, and the kernel kills it when its worker ends (``workers.parent_death``). It ignores
+SIGINT and SIGTERM, because its worker drains before it closes the socket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omni_jobs.errors import ModelError, OmniJobsError
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.parent_death import end_with_parent
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
-from workers.runners.diffusion.engine_process import ARGS, LONGEST_LINE
+from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES
 from workers.runners.spool import SpoolReader
 from workers.stages.types import CodecPrompt, Progress
 
@@ -35,85 +35,75 @@ logger = logging.getLogger(__name__)
 
 
 class EngineMain:
-    """Serves one socket."""
+    """Serves one worker over one socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._runs: dict[int, asyncio.Task[None]] = {}
-        self._outbox: list[str] = []  # what is said in one turn of the loop goes as one piece
 
     async def serve(self) -> None:
-        start = await self._hear()
+        """Load the model and run prompts until the worker sends ``close``; return at once if the model cannot load."""
+        start = await self._receive()
         spool = SpoolReader(Path(start["spool"]), start["min_free_bytes"])
         try:
             runner = DiffusionRunner(ARGS.validate_python(start["args"]))
             await runner.start()
         except OmniJobsError as error:
-            self._say({"error": error.to_dict()})
-            await self._flushed()
+            self._send({"error": error.to_dict()})
             return
         gc.collect()
-        gc.freeze()  # the model's modules stay for the process's life: no look for garbage goes through them again
-        self._say({"ready": True})
-        while "close" not in (told := await self._hear()):
-            if "cancel" in told:
-                if (task := self._runs.get(told["cancel"])) is not None:
+        gc.freeze()  # the loaded modules stay for the process's life, so the collector need not go through them again
+        self._send({"ready": True})
+        while "close" not in (message := await self._receive()):
+            if "cancel" in message:
+                if (task := self._runs.get(message["cancel"])) is not None:
                     task.cancel()
             else:
-                task = asyncio.create_task(self._run(runner, spool, told))
-                self._runs[told["run"]] = task
-                task.add_done_callback(lambda _, number=told["run"]: self._runs.pop(number))  # type: ignore[misc]
+                task = asyncio.create_task(self._run(runner, spool, message))
+                self._runs[message["run"]] = task
+                task.add_done_callback(lambda _, number=message["run"]: self._runs.pop(number))  # type: ignore[misc]
         await runner.close()
 
-    async def _run(self, runner: DiffusionRunner, spool: SpoolReader, told: dict[str, Any]) -> None:
-        number = told["run"]
+    async def _run(self, runner: DiffusionRunner, spool: SpoolReader, message: dict[str, Any]) -> None:
+        number = message["run"]
 
         def report(progress: Progress) -> None:
-            self._say({"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit})
+            self._send({"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit})
 
         try:
             prompt = CodecPrompt(
-                codes=torch.tensor(told["codes"], dtype=torch.int64),
-                voice=told["voice"],
-                parameters=DiffusionParameters.model_validate(told["parameters"]),
-                seed=told["seed"],
+                codes=torch.tensor(message["codes"], dtype=torch.int64),
+                voice=message["voice"],
+                parameters=DiffusionParameters.model_validate(message["parameters"]),
+                seed=message["seed"],
             )
             output = await runner.run(prompt, report)
             name = f"output{number}"
             spool.write(name, {**output.multimodal_outputs, "values": dict(output.values)})
-            self._say({"run": number, "output": name})
+            self._send({"run": number, "output": name})
         except OmniJobsError as error:
-            self._say({"run": number, "error": error.to_dict()})
+            self._send({"run": number, "error": error.to_dict()})
         except Exception as error:
             logger.exception("run %d", number)
-            self._say({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
+            self._send({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         line = await self._reader.readline()
         if not line:
             os._exit(0)  # the worker is gone; the model's thread need not come to an end
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def _say(self, message: dict[str, Any]) -> None:
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(json.dumps(message))
-
-    def _flush(self) -> None:
-        lines, self._outbox = self._outbox, []
-        self._writer.write("".join(f"{line}\n" for line in lines).encode())
-
-    async def _flushed(self) -> None:
-        await asyncio.sleep(0)
-        await self._writer.drain()
+    def _send(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(message).encode() + b"\n")
 
 
 async def _main(connection: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_LINE)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
     await EngineMain(reader, writer).serve()
     writer.close()
+    await writer.wait_closed()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,16 @@
 """``EngineProcess``: a diffusion runner in a process of its own, as vLLM's engines have theirs.
 
-In one process with the worker the model's thread shares its interpreter with all that brings it
-work. Here it has one for itself: prompts and progress go over a socket as lines of JSON
-(``workers.runners.diffusion.engine_main`` is the other end), tensors through the spool.
+In the worker's process the model's thread would share its interpreter with everything that brings it work. The two
+processes (``workers.runners.diffusion.engine_main`` is the other) send each other lines of JSON over a socket, and
+tensors through the spool:
+
+    worker → engine   {args, spool, min_free_bytes}                      first: load the model
+                      {run, codes, voice, seed, parameters}              run the prompt of that number
+                      {cancel}                                           end the run of that number
+                      {close}                                            end the process
+    engine → worker   {ready} or {error}                                 the model is loaded, or why not
+                      {run, done, total, unit}                           progress
+                      {run, output} or {run, error}                      the output's spool file, or the run's error
 """
 
 from __future__ import annotations
@@ -28,12 +36,16 @@ from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
-__all__ = ["ARGS", "LONGEST_LINE", "EngineProcess"]
+__all__ = ["ARGS", "MAX_LINE_BYTES", "EngineProcess"]
 
 logger = logging.getLogger(__name__)
 
 ARGS = TypeAdapter(OmniEngineArgs)
-LONGEST_LINE = 16 << 20  # bytes; the codes of an hour of speech, 50 in a second, are one
+"""Writes and reads engine arguments as JSON."""
+
+MAX_LINE_BYTES = 16 << 20
+"""The longest message. It has room for the codes of an hour of speech, 50 in a second."""
+
 _CLOSE_S = 10.0  # then the process is killed
 
 
@@ -47,17 +59,19 @@ class EngineProcess:
     """Runs codec prompts in another process, many at once. Implements ``workers.runners.runner.Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
+        """Prepare; no process is started yet."""
         self._args = args
         self._numbers = itertools.count()
         self._runs: dict[int, _Run] = {}
         self._spool: Spool | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._dead: str | None = "the engine is not running"
+        self._receiving: asyncio.Task[None] | None = None
+        self._dead: str | None = "the engine is not running"  # why nothing runs
 
     @property
     def pid(self) -> int | None:
+        """The process's id; None before ``start`` and after ``close``."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -65,38 +79,34 @@ class EngineProcess:
         self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
         try:
             reader = await self._start_process()
-            await self._await_loaded(reader)
+            await self._wait_until_loaded(reader)
         except BaseException:
             await self.close()
             raise
         self._dead = None
-        self._listening = asyncio.create_task(self._listen(reader))
+        self._receiving = asyncio.create_task(self._receive_all(reader))
 
     async def _start_process(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [
-                sys.executable,
-                "-m",
-                "workers.runners.diffusion.engine_main",
-                str(theirs.fileno()),
-                str(os.getpid()),
-            ]
+            module = "workers.runners.diffusion.engine_main"
+            command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
             # It finds its modules where this process found them.
-            environment = engine_environment(self._args.device) | {
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-            }
+            modules = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._process = await asyncio.to_thread(
                 lambda: subprocess.Popen(
-                    command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+                    command,
+                    env=engine_environment(self._args.device) | modules,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
                 )
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         return reader
 
-    async def _await_loaded(self, reader: asyncio.StreamReader) -> None:
+    async def _wait_until_loaded(self, reader: asyncio.StreamReader) -> None:
         spool = self._open_spool()
-        self._tell(
+        self._send(
             {
                 "args": ARGS.dump_python(self._args, mode="json"),
                 "spool": str(spool.directory),
@@ -106,18 +116,18 @@ class EngineProcess:
         line = await reader.readline()
         if not line:
             raise EngineDead("the engine's process ended during its start", stage=self._args.stage)
-        if (told := json.loads(line).get("error")) is not None:
-            raise OmniJobsError.from_dict(told)
+        if (error := json.loads(line).get("error")) is not None:
+            raise OmniJobsError.from_dict(error)
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """What ``DiffusionRunner.run`` gives, and raises; EngineDead as well when the process has ended."""
+        """Return and raise the same as ``DiffusionRunner.run``; raise EngineDead as well when the process has ended."""
         if not isinstance(prompt, CodecPrompt):
             raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._args.stage)
         if self._dead is not None:
             raise EngineDead(self._dead, stage=self._args.stage)
         number = next(self._numbers)
         run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress)
-        self._tell(
+        self._send(
             {
                 "run": number,
                 "codes": prompt.codes.tolist(),
@@ -127,35 +137,35 @@ class EngineProcess:
             }
         )
         try:
-            return self._taken(await run.outcome)
+            return self._read_output(await run.outcome)
         except asyncio.CancelledError:
-            self._tell({"cancel": number})
+            self._send({"cancel": number})
             if run.outcome.done() and not run.outcome.cancelled() and run.outcome.exception() is None:
                 self._open_spool().remove(run.outcome.result())
             raise
         finally:
             del self._runs[number]
 
-    def _taken(self, name: str) -> OmniModelRunnerOutput:
+    def _read_output(self, name: str) -> OmniModelRunnerOutput:
         spool = self._open_spool()
         try:
-            found = spool.read(name)
+            outputs = spool.read(name)
         finally:
             spool.remove(name)
-        values = found.pop("values")
-        return OmniModelRunnerOutput(multimodal_outputs=found, values=values)
+        values = outputs.pop("values")
+        return OmniModelRunnerOutput(multimodal_outputs=outputs, values=values)
 
     async def close(self) -> None:
-        """End the process; runs not done raise EngineDead. Safe to call twice."""
-        self._end("the engine was closed")
-        self._tell({"close": True})
+        """End the process; runs in progress raise EngineDead. Safe to call twice."""
+        self._fail_all("the engine was closed")
+        self._send({"close": True})
         writer, self._writer = self._writer, None
         process, self._process = self._process, None
         if process is not None:
-            # While it loads its model it hears nothing.
-            await asyncio.to_thread(_end_process, process, _CLOSE_S if self._listening is not None else 0.0)
-        if self._listening is not None:
-            self._listening.cancel()
+            # While it loads its model it reads no message.
+            await asyncio.to_thread(_end_process, process, _CLOSE_S if self._receiving is not None else 0.0)
+        if self._receiving is not None:
+            self._receiving.cancel()
         if writer is not None:
             writer.close()
         spool, self._spool = self._spool, None
@@ -164,39 +174,40 @@ class EngineProcess:
 
     @property
     def healthy(self) -> bool:
+        """Whether the process runs and can take another prompt."""
         return self._dead is None
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Until the process ends, however it does."""
+    async def _receive_all(self, reader: asyncio.StreamReader) -> None:
+        """Handle messages until the process ends, however it does."""
         try:
             while line := await reader.readline():
-                self._hear(json.loads(line))
+                self._receive(json.loads(line))
         except Exception:
-            logger.exception("%s: the engine's process is not understood", self._args.stage)
-        self._end("the engine's process ended")
+            logger.exception("%s: a message of the engine's process cannot be read", self._args.stage)
+        self._fail_all("the engine's process ended")
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        run = self._runs.get(told["run"])
+    def _receive(self, message: dict[str, Any]) -> None:
+        run = self._runs.get(message["run"])
         if run is None or run.outcome.done():  # nobody waits for it any more
-            if "output" in told:
-                self._open_spool().remove(told["output"])
-        elif "done" in told:
-            run.progress(Progress(told["done"], told["total"], told["unit"]))
-        elif "output" in told:
-            run.outcome.set_result(told["output"])
+            if "output" in message:
+                self._open_spool().remove(message["output"])
+        elif "done" in message:
+            run.progress(Progress(message["done"], message["total"], message["unit"]))
+        elif "output" in message:
+            run.outcome.set_result(message["output"])
         else:
-            error = OmniJobsError.from_dict(told["error"])
+            error = OmniJobsError.from_dict(message["error"])
             if isinstance(error, EngineDead):
-                self._end(error.message)
+                self._fail_all(error.message)
             if not run.outcome.done():
                 run.outcome.set_exception(error)
 
-    def _end(self, reason: str) -> None:
-        """Nothing runs from here on."""
+    def _fail_all(self, reason: str) -> None:
+        """Refuse new runs, and let those in progress raise EngineDead."""
         self._dead = self._dead or reason
         for run in self._runs.values():
             if not run.outcome.done():

@@ -1,9 +1,8 @@
 """``GPUDiffusionModelRunner``: one batch of a diffusion stage, from noise to output.
 
-A charter: only how a batch runs belongs here. Waiting, batching and threads belong to
-``diffusion``, device and loading to ``gpu_diffusion_worker``, arithmetic to the model.
-There is no KV cache, no sampler and no attention metadata. "GPU" names the family that
-AR runners belong to as well; the code is the same on CPUs.
+A charter: only the run of one batch belongs here. Waiting, batching and threads belong to ``diffusion_runner``, the
+device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV cache, no sampler and no
+attention metadata. The name follows vLLM's family of model runners; the code is the same on CPUs.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a prim
 
 
 class BatchWatcher(Protocol):
-    """Who waits for a batch; called on the thread that runs it, with the row's number in the batch."""
+    """Receives a batch's progress and results, on the thread that runs it; ``row`` is a row's number in the batch."""
 
     def wanted(self, row: int) -> bool:
-        """Whether anyone still waits for this row; asked between steps, and before the vocoder."""
+        """Return whether anyone still waits for this row; asked between steps, and before the vocoder."""
 
     def progress(self, row: int, done: int, total: int) -> None:
-        """A step is done; the last of ``total`` is the vocoder's."""
+        """Note that ``done`` of ``total`` steps are done; the last one is the vocoder's."""
 
     def finished(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
-        """The row has its result, or its own error."""
+        """Take the row's output, or its own error."""
 
 
 class GPUDiffusionModelRunner:
-    """Runs batches of codec prompts to their waveforms."""
+    """Turns batches of codec prompts into waveforms."""
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
 
     def check(self, prompt: CodecPrompt) -> int:
-        """The mel frames this prompt takes. Raises ModelError naming the field that does not fit."""
+        """Return the mel frames that this prompt takes. Raises ModelError naming the field that does not fit."""
         self._model.check(prompt.codes, prompt.voice)
         return self._model.frames(prompt.codes)
 
     def execute_model(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
-        """Run checked prompts of equal parameters as one batch; every wanted row ends in ``watcher.finished``.
+        """Run checked prompts of equal parameters as one batch; call ``watcher.finished`` for every wanted row.
 
-        When the batch fails, out of memory or otherwise, each row is tried once alone, so that
-        only what cannot run fails: OutOfMemory or ModelError. Raises EngineDead when the device is gone.
+        When the batch fails, each row is tried once alone, so that only those rows fail, with OutOfMemory or
+        ModelError, that cannot run alone. Raises EngineDead when the device has failed.
         """
         open_rows = set(range(len(prompts)))
         error = self._try(prompts, sorted(open_rows), watcher, open_rows)
@@ -72,14 +71,14 @@ class GPUDiffusionModelRunner:
     def _try(
         self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]
     ) -> StageError | None:
-        """Run these rows; those that finish leave ``open_rows``."""
+        """Run these rows, and return the error on which they stopped or None. Finished rows leave ``open_rows``."""
         try:
             with _exact_float32():
                 self._run(prompts, rows, watcher, open_rows)
             return None
         except (RuntimeError, MemoryError) as error:  # torch's own are RuntimeErrors
             failure = _stage_error(error)
-        # Not before the exception is gone: its traceback holds the batch's tensors.
+        # Here the exception is gone, whose traceback held the batch's tensors.
         if isinstance(failure, OutOfMemory) and self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         return failure
@@ -103,7 +102,7 @@ class GPUDiffusionModelRunner:
     def _denoise(
         self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]
     ) -> tuple[int, dict[int, torch.Tensor]]:
-        """How many steps there are, and the mels of the rows that are still wanted after the last."""
+        """Return the number of steps, and by row the mels [F, M] of those that are still wanted after the last step."""
         requests = [CodecRequest(prompts[row].codes, prompts[row].voice, prompts[row].seed) for row in rows]
         denoising = self._model.denoise(requests, prompts[rows[0]].parameters)
         while rows := _still_wanted(denoising, rows, watcher, open_rows):
@@ -116,18 +115,18 @@ class GPUDiffusionModelRunner:
 
 
 def _still_wanted(denoising: Denoising, rows: list[int], watcher: BatchWatcher, open_rows: set[int]) -> list[int]:
-    """Drop the rows nobody waits for any more; the rows that stay."""
-    stay = [n for n, row in enumerate(rows) if watcher.wanted(row)]
-    if len(stay) == len(rows):
+    """Drop the rows for which nobody waits any more; return the others."""
+    wanted = [n for n, row in enumerate(rows) if watcher.wanted(row)]
+    if len(wanted) == len(rows):
         return rows
-    open_rows.difference_update(row for n, row in enumerate(rows) if n not in stay)
-    if stay:
-        denoising.keep(stay)
-    return [rows[n] for n in stay]
+    open_rows.difference_update(row for n, row in enumerate(rows) if n not in wanted)
+    if wanted:
+        denoising.keep(wanted)
+    return [rows[n] for n in wanted]
 
 
 def _stage_error(error: RuntimeError | MemoryError) -> StageError:
-    """Raises EngineDead when it is the device that failed: no other row can run either."""
+    """Return the error of the rows that ran. Raises EngineDead when the device failed, on which no row can run."""
     if _is_out_of_memory(error):
         return OutOfMemory(f"no memory for this batch: {error}")
     if isinstance(error, torch.AcceleratorError):
@@ -138,12 +137,12 @@ def _stage_error(error: RuntimeError | MemoryError) -> StageError:
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # The CPU's allocator, C++ code that allocates by itself and oneDNN come as plain RuntimeErrors.
+    # torch's CPU allocator, C++'s own and oneDNN raise plain RuntimeErrors.
     return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager
 def _exact_float32() -> Iterator[None]:
-    """cuDNN's convolutions round to TF32 by default; results then depend on device and batch beyond 1e-5."""
+    """Keep cuDNN's convolutions in float32: by default they round to TF32, and results differ by more than 1e-5."""
     with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
         yield

@@ -1,4 +1,4 @@
-"""``GPUDiffusionWorker``: a diffusion stage's device and model. One thread uses it."""
+"""``GPUDiffusionWorker``: a diffusion stage's device and model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["GPUDiffusionWorker"]
 
 logger = logging.getLogger(__name__)
 
-# (architecture, component) of a stage's model → its loader.
+# (architecture, component) of a stage's model → the function that loads it
 _LOADERS: Mapping[tuple[str, str | None], Callable[..., Token2Wav]] = {
     ("qwen2_5_omni", "code2wav"): load_token2wav,
 }
 
 
 class GPUDiffusionWorker:
-    """Owns the device, loads the model onto it and frees it."""
+    """Owns the device, loads the model onto it and frees it. One thread uses it."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Raises ConfigError for a model or dtype that no diffusion stage runs."""
+        """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         model = args.model
         if (model.architecture, model.component) not in _LOADERS:
             known = ", ".join(f"{architecture}/{component}" for architecture, component in _LOADERS)
@@ -50,7 +50,7 @@ class GPUDiffusionWorker:
         self._model_runner: GPUDiffusionModelRunner | None = None
 
     def load_model(self) -> None:
-        """Raises ConfigError naming what the checkpoint lacks."""
+        """Load the model onto the device. Raises ConfigError when the checkpoint lacks a part of it."""
         begun = time.monotonic()
         share = self._args.engine.gpu_memory_utilization
         if self.device.type == "cuda" and share is not None:
@@ -62,13 +62,13 @@ class GPUDiffusionWorker:
 
     @property
     def model_runner(self) -> GPUDiffusionModelRunner:
-        """Raises EngineDead before ``load_model`` and after ``close``."""
+        """The loaded model's runner. Raises EngineDead before ``load_model`` and after ``close``."""
         if self._model_runner is None:
             raise EngineDead("the model is not loaded", stage=self._args.stage)
         return self._model_runner
 
     def execute_model(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
-        """See ``GPUDiffusionModelRunner.execute_model``."""
+        """Run a batch; see ``GPUDiffusionModelRunner.execute_model``."""
         self.model_runner.execute_model(prompts, watcher)
 
     def close(self) -> None:
