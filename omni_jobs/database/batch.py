@@ -1,15 +1,13 @@
-"""Statements for many rows at once, whose text does not grow with the rows.
+"""Statements for many rows, whose text is the same for any number of them.
 
     Batch       an UPDATE or an INSERT for each of many rows
-    run_all     several of them and what follows, with PostgreSQL in one round trip
-    one_of      ``column IN (…)``, the list one parameter, made by ``listed``
+    run_all     several batches, on PostgreSQL in one round trip
+    one_of      ``column IN (…)``; the list is one parameter, made by ``listed``
     among       ``column IN (SELECT …)``
-    in_pairs    two columns are one of many pairs of numbers, one parameter, made by ``paired``
 
-SQLite runs a prepared statement for each row faster than anything else. PostgreSQL wants one
-round trip, and gets the rows as one parameter of JSON: in arrays they cost the client three
-times as much. A statement with a parameter for each value would be rendered, parsed and
-planned anew for each number of rows.
+SQLite runs a prepared statement for each row faster than any statement for all. PostgreSQL gets all rows in one
+round trip, as one parameter of JSON, because arrays cost the client three times as much. A statement with a
+parameter for each value would be rendered, parsed and planned anew for each number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from typing import Any, Self
 from sqlalchemy import (
     CTE,
     JSON,
-    BigInteger,
     ColumnElement,
     Connection,
     Integer,
@@ -49,30 +46,31 @@ from sqlalchemy.types import TypeEngine
 from omni_jobs.database.statement import Call, Statement, execute_pipelined
 from omni_jobs.database.tables import Base, encode_json
 
-__all__ = ["Batch", "Given", "among", "in_pairs", "listed", "one_of", "paired", "run_all"]
+__all__ = ["Batch", "Given", "among", "listed", "one_of", "run_all"]
 
 _NOT_EXACT = "rows have changed that this transaction has locked"
 _DIVISION_BY_ZERO = "22012"
-_FEW = 32  # rows for which a statement of its own costs more than to be a part of another
+_FEW = 32  # with so many rows or fewer, one statement for several batches costs less than one for each
 _Type = type[TypeEngine[Any]]
 _InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Given = Mapping[str, ColumnElement[Any]]
-"""The columns of the rows that a statement is run for."""
+"""The values of a row for which a statement is run, by column name."""
 
 
 class Batch:
-    """A statement, and the columns of the rows that it is run for.
+    """A statement, and the columns of the rows for which it is run.
 
-    Values go to the database as they are given: those of JSON columns are given as text, those
-    of Boolean ones best as 0 and 1, which are quicker to bind.
+    Values go to the database as they are given. Give those of JSON columns as text, and those of Boolean columns
+    best as 0 and 1, which are quicker to bind.
     """
 
     def __init__(
         self, columns: Mapping[str, _Type], one: Callable[[Given], UpdateBase], many: Callable[[int], UpdateBase]
     ) -> None:
-        """``one`` gives the statement for one row of these columns, ``many`` that for a record set of all.
+        """``one`` builds the statement for one row of these columns, ``many`` the statement for all rows.
 
-        ``many`` is given the number of its parameters' names: one statement may hold several.
+        ``many`` is called with a number for the names of its parameters, because one statement may hold several
+        batches. Raises ValueError when ``one`` uses parameters that are no columns.
         """
         self._names = list(columns)
         self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
@@ -87,11 +85,12 @@ class Batch:
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
-        """``columns``: Text, Integer, BigInteger, Double, Boolean or LargeBinary, by name.
+        """Return a batch of updates.
 
-        ``statement`` builds the update from them; constants in it are to be literal columns. ``key``:
-        the table's column that the first of them names. PostgreSQL gets a list of the keys besides:
-        to join the rows alone it would, by a plan made while the table was small, walk all of it.
+        ``columns`` are the types of the rows' columns by name: Text, Integer, BigInteger, Double, Boolean or
+        LargeBinary. ``statement`` builds the update from a row; constants in it must be literal columns. ``key`` is
+        the table's column that the first of them identifies: on PostgreSQL the keys are passed as
+        ``= ANY(array)`` as well, because a plan cached while the table was small would scan the whole table.
         """
 
         def many(number: int) -> UpdateBase:
@@ -109,10 +108,11 @@ class Batch:
         alike: Given = MappingProxyType({}),
         unless_there: bool = False,
     ) -> Self:
-        """Insert the rows; ``columns`` of the table, which leave out only what may be NULL or has a server's default.
+        """Return a batch of inserts.
 
-        ``alike``: columns that have the same value in every row, a literal. ``unless_there``: rows that
-        would break a unique constraint are passed over.
+        ``columns`` are the types of the table's columns by name; a column may be left out if it may be NULL or has a
+        server's default. ``alike`` are literals for columns that have the same value in every row. With
+        ``unless_there`` rows that would break a unique constraint are left out.
         """
         target: Any = table.__table__
 
@@ -134,7 +134,10 @@ class Batch:
         return Statement(self._many(0))
 
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """How many rows of the table it changed. ``rows`` give the columns in their order."""
+        """Run the statement for each row, and return the number of rows of the table that changed.
+
+        ``rows`` hold the values of the columns in their order.
+        """
         if not rows:
             return 0
         if tx.dialect.name == "sqlite":
@@ -143,15 +146,15 @@ class Batch:
         return self._alone.run(tx, self.parameters(0, rows))
 
     def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
-        """For PostgreSQL: what runs it, and gives these columns of the rows that it changed, in no order."""
+        """Return PostgreSQL's call that runs the batch and returns these columns of the changed rows, unordered."""
         if columns not in self._returning:
             self._returning[columns] = Statement(self._many(0).returning(*columns))
         return self._returning[columns], self.parameters(0, rows)
 
     def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _InOrder]:
-        """With SQLite: the statement for these rows, and what takes its values out of one.
+        """Return SQLite's statement for these rows, and the function that picks its values out of a row.
 
-        What is NULL in all of them is in its text: to bind None costs more than any other value.
+        Columns that are NULL in all rows are NULL in its text, because to bind None costs more than any other value.
         """
         nulls = tuple(n for n, value in enumerate(rows[0]) if value is None and all(row[n] is None for row in rows))
         if nulls not in self._for_rows:
@@ -168,12 +171,12 @@ class Batch:
         return str(compiled), itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
 
     def part(self, number: int) -> CTE:
-        """With PostgreSQL: the statement for all rows, as a part of another; it gives a row for each it changed."""
+        """Return PostgreSQL's statement for all rows as a CTE, which has a row for each row that changed."""
         return self._many(number).returning(literal_column("1")).cte(f"part{number}")
 
     def parameters(self, number: int, rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-        """Those of ``part``."""
-        # What is missing is NULL as well, and need not be written or read.
+        """Return the parameters of ``part`` for these rows."""
+        # A value that is left out is NULL as well, and need not be written or read.
         items = [
             {name: value for name, value in zip(self._names, row, strict=True) if value is not None} for row in rows
         ]
@@ -181,10 +184,10 @@ class Batch:
             for item in items:
                 if name in item:
                     item[name] = item[name].hex()
-        found = {f"rows{number}": encode_json(items)}
+        parameters = {f"rows{number}": encode_json(items)}
         if self._has_keys:
-            found[f"keys{number}"] = listed(row[0] for row in rows)
-        return found
+            parameters[f"keys{number}"] = listed(row[0] for row in rows)
+        return parameters
 
 
 def run_all(
@@ -217,7 +220,7 @@ def run_all(
 
 
 def _all_of(group: Sequence[tuple[int, Batch, Sequence[tuple[Any, ...]]]], exact: int) -> Call:
-    """One statement for all of these."""
+    """Return one call for all batches of a group, given as (number, batch, rows)."""
     parameters = {"expected": str(sum(len(rows) for number, _, rows in group if number < exact))}
     for number, batch, rows in group:
         parameters |= batch.parameters(number, rows)
@@ -226,45 +229,44 @@ def _all_of(group: Sequence[tuple[int, Batch, Sequence[tuple[Any, ...]]]], exact
 
 @cache
 def _together(exact: int, *parts: tuple[int, Batch]) -> Statement:
-    """The statement that runs all of these.
+    """Return the statement that runs these (number, batch).
 
-    It fails when the first do not change as many rows as expected: the transaction may end with the
-    message, before anybody here has seen what they changed.
+    It divides by zero when the batches with a number below ``exact`` do not change as many rows as expected. It must
+    fail by itself, because the message may commit before its results are read here.
     """
-    done = [(number, select(func.count()).select_from(batch.part(number)).scalar_subquery()) for number, batch in parts]
-    checked: Any = sum((count for number, count in done if number < exact), literal_column("0"))
+    counts = [
+        (number, select(func.count()).select_from(batch.part(number)).scalar_subquery()) for number, batch in parts
+    ]
+    checked: Any = sum((count for number, count in counts if number < exact), literal_column("0"))
     is_exact = checked == sql_cast(bindparam("expected", type_=Text), Integer)
-    others = (count for number, count in done if number >= exact)
+    others = (count for number, count in counts if number >= exact)
     return Statement(select(literal_column("1") / sql_cast(is_exact, Integer), *others))
 
 
 def _record_set(columns: Mapping[str, _Type], number: int) -> Given:
+    """Return the columns of all rows, which PostgreSQL reads from the parameter ``rows`` of this number."""
     types = {name: Text if type_ is LargeBinary else type_ for name, type_ in columns.items()}
     rows = func.json_to_recordset(sql_cast(bindparam(f"rows{number}", type_=Text), JSON))
     given = rows.table_valued(*(column(name, type_) for name, type_ in types.items()))
-    found = given.render_derived(name=f"given{number}", with_types=True).c
+    record = given.render_derived(name=f"given{number}", with_types=True).c
     return {
-        name: func.decode(found[name], literal_column("'hex'"), type_=LargeBinary)
+        name: func.decode(record[name], literal_column("'hex'"), type_=LargeBinary)
         if type_ is LargeBinary
-        else found[name]
+        else record[name]
         for name, type_ in columns.items()
     }
 
 
 def listed(values: Iterable[Any]) -> str:
-    """The parameter for a list of numbers or of strings."""
+    """Return the parameter of ``one_of`` for numbers or strings."""
     return encode_json(list(values))
-
-
-def paired(pairs: Mapping[int, int]) -> str:
-    """The parameter for pairs of numbers, whose firsts all differ."""
-    return encode_json({str(first): second for first, second in pairs.items()})
 
 
 class one_of(FunctionElement[Any]):
     """``one_of(column, bindparam(…, type_=Text))``: the column is one of the numbers or strings listed.
 
-    Not a Boolean to SQLAlchemy, which would compare it with 1 in SQLite: no index serves that.
+    It has no Boolean type, because SQLAlchemy would compare that with 1 in SQLite, and no index serves such a
+    comparison.
     """
 
     inherit_cache = True
@@ -279,87 +281,31 @@ def _one_of_sqlite(element: one_of, compiler: Any, **options: Any) -> str:
 
 @compiles(one_of, "postgresql")
 def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
-    # An array found first, not a join: whatever the statistics say, the column's index serves it.
+    # An array, not a join: whatever the statistics say, the column's index serves it.
     which, values = (compiler.process(part, **options) for part in element.clauses)
     type_ = "bigint" if isinstance(next(iter(element.clauses)).type, Integer) else "text"
-    found = f"SELECT value::{type_} FROM json_array_elements_text(CAST({values} AS JSON))"  # noqa: S608 — the same
-    return f"{which} = ANY (ARRAY({found}))"
+    members = f"SELECT value::{type_} FROM json_array_elements_text(CAST({values} AS JSON))"  # noqa: S608 — the same
+    return f"{which} = ANY (ARRAY({members}))"
 
 
 class among(FunctionElement[Any]):
-    """``among(column, select(…))``: the column is one of those found. Not a Boolean, like ``one_of``."""
+    """``among(column, select(…))``: the column is one of those selected. Like ``one_of`` it has no Boolean type."""
 
     inherit_cache = True
     name = "among"
 
-    def __init__(self, which: Any, found: Select[Any]) -> None:
-        super().__init__(which, found.scalar_subquery())
+    def __init__(self, which: Any, selected: Select[Any]) -> None:
+        super().__init__(which, selected.scalar_subquery())
 
 
 @compiles(among, "sqlite")
 def _among_sqlite(element: among, compiler: Any, **options: Any) -> str:
-    which, found = (compiler.process(part, **options) for part in element.clauses)
-    return f"{which} IN {found}"
+    which, selected = (compiler.process(part, **options) for part in element.clauses)
+    return f"{which} IN {selected}"
 
 
 @compiles(among, "postgresql")
 def _among_postgresql(element: among, compiler: Any, **options: Any) -> str:
-    # As an array, or a plan of the table's first minute would walk all of it.
-    which, found = (compiler.process(part, **options) for part in element.clauses)
-    return f"{which} = ANY (ARRAY{found})"
-
-
-def in_pairs(first: Any, second: Any, pairs: ColumnElement[str]) -> tuple[ColumnElement[bool], ...]:
-    """Conditions: the two columns, the first of which an index serves, are one of the pairs of numbers given."""
-    each = _members(pairs).table_valued("key", "value", name="pairs").c
-    return first == _number(each.key), second == _number(each.value), _among_firsts(first, pairs)
-
-
-class _among_firsts(FunctionElement[Any]):
-    """For PostgreSQL, which might walk the table to join it; SQLite goes by the pairs as it is."""
-
-    inherit_cache = True
-    name = "among_firsts"
-
-
-@compiles(_among_firsts, "sqlite")
-def _among_firsts_sqlite(element: _among_firsts, compiler: Any, **options: Any) -> str:
-    return "1"
-
-
-@compiles(_among_firsts, "postgresql")
-def _among_firsts_postgresql(element: _among_firsts, compiler: Any, **options: Any) -> str:
-    which, pairs = (compiler.process(part, **options) for part in element.clauses)
-    found = f"SELECT json_object_keys(CAST({pairs} AS JSON))::bigint"
-    return f"{which} = ANY (ARRAY({found}))"
-
-
-class _members(FunctionElement[Any]):
-    inherit_cache = True
-    name = "members"
-
-
-class _number(FunctionElement[int]):
-    inherit_cache = True
-    name = "number"
-    type = BigInteger()
-
-
-@compiles(_members, "sqlite")
-def _members_sqlite(element: _members, compiler: Any, **options: Any) -> str:
-    return f"json_each({compiler.process(element.clauses, **options)})"
-
-
-@compiles(_members, "postgresql")
-def _members_postgresql(element: _members, compiler: Any, **options: Any) -> str:
-    return f"json_each_text(CAST({compiler.process(element.clauses, **options)} AS JSON))"
-
-
-@compiles(_number, "sqlite")
-def _number_sqlite(element: _number, compiler: Any, **options: Any) -> str:
-    return f"CAST({compiler.process(element.clauses, **options)} AS INTEGER)"
-
-
-@compiles(_number, "postgresql")
-def _number_postgresql(element: _number, compiler: Any, **options: Any) -> str:
-    return f"({compiler.process(element.clauses, **options)})::bigint"
+    # As an array, because a plan cached while the table was small would scan all of it.
+    which, selected = (compiler.process(part, **options) for part in element.clauses)
+    return f"{which} = ANY (ARRAY{selected})"

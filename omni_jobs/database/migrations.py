@@ -1,4 +1,4 @@
-"""The schema's revisions: what ``Database.migrate`` does, with Alembic. Imported by whoever migrates alone."""
+"""The schema's revisions, applied with Alembic for ``Database.migrate``. Import it only to migrate: it is slow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def downgrade(connection: Connection, revision: str) -> None:
 
 
 def newest_revision() -> str | None:
-    """That of the last file in ``migrations``; ``omni_jobs.database.database.REVISION`` must say the same."""
+    """Return the revision of the last file in ``migrations``, which ``database.REVISION`` must equal."""
     return ScriptDirectory.from_config(_config(None)).get_current_head()
 
 

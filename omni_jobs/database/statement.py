@@ -1,11 +1,11 @@
-"""Statements that SQLAlchemy writes once and the database's own driver runs: those of every job.
+"""``Statement``: SQL that SQLAlchemy compiles once and the database's own driver executes.
 
-    Statement.rows, .run    one
-    execute_pipelined          several, one after the other; with PostgreSQL in one round trip
+    Statement.rows, .run    execute one statement
+    execute_pipelined       execute several in their order; on PostgreSQL in one round trip
 
-To run a statement through SQLAlchemy costs the client as much again as the driver and the
-network do, and every round trip costs both sides more than most statements (docs/performance.md).
-Nothing converts values on the way: parameters and rows hold what the driver knows, JSON is text.
+The statements of every job are such, because SQLAlchemy's execution costs the client as much again as the driver
+and the network, and every round trip costs both sides more than most statements (docs/performance.md). Values are
+not converted: parameters and rows hold the driver's own types, and JSON is text.
 """
 
 from __future__ import annotations
@@ -26,31 +26,38 @@ logger = logging.getLogger(__name__)
 
 _IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
 _Rows = list[tuple[Any, ...]]
-_pooled: WeakSet[Dialect] = WeakSet()  # of engines behind a pooler
+_pooled: WeakSet[Dialect] = WeakSet()  # the dialects of engines behind a pooler
 
 
 class _Compiled(NamedTuple):
     text: str
-    names: tuple[str, ...]  # of the parameters, in their order
+    parameters: tuple[str, ...]  # their names, in order
 
 
 class Prepared(NamedTuple):
-    """Equal names are equal statements, whichever build made them: they may meet in one session."""
+    """A statement as PostgreSQL prepares it.
+
+    The name is a hash of the text, so that two builds whose statements meet in one session agree.
+    """
 
     name: str
-    definition: str
+    definition: str  # PREPARE …
     parameters: tuple[str, ...]  # their names, in order
 
 
 class Statement:
-    """For both databases; all its parameters are named and given when it is run, constants are literal columns."""
+    """A statement for both databases."""
 
     def __init__(self, statement: Executable) -> None:
+        """Hold the statement; it is compiled for a dialect when that first executes it.
+
+        Its parameters must be named, and its constants literal columns: else ``rows`` and ``run`` raise ValueError.
+        """
         self._statement: Any = statement
         self._compiled: dict[str, _Compiled] = {}
 
     def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> _Rows:
-        """Run it; what it gives."""
+        """Execute it, and return its rows."""
         cursor = self._execute(tx, parameters)
         try:
             return cursor.fetchall()  # type: ignore[no-any-return]
@@ -58,7 +65,7 @@ class Statement:
             cursor.close()
 
     def run(self, tx: Connection, parameters: Mapping[str, Any]) -> int:
-        """Run it; how many rows it changed."""
+        """Execute it, and return the number of rows that it changed."""
         cursor = self._execute(tx, parameters)
         try:
             return cursor.rowcount  # type: ignore[no-any-return]
@@ -68,7 +75,7 @@ class Statement:
     def _execute(self, tx: Connection, parameters: Mapping[str, Any]) -> Any:
         name = tx.dialect.name
         compiled = self._compiled.get(name) or self._compile(name, tx.dialect)
-        given = parameters if name == "postgresql" else [parameters[each] for each in compiled.names]
+        given = parameters if name == "postgresql" else [parameters[each] for each in compiled.parameters]
         try:
             cursor: Any = tx.connection.cursor()
             cursor.execute(compiled.text, given)
@@ -80,13 +87,12 @@ class Statement:
         compiled: Any = self._statement.compile(dialect=dialect)
         if constants := sorted(key for key, value in compiled.params.items() if value is not None):
             raise ValueError(f"not given when it is run: {constants}")
-        found = _Compiled(str(compiled), tuple(compiled.positiontup or compiled.params))
-        self._compiled[name] = found
-        return found
+        self._compiled[name] = _Compiled(str(compiled), tuple(compiled.positiontup or compiled.params))
+        return self._compiled[name]
 
     @cached_property
     def prepared(self) -> Prepared:
-        """For PostgreSQL's ``EXECUTE``; all parameters are text."""
+        """The statement for PostgreSQL's PREPARE and EXECUTE. All its parameters are text."""
         text, names = self._compile("prepared", _numbering())
         name = f"omni_jobs_{xxhash.xxh3_128_hexdigest(text.encode())}"
         types = f"({', '.join(['text'] * len(names))})" if names else ""
@@ -94,14 +100,14 @@ class Statement:
 
 
 Call = tuple[Statement, Mapping[str, Any]]
-"""A statement and its parameters."""
+"""A statement and its parameters by name."""
 
 
 def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = False) -> list[_Rows]:
-    """Run each of these, which all give rows, and all of whose parameters are text; the rows of each.
+    """Execute statements in their order, and return the rows of each. On PostgreSQL they are one message.
 
-    In a transaction that ``Database.run_pipelined`` has left for this to begin, PostgreSQL begins it
-    with the message; with ``commit``, which says that nothing follows in it, it ends it as well.
+    All must return rows, and all parameters must be text. As the first step of ``Database.run_pipelined`` the
+    message begins the transaction; with ``commit``, for the last step of a transaction, it commits it as well.
     """
     if tx.dialect.name != "postgresql" or not calls:
         return [statement.rows(tx, parameters) for statement, parameters in calls]
@@ -117,29 +123,32 @@ def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = F
             cursor.execute(b"; ".join([b"BEGIN"] * begins + message + [b"COMMIT"] * commit), prepare=False)
             if begins:
                 cursor.nextset()
-            found = [cursor.fetchall()]
-            while len(found) < len(calls):
+            results = [cursor.fetchall()]
+            while len(results) < len(calls):
                 cursor.nextset()
-                found.append(cursor.fetchall())
-            return found
+                results.append(cursor.fetchall())
+            return results
     except _errors(tx) as error:
         _give_up(tx, "; ".join(statement.prepared.definition for statement, _ in calls), error)
 
 
 def prepare_nothing(dialect: Dialect) -> None:
-    """From now on, for this engine of PostgreSQL: a pooler gives each of its transactions another session."""
+    """Prepare no statements for this engine of PostgreSQL from now on.
+
+    Call it when a pooler gives each transaction another session, which lacks the prepared statements.
+    """
     if dialect not in _pooled:
         logger.warning("a pooler stands before the database: nothing is prepared, statements go one by one")
         _pooled.add(dialect)
 
 
 def prepares_nothing(dialect: Dialect) -> bool:
-    """Whether ``prepare_nothing`` was said of it."""
+    """Return whether ``prepare_nothing`` was called for this engine."""
     return dialect in _pooled
 
 
 def _call(tx: Connection, raw: Any, statement: Prepared, parameters: Mapping[str, str]) -> bytes:
-    """What runs it in this session, which has it then."""
+    """Return the EXECUTE command for this statement; prepare it first if this session has not."""
     known: set[str] = tx.connection.info.setdefault("omni_jobs_prepared", set())
     if statement.name not in known:
         raw.execute(statement.definition, prepare=False)
@@ -161,7 +170,7 @@ def _give_up(tx: Connection, text: str, error: Exception) -> NoReturn:
     """Raise the driver's error as SQLAlchemy's."""
     dialect: Any = tx.dialect
     if dialect.is_disconnect(error, tx.connection.dbapi_connection, None):
-        # Let SQLAlchemy meet it: it gives up the connections of its pool then.
+        # Let SQLAlchemy meet the lost connection, so that it gives up those of its pool.
         tx.exec_driver_sql("SELECT 1")
     raise exc.DBAPIError.instance(text, None, error, _errors(tx), dialect=dialect) from error
 

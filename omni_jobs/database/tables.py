@@ -1,9 +1,8 @@
-"""The tables. What each column means and when it changes; :mod:`omni_jobs.jobs` is the only writer.
+"""The tables, with the meaning of each column and when it changes. :mod:`omni_jobs.jobs` is the only writer.
 
-Times are seconds since 1970 UTC by the database's clock, as floats: both databases
-compare and index them alike. JSON is ASCII text: every string Python can hold comes
-back as it was, NUL characters and lone surrogates too, which PostgreSQL's own JSON
-types and text would refuse.
+Times are seconds since 1970 UTC by the database's clock, as floats, because both databases compare and index those
+alike. JSON is ASCII text: so every string that Python can hold comes back as it was, with NUL characters and lone
+surrogates, which PostgreSQL's own text and JSON types refuse.
 """
 
 from __future__ import annotations
@@ -102,25 +101,27 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows onl
 
 
 def state_is(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
-    """``column = 'state'`` with the state written out: a partial index serves no bound parameter."""
+    """Return ``column = 'state'`` with the state written out, because a partial index serves no bound parameter."""
     return column == literal(state)  # type: ignore[no-any-return]
 
 
 def literal(state: JobState | StageRunState) -> ColumnElement[str]:
-    """The state's name written out."""
+    """Return the state's name as an SQL literal."""
     return literal_column(f"'{state.value}'")
 
 
 def state_seen(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
-    """``state_is`` as a guard on rows found by their ids, of no use to any index.
+    """Return ``column = 'state'`` in a form that no index serves: a guard on rows that are found by their ids.
 
-    PostgreSQL's statistics lag behind a queue: thinking that few rows are in the state, it
-    would walk the whole backlog in the state's index to find the ones named.
+    PostgreSQL's statistics lag behind a queue. By them few rows are in the state, so that for ``state_is`` it would
+    scan the whole backlog in the state's index instead of finding the rows by their ids.
     """
     return column.concat(literal_column("''")) == literal(state)  # type: ignore[no-any-return]
 
 
 class Base(DeclarativeBase):
+    """The base of all tables, whose metadata Alembic compares with the migrations."""
+
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -148,7 +149,7 @@ class JobRow(Base):
             unique=True,
         ),
         Index(None, "state", "pipeline", "id"),
-        # With the state in front, or SQLite takes the index above and looks every row up.
+        # The state comes first, because SQLite would take the index above and read every row.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
@@ -159,42 +160,42 @@ class JobRow(Base):
     state: Mapped[str] = mapped_column(String(16))  # JobState
     pipeline: Mapped[str] = mapped_column(Name)
     pipeline_version: Mapped[str] = mapped_column(String(20))
-    # Of the stage config it was submitted with (Pipeline.digest); "": unknown, any worker of the stage may take it.
+    # Pipeline.digest of the pipeline file it was submitted with; "": unknown, any worker of the stage may claim it.
     pipeline_digest: Mapped[str] = mapped_column(String(64))
     modalities: Mapped[Any] = mapped_column(JsonText)  # the outputs asked for
     request: Mapped[Any] = mapped_column(JsonText)  # admitted; media by number
-    request_digest: Mapped[str] = mapped_column(String(80))  # tells a repeated submit from another job
-    idempotency_key: Mapped[str | None] = mapped_column(String(255))  # its tenant's own
+    request_digest: Mapped[str] = mapped_column(String(80))  # equal for the same request sent again
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))  # one job of a tenant has it
     media: Mapped[Any] = mapped_column(JsonText)  # [{key, size, digest, media_type}], by number
-    # Named for what a later request may call it; `metadata` is taken by SQLAlchemy.
+    # The user's "metadata"; SQLAlchemy keeps the bare name for itself.
     user_metadata: Mapped[Any] = mapped_column("metadata", JsonText)
     seed: Mapped[int] = mapped_column(BigInteger)
     tenant: Mapped[str] = mapped_column(String(64))
     error: Mapped[Any | None] = mapped_column(JsonText)  # why it failed or expired
-    error_code: Mapped[str | None] = mapped_column(String(40))  # of that error, to be searched for
+    error_code: Mapped[str | None] = mapped_column(String(40))  # the code of that error, for searches
     ending: Mapped[str | None] = mapped_column(String(16))  # cancelling: the JobState it will end in
     deadline: Mapped[float | None] = mapped_column(Seconds)  # when it expires unless it has ended
-    retries: Mapped[int] = mapped_column(Integer, default=0)  # how often a user sent it on again after its end
+    retries: Mapped[int] = mapped_column(Integer, default=0)  # how often its user has retried it after its end
     created_at: Mapped[float] = mapped_column(Seconds)
     started_at: Mapped[float | None] = mapped_column(Seconds)  # set with in_progress: the first claim
     finished_at: Mapped[float | None] = mapped_column(Seconds)  # set with the final state
-    prune_at: Mapped[float | None] = mapped_column(Seconds)  # final: when the pruner looks at it next
-    payloads_gone: Mapped[bool] = mapped_column(default=False)  # pruned; so with the next two
+    prune_at: Mapped[float | None] = mapped_column(Seconds)  # final: when the pruner checks it next
+    payloads_gone: Mapped[bool] = mapped_column(default=False)  # pruned; the same for the next two
     inputs_gone: Mapped[bool] = mapped_column(default=False)
     artifacts_gone: Mapped[bool] = mapped_column(default=False)
 
 
 class StageRunRow(Base):
-    """One stage of one job. In state queued the row is the outbox: hints only point at it."""
+    """One stage of one job. In state queued the row is the outbox: a hint only points at it."""
 
     __tablename__ = "stage_runs"
     __table_args__ = (
         UniqueConstraint("job_id", "position"),
-        # Claimable work of a stage, the longest unannounced first.
+        # The queued stage runs of a stage, those with the oldest hints first.
         _index("ix_stage_runs_queued", "pipeline", "stage", "announce_at", where="state = 'queued'"),
-        # What a worker holds.
+        # The stage runs that a worker runs.
         _index("ix_stage_runs_running", "owner", "pipeline", "stage", where="state = 'running'"),
-        # Only counted.
+        # Pending stage runs, which are only counted.
         _index("ix_stage_runs_pending", "pipeline", "stage", where="state = 'pending'"),
         _index(
             "ix_stage_runs_queue_deadline",
@@ -205,37 +206,37 @@ class StageRunRow(Base):
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
-    position: Mapped[int]  # in the job, every stage after its inputs
+    position: Mapped[int]  # in the job; every stage comes after its inputs
     pipeline: Mapped[str] = mapped_column(Name)
     stage: Mapped[str] = mapped_column(Name)
     queue: Mapped[str] = mapped_column(String(200))  # where its hints go
-    inputs: Mapped[Any] = mapped_column(JsonText)  # names of the job's stages whose payloads it takes
+    inputs: Mapped[Any] = mapped_column(JsonText)  # the names of the job's stages whose payloads it takes
     has_consumers: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
     retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
     queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState
-    reason: Mapped[str | None] = mapped_column(String(40))  # why it waits, when that is not its turn
+    reason: Mapped[str | None] = mapped_column(String(40))  # why it waits, if not for its turn: "retry_backoff"
     attempt: Mapped[int] = mapped_column(Integer, default=0)  # the fencing number: each claim adds one, nothing else
     failures: Mapped[Any | None] = mapped_column(JsonText)  # {retry class or "other": attempts that ended so}
     owner: Mapped[str | None] = mapped_column(String(200))  # the worker of the last claim; None when handed back
     due: Mapped[float | None] = mapped_column(Seconds)  # queued: not claimable before
-    announce_at: Mapped[float | None] = mapped_column(Seconds)  # queued: the rescuer hints it again from here on
-    queue_deadline: Mapped[float | None] = mapped_column(Seconds)  # queued: its job expires then
-    queued_at: Mapped[float | None] = mapped_column(Seconds)  # its inputs were there; kept over retries
-    started_at: Mapped[float | None] = mapped_column(Seconds)  # the last claim
+    announce_at: Mapped[float | None] = mapped_column(Seconds)  # queued: from then on its hint may be published again
+    queue_deadline: Mapped[float | None] = mapped_column(Seconds)  # queued: when its job expires
+    queued_at: Mapped[float | None] = mapped_column(Seconds)  # when its inputs were there; kept over attempts
+    started_at: Mapped[float | None] = mapped_column(Seconds)  # when it was claimed last
     finished_at: Mapped[float | None] = mapped_column(Seconds)  # set with the final state
     progress: Mapped[Any | None] = mapped_column(JsonText)  # {done, total, unit, text}; cleared by a claim
     result: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: its part of the job's result
-    payload_ref: Mapped[Any | None] = mapped_column(JsonText)  # ObjectRef, or
-    payload_inline: Mapped[bytes | None] = mapped_column(LargeBinary)  # the bytes, when they are few
+    payload_ref: Mapped[Any | None] = mapped_column(JsonText)  # the payload's ObjectRef, or
+    payload_inline: Mapped[bytes | None] = mapped_column(LargeBinary)  # its bytes, if they are few
     payload_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted: no stage needed it any more
-    finish_reason: Mapped[str | None] = mapped_column(String(40))  # set with succeeded: why its tokens ended
+    payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted, because no stage needed it any more
+    finish_reason: Mapped[str | None] = mapped_column(String(40))  # set with succeeded: why the model ended its tokens
     warnings: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: [{code, message}]; None: none
 
 
 class AttemptErrorRow(Base):
-    """How one attempt failed. Written once, with the transition it explains."""
+    """The error of one attempt. Written once, with the transition that it explains."""
 
     __tablename__ = "attempt_errors"
 
@@ -249,7 +250,7 @@ class AttemptErrorRow(Base):
 
 
 class ArtifactRow(Base):
-    """An output the user may fetch. Written with the completion of its stage run."""
+    """A stored output that the user may fetch. Written with the completion of its stage run."""
 
     __tablename__ = "artifacts"
 
@@ -262,48 +263,48 @@ class ArtifactRow(Base):
 
 
 class EventRow(Base):
-    """A change of a job's state that its user may want to know of. Written with the change, deleted with the job."""
+    """A change of a job's state that its user may want to know of. Written with the change, pruned with the job."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "job_id"),)
 
-    id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``
-    job_id: Mapped[str] = mapped_column(String(40))  # no foreign key: to check it costs more than the row
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``, but for concurrent transactions
+    job_id: Mapped[str] = mapped_column(String(40))  # no foreign key, because its check costs more than the row
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
     data: Mapped[Any] = mapped_column(JsonText)  # of a retry also RETRY_TOKEN
     at: Mapped[float] = mapped_column(Seconds)
 
 
 class GarbageRow(Base):
-    """Objects to delete. Written with the change that made them useless, gone once they are."""
+    """Objects to delete. Written with the change that made them useless, removed when they are deleted."""
 
     __tablename__ = "garbage"
     __table_args__ = (Index(None, "job_id"),)
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)
-    job_id: Mapped[str] = mapped_column(String(40))  # it may be gone
-    what: Mapped[str] = mapped_column(String(512))  # a key, or the beginning of keys that ends with "/"
+    job_id: Mapped[str] = mapped_column(String(40))  # the job may be deleted
+    what: Mapped[str] = mapped_column(String(512))  # a key, or a prefix of keys, which ends with "/"
 
 
 class WorkerRow(Base):
-    """A live worker and its lease, which covers every stage run it holds. Gone when retired or expired."""
+    """A worker and its lease, which covers every stage run that it holds. Removed when it retires or is rescued."""
 
     __tablename__ = "workers"
     __table_args__ = (UniqueConstraint("slot"), Index(None, "lease_until"))
 
-    id: Mapped[str] = mapped_column(String(200), primary_key=True)  # the boot id: new with every start
-    slot: Mapped[str] = mapped_column(String(200))  # the place it fills; one lives there at a time
+    id: Mapped[str] = mapped_column(String(200), primary_key=True)  # the boot id, new with every start
+    slot: Mapped[str] = mapped_column(String(200))  # its Celery node name, which one live worker has at a time
     pipeline: Mapped[str] = mapped_column(Name)
     stage: Mapped[str] = mapped_column(Name)
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
-    slots: Mapped[int]  # stage runs it takes at a time
+    slots: Mapped[int]  # the number of stage runs that it runs at a time
     pipeline_version: Mapped[str] = mapped_column(String(20), server_default=text("''"))
     pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))  # Pipeline.digest
     started_at: Mapped[float] = mapped_column(Seconds)
     renewed_at: Mapped[float] = mapped_column(Seconds)
     lease_until: Mapped[float] = mapped_column(Seconds)
     pid_space: Mapped[str | None] = mapped_column(String(100))  # boot and namespace of its pid; None: not known
-    pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one of the same pid
-    loading: Mapped[bool | None]  # it holds its slot and takes nothing yet
+    pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one with the same pid
+    loading: Mapped[bool | None]  # true while it loads its engine: it holds its slot and claims nothing
     heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build

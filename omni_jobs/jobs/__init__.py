@@ -29,7 +29,6 @@ from omni_jobs.jobs import (
     prune,
     republish,
     retry_job,
-    worker_views,
 )
 from omni_jobs.jobs.submit import as_written, new_job_id, prepare, submit
 from omni_jobs.jobs.values import (
@@ -378,4 +377,4 @@ class Jobs:
 
     def workers(self) -> Sequence[WorkerView]:
         """Return the workers that have a live lease and have loaded their engine."""
-        return self._db.read(worker_views.workers)
+        return self._db.read(lease.workers)

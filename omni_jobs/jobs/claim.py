@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, exists, func, literal_column, null, select, type_coerce, update
+from sqlalchemy import (
+    Connection,
+    Text,
+    bindparam,
+    cast,
+    exists,
+    func,
+    literal_column,
+    null,
+    select,
+    type_coerce,
+    update,
+)
 
-from omni_jobs.database.batch import among, in_pairs, listed, one_of, paired
+from omni_jobs.database.batch import among, listed, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
@@ -21,6 +33,7 @@ from omni_jobs.storage import ObjectRef
 __all__ = ["claim"]
 
 _worker = bindparam("worker", type_=Text)
+_ids = bindparam("ids", type_=Text)
 _HAS_LEASE = exists().where(WorkerRow.id == _worker, WorkerRow.lease_until > now())
 _LEASE = Statement(select(_HAS_LEASE))
 
@@ -29,7 +42,7 @@ _UNSTARTED_JOBS = (
     select(JobRow.id)
     .where(
         state_seen(JobRow.state, JobState.QUEUED),
-        JobRow.id.in_(select(StageRunRow.job_id).where(one_of(StageRunRow.id, bindparam("ids", type_=Text)))),
+        among(JobRow.id, select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))),
     )
     .order_by(JobRow.id)
     .with_for_update(key_share=True)
@@ -44,10 +57,12 @@ _HAS_FILE = (
     .scalar_subquery()
     .in_([literal_column("''"), select(WorkerRow.pipeline_digest).where(WorkerRow.id == _worker).scalar_subquery()])
 )
+_HINT = cast(StageRunRow.id, Text).concat(literal_column("':'")).concat(cast(StageRunRow.attempt, Text))
 _CLAIMABLE = (
     select(StageRunRow.id)
     .where(
-        *in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("hints", type_=Text)),
+        one_of(StageRunRow.id, _ids),
+        one_of(_HINT, bindparam("hints", type_=Text)),
         state_seen(StageRunRow.state, StageRunState.QUEUED),
         StageRunRow.due <= now(),
         _HAS_LEASE,
@@ -71,16 +86,16 @@ _CLAIM_IF_QUEUED = Statement(
     .returning(StageRunRow.id)
 )
 
-# The stage runs of these hints that the worker has: just claimed, or by an earlier call whose answer was lost.
-_IS_CLAIMED = (
-    *in_pairs(StageRunRow.id, StageRunRow.attempt, bindparam("claimed", type_=Text)),
+# Of these stage runs those that the worker runs: just claimed, or by an earlier call whose answer was lost.
+_IS_HELD = (
+    one_of(StageRunRow.id, _ids),
     state_seen(StageRunRow.state, StageRunState.RUNNING),
     StageRunRow.owner == _worker,
 )
-_CLAIMED_JOBS = select(StageRunRow.job_id).where(*_IS_CLAIMED).correlate(None)
+_HELD_JOBS = select(StageRunRow.job_id).where(*_IS_HELD).correlate(None)
 _START_IF_QUEUED = Statement(
     update(JobRow)
-    .where(among(JobRow.id, _CLAIMED_JOBS), state_seen(JobRow.state, JobState.QUEUED))
+    .where(among(JobRow.id, _HELD_JOBS), state_seen(JobRow.state, JobState.QUEUED))
     .values(
         state=literal(JobState.IN_PROGRESS),
         started_at=select(func.max(StageRunRow.started_at)).where(StageRunRow.job_id == JobRow.id).scalar_subquery(),
@@ -98,12 +113,12 @@ _STAGE_RUNS = Statement(
         StageRunRow.has_consumers,
         type_coerce(StageRunRow.retries, Text),
         type_coerce(StageRunRow.failures, Text),
-    ).where(*_IS_CLAIMED)
+    ).where(*_IS_HELD)
 )
 _JOBS = Statement(
     select(
         JobRow.id, JobRow.pipeline, type_coerce(JobRow.request, Text), type_coerce(JobRow.media, Text), JobRow.seed
-    ).where(among(JobRow.id, _CLAIMED_JOBS))
+    ).where(among(JobRow.id, _HELD_JOBS))
 )
 _PAYLOADS = Statement(
     select(
@@ -111,7 +126,7 @@ _PAYLOADS = Statement(
     ).where(
         among(
             StageRunRow.job_id,
-            _CLAIMED_JOBS.where(type_coerce(StageRunRow.inputs, Text) != literal_column("'[]'")),
+            _HELD_JOBS.where(type_coerce(StageRunRow.inputs, Text) != literal_column("'[]'")),
         ),
         state_seen(StageRunRow.state, StageRunState.SUCCEEDED),
     )
@@ -129,20 +144,19 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
         attempts[stage_run_id] = max(attempt, attempts.get(stage_run_id, 0))
     if not attempts:
         return []
-    claimed = {
-        "claimed": paired({stage_run_id: attempt + 1 for stage_run_id, attempt in attempts.items()}),
-        "worker": worker_id,
-    }
+    ids = {"ids": listed(attempts)}
+    held = ids | {"worker": worker_id}
+    as_text = listed(f"{stage_run_id}:{attempt}" for stage_run_id, attempt in attempts.items())
     [[has_lease]], _, _, _, stage_runs, jobs, payloads = execute_pipelined(
         tx,
         [
             (_LEASE, {"worker": worker_id}),  # first: without it the next statement but one claims nothing
-            (_LOCK_UNSTARTED_JOBS, {"ids": listed(attempts)}),
-            (_CLAIM_IF_QUEUED, {"hints": paired(attempts), "worker": worker_id}),
-            (_START_IF_QUEUED, claimed),
-            (_STAGE_RUNS, claimed),
-            (_JOBS, claimed),
-            (_PAYLOADS, claimed),
+            (_LOCK_UNSTARTED_JOBS, ids),
+            (_CLAIM_IF_QUEUED, held | {"hints": as_text}),
+            (_START_IF_QUEUED, held),
+            (_STAGE_RUNS, held),
+            (_JOBS, held),
+            (_PAYLOADS, held),
         ],
         commit=True,
     )
@@ -150,8 +164,9 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
         raise Fenced(f"worker {worker_id} has no lease")
     job_of_id = {job[0]: job for job in jobs}
     payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline in payloads}
-    claims = {run[0]: _claim(run, job_of_id[run[1]], payload_of) for run in stage_runs}
-    return [claims[stage_run_id] for stage_run_id in attempts if stage_run_id in claims]
+    claims = [_claim(run, job_of_id[run[1]], payload_of) for run in stage_runs]
+    claim_of = {each.stage_run_id: each for each in claims if each.attempt == attempts[each.stage_run_id] + 1}
+    return [claim_of[stage_run_id] for stage_run_id in attempts if stage_run_id in claim_of]
 
 
 def _claim(

@@ -1,4 +1,4 @@
-"""How many jobs and stage runs there are in each state that is not final."""
+"""The numbers of jobs and stage runs in each state that is not final."""
 
 from __future__ import annotations
 

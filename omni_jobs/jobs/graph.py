@@ -1,4 +1,4 @@
-"""What follows from the states of a job's stage runs. Pure: :mod:`omni_jobs.jobs.transition` applies it."""
+"""The rules of a job's stage graph: the next step after a change. Pure; :mod:`omni_jobs.jobs.transition` applies it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
 @dataclass(slots=True)
 class Run:
-    """A stage run as its job's lock holder knows it."""
+    """A stage run of a locked job."""
 
     id: int
     job_id: str
@@ -32,20 +32,22 @@ class Run:
     retries: RetryLimits
     owner: str | None
     payload_bytes: int | None = None
-    payload_key: str | None = None  # of its object in the store; None: none, or in SQL
-    payload_gone: bool = False
+    payload_key: str | None = None  # of its object in the store; None: no payload, or an inline one
+    payload_gone: bool = False  # deleted
 
     @property
     def has_payload(self) -> bool:
+        """True while its payload is kept, inline or in the store."""
         return (self.payload_key is not None or bool(self.payload_bytes)) and not self.payload_gone
 
     @property
     def hint(self) -> Hint:
+        """The hint to publish while it is queued."""
         return Hint(self.id, self.attempt, self.queue)
 
 
 class Step(NamedTuple):
-    """What is to be done to a job now."""
+    """The next step of a job: its state, and the stage runs that change with it."""
 
     job_state: JobState
     queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
@@ -59,9 +61,10 @@ def stage_names(inputs: str) -> tuple[str, ...]:
 
 
 def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.CANCELLED) -> Step:
-    """The step after any change of ``runs``, all of one job in ``state``; the same state when nothing follows.
+    """Return the step after a change of ``runs``, which are all of one job in ``state``.
 
-    ``ending`` is what a cancelling job comes to.
+    When nothing follows, the step has the same state and no stage runs. ``ending`` is the state in which a
+    cancelling job ends.
     """
     runs = tuple(runs)
     states = [run.state for run in runs]
@@ -81,7 +84,7 @@ def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.
 
 
 def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:
-    """The stage runs of a job whose stored payload all have taken that need it."""
+    """Return the stage runs of a job whose stored payload is needed no more: all their consumers have succeeded."""
     runs = tuple(runs)
     return [
         run

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, Double, and_, bindparam, delete, exists, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
-from omni_jobs.database.clock import now
+from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.jobs.complete import fail, release
 from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome, SlotHolder
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import WorkerView
 
-__all__ = ["FREED_AT_ONCE", "expire", "forgive", "free_lost", "holder", "register", "renew", "retire", "unwanted"]
+__all__ = [
+    "FREED_AT_ONCE",
+    "expire",
+    "forgive",
+    "free_lost",
+    "holder",
+    "register",
+    "renew",
+    "retire",
+    "running_by_worker",
+    "unwanted",
+    "workers",
+]
 
 FREED_AT_ONCE = 500
 """The number of stage runs that one transaction frees; the next may find more."""
@@ -207,3 +233,39 @@ def _free(
 
 def _hints(outcomes: Sequence[Outcome]) -> list[Hint]:
     return [hint for outcome in outcomes for hint in outcome.hints]
+
+
+def workers(tx: Connection) -> list[WorkerView]:
+    """Return the workers that have a live lease and have loaded their engine, by pipeline, stage and slot."""
+    running = running_by_worker(tx)
+    rows = tx.execute(
+        select(WorkerRow.__table__)
+        .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
+        .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
+    )
+    return [
+        WorkerView(
+            id=row.id,
+            slot=row.slot,
+            pipeline=row.pipeline,
+            stage=row.stage,
+            host=row.host,
+            pid=row.pid,
+            slots=row.slots,
+            pipeline_version=row.pipeline_version,
+            pipeline_digest=row.pipeline_digest,
+            running=running.get(row.id, 0),
+            started_at=as_datetime(row.started_at),
+            renewed_at=as_datetime(row.renewed_at),
+            lease_until=as_datetime(row.lease_until),
+        )
+        for row in rows
+    ]
+
+
+def running_by_worker(tx: Connection) -> dict[str, int]:
+    """Return how many stage runs each worker runs, by worker id; workers that run none are left out."""
+    rows = tx.execute(
+        select(StageRunRow.owner, func.count().label("running")).where(_IS_RUNNING).group_by(StageRunRow.owner)
+    )
+    return {row.owner: row.running for row in rows}

@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select, tru
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.jobs.lease import running_by_worker
 from omni_jobs.jobs.values import Hint
-from omni_jobs.jobs.worker_views import running_by_worker
 from omni_jobs.states import StageRunState
 
 __all__ = ["Positions", "republish"]

@@ -66,7 +66,7 @@ _LOCK = (
     .with_for_update(key_share=True)
 )
 LOCK_JOBS = Statement(_LOCK.where(one_of(JobRow.id, _ids)))
-LOCK_JOBS_OF_STAGE_RUNS = Statement(_LOCK.where(JobRow.id.in_(_JOB_IDS)))
+LOCK_JOBS_OF_STAGE_RUNS = Statement(_LOCK.where(among(JobRow.id, _JOB_IDS)))
 # JSON is read as text, because nearly all of it is alike from row to row. The rows have no order, because for one
 # PostgreSQL might walk the whole primary key.
 _STAGE_RUNS = select(

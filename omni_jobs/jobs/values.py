@@ -219,7 +219,7 @@ class RescueResult:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long data are kept, in seconds after their job's end."""
+    """The times that data are kept, in seconds after their job's end."""
 
     payloads_s: float  # of jobs that did not complete; a completed job keeps none
     inputs_s: float
