@@ -1,10 +1,10 @@
 # syntax=docker/dockerfile:1
-# Two images of one wheel:
-#   docker build --target api .      control plane: API, rescuer, migrations, CLI; no torch
+# Two images from one wheel:
+#   docker build --target api .      control plane: API, rescuer, migrations, CLI; without torch
 #   docker build --target worker .   a stage's worker, with vLLM's CUDA build
-# Each package comes from a lock, in a layer of its own that a change of the code leaves alone.
-# Python 3.11 or 3.12, on Debian 12, for whose glibc the locks are made: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm
-# A tag, because a digest can only be taken from a registry: pin one here with PYTHON_IMAGE=python@sha256:… once pulled.
+# All packages come from a lock. Their layer stays cached when only the code changes.
+# The locks are made for Debian 12's glibc and Python 3.11 or 3.12: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm
+# To pin the base image by digest, pull it and set PYTHON_IMAGE=python@sha256:…
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS base
@@ -20,7 +20,7 @@ RUN groupadd --gid 10001 omni \
 WORKDIR /home/omni
 
 FROM base AS builder
-# The uv of the locks. A package index other than PyPI: --build-arg PIP_INDEX_URL=… --build-arg UV_DEFAULT_INDEX=…
+# The version of the locks. For another index than PyPI: --build-arg PIP_INDEX_URL=… --build-arg UV_DEFAULT_INDEX=…
 ARG UV_VERSION=0.13.8
 ARG PIP_INDEX_URL
 ARG UV_DEFAULT_INDEX
@@ -57,7 +57,7 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
 CMD ["omni-jobs", "api"]
 
 FROM base AS worker
-# Triton compiles its launchers with gcc when an engine starts. Debian keeps one version per release.
+# When an engine starts, Triton compiles launchers with gcc. A Debian release has only one version of it to pin.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
@@ -67,8 +67,8 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
     uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
 USER 10001:10001
-# What the container runtime hands in of the driver. torch's build is of CUDA 13.0, which is in every driver from 580 on:
-# with an older one the runtime refuses to start the container. All that is compiled goes below one directory.
+# The container needs these capabilities of the driver. torch is built for CUDA 13.0, which drivers from 580 on support:
+# with an older one the container does not start. All compiled code goes below one directory, for a volume.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
     CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool \
