@@ -32,96 +32,72 @@ class Hook:
     owner: str  # module:Class
     name: str  # of a method or an attribute
     parameters: tuple[str, ...] | None = None  # a method's, without self
-    read_in: str | None = None  # a method of the owner that must use ``self.name``
+    used_in: str | None = None  # a method of the owner that must use ``self.name``
 
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_CPU_RUNNER = "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
 _BATCH = "vllm.v1.worker.gpu_input_batch:InputBatch"
-_STATE = "vllm.v1.worker.gpu_input_batch:CachedRequestState"
-_NEW = "vllm.v1.core.sched.output:NewRequestData"
-_CACHED = "vllm.v1.core.sched.output:CachedRequestData"
-_STEP = "vllm.v1.core.sched.output:SchedulerOutput"
+_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
+_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+
+# Methods that we override or call: (owner, name, parameters).
+_METHODS = (
+    (_RUNNER, "__init__", "vllm_config device"),
+    ("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "__init__", "vllm_config device"),
+    (_RUNNER, "_update_states", "scheduler_output"),
+    (_RUNNER, "_on_request_state_removed", "req_id req_state"),
+    (_RUNNER, "_init_mrope_positions", "req_state"),
+    (_RUNNER, "_preprocess", "scheduler_output num_input_tokens intermediate_tensors"),
+    (_RUNNER, "_model_forward", "input_ids positions intermediate_tensors inputs_embeds model_kwargs"),
+    (_RUNNER, "_sample", "logits spec_decode_metadata"),
+    (_RUNNER, "get_model", ""),
+    ("vllm.config.model:ModelConfig", "get_hidden_size", ""),
+    (_WORKER, "_make_model_runner", ""),
+    (_CPU_WORKER, "init_device", ""),
+    (_ENGINE, "collective_rpc", "method timeout args kwargs"),
+    (_ENGINE, "abort", "request_id internal"),
+    (_ENGINE, "shutdown", "timeout"),
+    ("vllm.renderers.base:BaseRenderer", "render_cmpl_async", "prompts tok_params prompt_extras skip_mm_cache"),
+)
+# Names that a method of vLLM must use, because it calls our override or sets an attribute that we read.
+_USED_IN = (
+    (_RUNNER, "_update_states", "_on_request_state_removed _init_mrope_positions requests input_batch"),
+    (_RUNNER, "execute_model", "_preprocess _model_forward"),
+    (_RUNNER, "sample_tokens", "_sample"),
+    (_RUNNER, "_prepare_inputs", "query_start_loc"),
+    (_RUNNER, "_preprocess", "enable_prompt_embeds supports_mm_inputs"),
+    (_RUNNER, "_bookkeeping_sync", "discard_request_mask"),
+    (_RUNNER, "__init__", "max_num_tokens max_num_reqs device dtype model_config"),
+    (_BATCH, "__init__", "num_computed_tokens_cpu req_id_to_index generators"),
+    (_WORKER, "_init_workspace_and_model_runner", "_make_model_runner"),
+    (_WORKER, "init_device", "device"),
+    ("vllm.v1.worker.worker_base:WorkerBase", "__init__", "vllm_config"),
+    (_CPU_WORKER, "init_device", "model_runner"),
+    (_ENGINE, "__init__", "model_config engine_core renderer output_handler"),
+    ("vllm.v1.engine.core_client:MPClient", "__init__", "resources"),
+)
+# Attributes and fields that we read.
+_FIELDS = (
+    (_BATCH, "req_ids num_reqs"),
+    ("vllm.v1.worker.gpu_input_batch:CachedRequestState", "generator mrope_positions mrope_position_delta"),
+    (
+        "vllm.v1.core.sched.output:NewRequestData",
+        "req_id prompt_len mm_features sampling_params num_computed_tokens",
+    ),
+    ("vllm.v1.core.sched.output:CachedRequestData", "resumed_req_ids"),
+    ("vllm.v1.core.sched.output:SchedulerOutput", "scheduled_new_reqs scheduled_cached_reqs"),
+    ("vllm.multimodal.inputs:PlaceholderRange", "offset length is_embed"),
+    (_ENGINE, "errored"),
+    ("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    ("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
+    ("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache extra_args"),
+)
 
 HOOKS: tuple[Hook, ...] = (
-    # Overridden: the steps of vLLM's model runner.
-    Hook(_RUNNER, "__init__", ("vllm_config", "device")),
-    Hook(_CPU_RUNNER, "__init__", ("vllm_config", "device")),
-    Hook(_RUNNER, "_update_states", ("scheduler_output",)),
-    Hook(_RUNNER, "_on_request_state_removed", ("req_id", "req_state")),
-    Hook(_RUNNER, "_init_mrope_positions", ("req_state",)),
-    Hook(_RUNNER, "_preprocess", ("scheduler_output", "num_input_tokens", "intermediate_tensors")),
-    Hook(
-        _RUNNER,
-        "_model_forward",
-        ("input_ids", "positions", "intermediate_tensors", "inputs_embeds", "model_kwargs"),
-    ),
-    Hook(_RUNNER, "_sample", ("logits", "spec_decode_metadata")),
-    # Called by these methods of vLLM, on which we rely.
-    Hook(_RUNNER, "_on_request_state_removed", read_in="_update_states"),
-    Hook(_RUNNER, "_init_mrope_positions", read_in="_update_states"),
-    Hook(_RUNNER, "_preprocess", read_in="execute_model"),
-    Hook(_RUNNER, "_model_forward", read_in="execute_model"),
-    Hook(_RUNNER, "_sample", read_in="sample_tokens"),
-    # Read to find each request's rows in a step.
-    Hook(_RUNNER, "get_model", ()),
-    Hook(_RUNNER, "query_start_loc", read_in="_prepare_inputs"),
-    Hook(_RUNNER, "requests", read_in="_update_states"),
-    Hook(_RUNNER, "input_batch", read_in="_update_states"),
-    Hook(_RUNNER, "max_num_tokens", read_in="__init__"),
-    Hook(_RUNNER, "max_num_reqs", read_in="__init__"),
-    Hook(_RUNNER, "device", read_in="__init__"),
-    Hook(_RUNNER, "dtype", read_in="__init__"),
-    Hook(_RUNNER, "model_config", read_in="__init__"),
-    Hook("vllm.config.model:ModelConfig", "get_hidden_size", ()),
-    Hook(_RUNNER, "enable_prompt_embeds", read_in="_preprocess"),
-    Hook(_RUNNER, "supports_mm_inputs", read_in="_preprocess"),
-    Hook(_BATCH, "num_computed_tokens_cpu", read_in="__init__"),
-    Hook(_RUNNER, "discard_request_mask", read_in="_bookkeeping_sync"),
-    Hook(_BATCH, "req_ids"),
-    Hook(_BATCH, "num_reqs"),
-    Hook(_BATCH, "req_id_to_index", read_in="__init__"),
-    Hook(_BATCH, "generators", read_in="__init__"),
-    Hook(_STATE, "generator"),
-    Hook(_STATE, "mrope_positions"),
-    Hook(_STATE, "mrope_position_delta"),
-    Hook(_NEW, "req_id"),
-    Hook(_NEW, "prompt_len"),
-    Hook(_NEW, "mm_features"),
-    Hook(_NEW, "sampling_params"),
-    Hook(_NEW, "num_computed_tokens"),
-    Hook(_CACHED, "resumed_req_ids"),
-    Hook(_STEP, "scheduled_new_reqs"),
-    Hook(_STEP, "scheduled_cached_reqs"),
-    Hook("vllm.multimodal.inputs:PlaceholderRange", "offset"),
-    Hook("vllm.multimodal.inputs:PlaceholderRange", "length"),
-    Hook("vllm.multimodal.inputs:PlaceholderRange", "is_embed"),
-    # Overridden: the methods in which a worker builds its model runner.
-    Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", ()),
-    Hook("vllm.v1.worker.gpu_worker:Worker", "_make_model_runner", read_in="_init_workspace_and_model_runner"),
-    Hook("vllm.v1.worker.gpu_worker:Worker", "device", read_in="init_device"),
-    Hook("vllm.v1.worker.worker_base:WorkerBase", "vllm_config", read_in="__init__"),
-    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "init_device", ()),
-    Hook("vllm.v1.worker.cpu_worker:CPUWorker", "model_runner", read_in="init_device"),
-    # The engine.
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "collective_rpc", ("method", "timeout", "args", "kwargs")),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "abort", ("request_id", "internal")),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "shutdown", ("timeout",)),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "errored"),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "model_config", read_in="__init__"),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "engine_core", read_in="__init__"),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "renderer", read_in="__init__"),
-    Hook("vllm.v1.engine.async_llm:AsyncLLM", "output_handler", read_in="__init__"),
-    Hook(
-        "vllm.renderers.base:BaseRenderer",
-        "render_cmpl_async",
-        ("prompts", "tok_params", "prompt_extras", "skip_mm_cache"),
-    ),
-    Hook("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
-    Hook("vllm.v1.engine.core_client:MPClient", "resources", read_in="__init__"),
-    Hook("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
-    Hook("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache"),
-    Hook("vllm.sampling_params:SamplingParams", "extra_args"),
+    *(Hook(owner, name, tuple(parameters.split())) for owner, name, parameters in _METHODS),
+    *(Hook(owner, name, used_in=method) for owner, method, names in _USED_IN for name in names.split()),
+    *(Hook(owner, name) for owner, names in _FIELDS for name in names.split()),
 )
 
 
@@ -145,12 +121,12 @@ def _problem_of(hook: Hook) -> str | None:
         owner = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return f"{hook.owner} is gone"
-    if hook.read_in is not None:
-        method = getattr(owner, hook.read_in, None)
+    if hook.used_in is not None:
+        method = getattr(owner, hook.used_in, None)
         if method is None:
-            return f"{hook.owner}.{hook.read_in} is gone"
+            return f"{hook.owner}.{hook.used_in} is gone"
         if f"self.{hook.name}" not in inspect.getsource(method):
-            return f"{hook.owner}.{hook.read_in} no longer uses self.{hook.name}"
+            return f"{hook.owner}.{hook.used_in} no longer uses self.{hook.name}"
         return None
     fields = {*getattr(owner, "__dataclass_fields__", ()), *getattr(owner, "__struct_fields__", ())}
     if not hasattr(owner, hook.name) and hook.name not in fields:

@@ -34,7 +34,7 @@ def test_hook_is_where_we_know_it(hook: Hook) -> None:
             "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states takes ('scheduler_output',), not ('a', 'b')",
         ),
         (
-            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing", read_in="_update_states"),
+            Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing", used_in="_update_states"),
             "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states no longer uses self._nothing",
         ),
     ],
