@@ -18,6 +18,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
+from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
 from omni_jobs.jobs import Counts, Jobs, Page
 from omni_jobs.media.wall import MediaWall
@@ -64,7 +65,7 @@ class Services:
         broker = Broker(settings, known)  # jobs of a pipeline that is no longer served go on
         relay = Relay(HintPublisher(broker))
         relay.start()
-        intake = Intake(settings, pipelines, renderers, wall, jobs, store, relay)
+        intake = Intake(settings, Admissions(settings, pipelines, renderers, wall), jobs, store, relay)
         intake.start()
         return cls(
             settings=settings,

@@ -1,4 +1,4 @@
-"""Renderers on their way: a thread of its own loads a pipeline's tokenizer, once for all who wait for it."""
+"""``RendererLoads``: a pipeline's tokenizer is loaded on a thread of its own, once for all who wait for it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from omni_jobs.pipelines.loader import Pipelines
-from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import Renderers
 
 __all__ = ["RendererLoads"]
 
 
 class RendererLoads:
-    """Of one event loop."""
+    """Loads renderers. For one event loop."""
 
     def __init__(self, renderers: Renderers, pipelines: Pipelines) -> None:
         self._renderers = renderers
         self._pipelines = pipelines
-        self._slots = CapacityLimiter(max(1, len(pipelines)))  # a load waits for no other pipeline's
-        self._loads: dict[str, asyncio.Future[None]] = {}
+        self._threads = CapacityLimiter(max(1, len(pipelines)))  # so that no load waits for another pipeline's
+        self._loads: dict[str, asyncio.Future[object]] = {}
 
     async def ready(self, name: str) -> None:
-        """Wait until the pipeline's renderer is loaded; at once where there is no such pipeline.
+        """Wait until the pipeline's renderer is loaded. Return at once where there is no such pipeline.
 
-        Raises ModelMissing where it cannot be loaded: those who waited for the load share its error.
+        Raises ModelMissing where it cannot be loaded; all who wait for one load share its error.
         """
         pipeline = self._pipelines.get(name)
         if pipeline is None or self._renderers.are_loaded(pipeline):
             return
         load = self._loads.get(name)
         if load is None:
-            load = asyncio.ensure_future(run_sync(self._load, pipeline, limiter=self._slots, abandon_on_cancel=True))
-            self._loads[name] = load
+            load_it = run_sync(self._renderers.of, pipeline, limiter=self._threads, abandon_on_cancel=True)
+            load = self._loads[name] = asyncio.ensure_future(load_it)
             load.add_done_callback(lambda load: self._forget(name, load))
-        await asyncio.shield(load)  # one who leaves takes it from nobody
+        await asyncio.shield(load)  # a request that is cancelled takes the load from nobody
 
-    def _load(self, pipeline: Pipeline) -> None:
-        self._renderers.of(pipeline)
-
-    def _forget(self, name: str, load: asyncio.Future[None]) -> None:
+    def _forget(self, name: str, load: asyncio.Future[object]) -> None:
         del self._loads[name]
         if not load.cancelled():
-            load.exception()  # is looked at, where everyone who waited has left
+            load.exception()  # retrieved, because everyone who waited may have left

@@ -11,16 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, OmniJobsError, RequestTooLarge
-from omni_jobs.intake.intake import Intake
+from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
@@ -28,7 +25,6 @@ from omni_jobs.requests import admit, parse
 from omni_jobs.requests import strict_body as bodies
 from omni_jobs.requests.strict_body import canonical, parse_body
 from omni_jobs.settings import Settings
-from omni_jobs.storage import open_store
 from tests import hostile
 
 SECONDS = 4.0  # a tenth is taken; most of these took minutes, or gigabytes
@@ -192,18 +188,14 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
         gc.enable()
 
 
-def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines, tmp_path: Path) -> None:
+def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
     """Those of a bulk's lines stand in a list, to which the traceback of each would lead."""
-    settings = Settings(data_dir=tmp_path)
-    jobs = Jobs(Database(f"sqlite:///{tmp_path}/jobs.db"))
-    relay: Any = SimpleNamespace(send=None)
-    wall = MediaWall(settings)
-    intake = Intake(settings, pipelines, Renderers(settings), wall, jobs, open_store(settings), relay)
+    admissions = Admissions(Settings(), pipelines, Renderers(Settings()), MediaWall(Settings()))
     body = json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode()
 
     def refused() -> None:
-        parsed = intake._parse_all([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
-        admitted = intake._admit_all([each for each in parsed if not isinstance(each, OmniJobsError)], {})
+        parsed = admissions._parse([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
+        admitted = admissions._admit([each for each in parsed if not isinstance(each, OmniJobsError)], {})
         assert [type(parsed[0]), *map(type, admitted)] == [InvalidRequest, NotFound, NotFound, NotFound]
 
     refused()
