@@ -7,9 +7,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import typer
 
@@ -23,7 +21,7 @@ __all__ = ["submit_bulk"]
 
 def submit_bulk(
     file: options.LinesArgument,
-    out: options.OutFileOption = None,
+    out: options.AnswersOption = "-",  # type: ignore[assignment]  # standard output; typer opens it
     idempotency_key: options.IdempotencyKeyOption = None,
     cancel_after: options.CancelAfterOption = None,
     url: options.UrlOption = None,
@@ -47,10 +45,10 @@ def submit_bulk(
     """
     key = idempotency_key or f"bulk-{uuid.uuid4().hex}"
     accepted = refused = 0
-    with _opened(file) as lines, _written(out) as answers, connect(url) as client:
+    with connect(url) as client:
         try:
-            for answer in client.submit_bulk(_with_bar(lines), idempotency_key=key, cancel_after=cancel_after):
-                answers.write(answer.model_dump_json(exclude_defaults=True) + "\n")
+            for answer in client.submit_bulk(_with_bar(file), idempotency_key=key, cancel_after=cancel_after):
+                out.write(answer.model_dump_json(exclude_defaults=True) + "\n")
                 if answer.error is None:
                     accepted += 1
                 else:
@@ -61,20 +59,6 @@ def submit_bulk(
     typer.echo(f"{accepted} accepted, {refused} refused", err=True)
     if refused:
         raise typer.Exit(Exit.FAILED)
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    """Open a file, a pipe or standard input ("-") for reading. Raises BadParameter."""
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        lines = open(file, "rb")  # noqa: SIM115 — closed below; an error of reading is not wrong usage
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="FILE") from error
-    with lines:
-        yield lines
 
 
 def _with_bar(lines: BinaryIO) -> Iterator[bytes]:
@@ -97,17 +81,3 @@ def _size_of(lines: BinaryIO) -> int | None:
     except (OSError, ValueError):  # standard input may have no file descriptor
         return None
     return status.st_size - lines.tell() if stat.S_ISREG(status.st_mode) else None
-
-
-@contextmanager
-def _written(out: Path | None) -> Iterator[IO[str]]:
-    """Open a file for writing; standard output for None. Raises BadParameter."""
-    if out is None:
-        yield sys.stdout
-        return
-    try:
-        answers = open(out, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise typer.BadParameter(f"{out} cannot be written: {error.strerror}", param_hint="--out") from error
-    with answers:
-        yield answers

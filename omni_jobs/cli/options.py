@@ -83,10 +83,12 @@ IdempotencyKeyOption = Annotated[
 # Of submit-bulk.
 
 LinesArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="One request per line, as JSON: a file, a pipe, or - for standard input.")
+    typer.FileBinaryRead,
+    typer.Argument(metavar="FILE", help="One request per line, as JSON: a file, a pipe, or - for standard input."),
 ]
-OutFileOption = Annotated[
-    Path | None, typer.Option("--out", help="Write one answer per line to this file. Default: standard output.")
+AnswersOption = Annotated[
+    typer.FileTextWrite,
+    typer.Option("--out", lazy=False, encoding="utf-8", help="Write one answer per line to this file."),
 ]
 
 # Of status, list, retry and delete.

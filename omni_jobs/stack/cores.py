@@ -13,8 +13,7 @@ def threads_per_engine(engines: int) -> int:
     One core is left over, because an engine's threads wait for each other: if anything else delays one, all stand
     still.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return max(1, (cores - 1) // max(1, engines))
+    return max(1, (len(os.sched_getaffinity(0)) - 1) // max(1, engines))
 
 
 def use_batch_policy(process: int = 0) -> bool:
@@ -25,10 +24,8 @@ def use_batch_policy(process: int = 0) -> bool:
     of the cores stays the same.
 
     ``process`` is the id of another process, whose main thread is meant; 0 is the calling thread. Return False if
-    nothing changed, because the operator chose another policy or the system has none or refuses it.
+    nothing changed, because the operator chose another policy or the system refuses it.
     """
-    if not hasattr(os, "SCHED_BATCH"):
-        return False
     try:
         if os.sched_getscheduler(process) != os.SCHED_OTHER:
             return False

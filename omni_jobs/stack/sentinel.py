@@ -21,7 +21,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,14 +70,9 @@ class Sentinel:
 
 
 def processes_of(sessions: Collection[int]) -> list[int]:
-    """Return the ids of the living processes of these sessions, without zombies.
-
-    Without /proc (macOS), return the sessions whose leader's process group still has a member.
-    """
+    """Return the ids of the living processes of these sessions, without zombies."""
     if not sessions:
         return []
-    if not os.path.isdir("/proc/self"):
-        return [session for session in sessions if _group_lives(session)]
     pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -87,16 +82,6 @@ def processes_of(sessions: Collection[int]) -> list[int]:
                 if state not in "ZX" and int(session) in sessions:
                     pids.append(int(name))
     return pids
-
-
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # macOS, when only zombies are left
-        return False
-    return True
 
 
 def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
@@ -115,10 +100,9 @@ def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
 
 
 def _signal(pids: Collection[int], number: signal.Signals) -> None:
-    send: Callable[[int, int], None] = os.kill if os.path.isdir("/proc/self") else os.killpg
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
-            send(pid, number)
+            os.kill(pid, number)
 
 
 def _is_resource_tracker(pid: int) -> bool:

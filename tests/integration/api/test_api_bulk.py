@@ -252,9 +252,9 @@ def test_sent_again_after_a_break_with_the_key_that_is_told(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nothing.jsonl"], "nothing.jsonl cannot be read: No such file or directory"),
-        (["."], ". cannot be read: Is a directory"),
-        (["-", "--out", "no/such/place"], "no/such/place cannot be written: No such file or directory"),
+        (["nothing.jsonl"], "'nothing.jsonl': No such file or directory"),
+        (["."], "'.': Is a directory"),
+        (["-", "--out", "no/such/place"], "'no/such/place': No such file or directory"),
     ],
 )
 def test_what_cannot_be_opened_is_wrong_usage(

@@ -70,7 +70,7 @@ def examples(command: Sequence[str]) -> list[list[str]]:
     for name in command:
         found = found.commands[name]
     lines = [line for line in (found.help or "").splitlines() if "omni-jobs " in line and line.startswith("  ")]
-    plain = [re.sub(r"<\(.*?\)", "/dev/fd/63", line.partition("omni-jobs ")[2]) for line in lines]
+    plain = [re.sub(r"<\(.*?\)", "/dev/null", line.partition("omni-jobs ")[2]) for line in lines]
     words = [shlex.split(line, comments=True) for line in plain]
     return [each[: each.index(">")] if ">" in each else each for each in words]
 
@@ -81,7 +81,7 @@ def test_every_command_s_help_shows_it_in_use(
 ) -> None:
     """By examples that the command understands."""
     monkeypatch.chdir(tmp_path)
-    for name in ("question.wav", "prompt.safetensors"):
+    for name in ("question.wav", "prompt.safetensors", "jobs.jsonl"):
         Path(name).touch()
     assert examples(command), command
     for words in examples(command):
@@ -89,7 +89,8 @@ def test_every_command_s_help_shows_it_in_use(
         parsed: Any = get_command(app)
         for name in command:
             parsed = parsed.commands[name]
-        parsed.make_context(command[-1], words[len(command) :])
+        with parsed.make_context(command[-1], words[len(command) :]):
+            pass  # closes the files that it opened
 
 
 def test_the_exit_codes_are_in_the_help() -> None:
