@@ -15,7 +15,9 @@ import resource
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
@@ -25,9 +27,6 @@ from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.shared_memory import KEPT_BYTES
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["confine", "run"]
 
@@ -133,8 +132,6 @@ def _limits(task: dict[str, Any]) -> MediaLimits:
 
 def _store(task: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
     """Copy an array into the task's result file. Raise RequestTooLarge."""
-    import numpy as np
-
     if array.nbytes:
         output = _output(task, array.nbytes)
         np.copyto(np.frombuffer(output, array.dtype, array.size).reshape(array.shape), array)
@@ -147,16 +144,12 @@ def _decode_audio(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_image(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    import numpy as np
-
     image = decode_image(data, _limits(task))
     _store(task, np.asarray(image))
     return {"width": image.width, "height": image.height}
 
 
 def _decode_video(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    import numpy as np
-
     def allocate(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return np.frombuffer(_output(task, math.prod(shape)), np.uint8, math.prod(shape)).reshape(shape)
 

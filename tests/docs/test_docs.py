@@ -53,7 +53,7 @@ def test_the_requests_are_valid() -> None:
         cancel_after(header)
 
 
-def test_the_routes_are_those_there_are() -> None:
+def test_the_routes_are_the_servers() -> None:
     shown = {
         (method, path.partition("?")[0])
         for cell in re.findall(r"^\| ((?:`[A-Z]+ /.*?`(?:, )?)+) \|", API, re.MULTILINE)
@@ -68,7 +68,7 @@ def test_the_routes_are_those_there_are() -> None:
     assert shown == there | {("GET", "/")}
 
 
-def test_the_queries_are_those_there_are() -> None:
+def test_the_queries_are_the_routes() -> None:
     document = create_app(Settings()).openapi()
     for method, path, query in re.findall(r"`([A-Z]+) (/[^?`]*)\?(.*?)`", API):
         route = document["paths"][path.replace("{id}", "{job_id}")][method.lower()]
@@ -76,7 +76,7 @@ def test_the_queries_are_those_there_are() -> None:
         assert set(re.findall(r"(\w+)=", query)) == known, path
 
 
-def test_the_answers_are_what_the_api_says() -> None:
+def test_the_answers_have_the_models_of_the_api() -> None:
     events = 0
     for block in blocks(API, "json"):
         answer: Any = json.loads(block)

@@ -24,7 +24,7 @@ def test_there_are_blocks_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(("language", "block"), BLOCKS)
-def test_what_is_shown_is_what_runs(language: str, block: str) -> None:
+def test_the_shown_code_is_the_example_models(language: str, block: str) -> None:
     assert any(block in path.read_text(encoding="utf-8") for path in EXAMPLE.glob(FILES[language]))
 
 

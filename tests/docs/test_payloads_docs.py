@@ -23,7 +23,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found["voice"] == "Chelsie"
 
 
-def test_the_dtypes_are_those_there_are() -> None:
+def test_the_dtypes_are_complete() -> None:
     shown = re.search(r"^### Dtypes\n`(.*?)`", TEXT, re.MULTILINE)
     assert shown
     assert set(shown[1].split()) == ITEM_BYTES.keys()
@@ -37,7 +37,7 @@ def test_the_limits_are_the_defaults() -> None:
     assert f"size ({limits.max_values_bytes >> 10} KiB), depth ({limits.max_values_depth})" in TEXT
 
 
-def test_the_bounds_are_those_that_are_fuzzed() -> None:
+def test_the_bounds_equal_the_fuzzers() -> None:
     assert f"{PEAK_PER_BYTE} bytes of memory per byte of the header" in TEXT
     assert f"and {PEAK_BYTES >> 10} KiB" in TEXT
     assert LONGEST_S == 2

@@ -125,7 +125,7 @@ PROBES: dict[str, Callable[..., Any]] = {"audio": probe_audio, "image": probe_im
 
 
 @pytest.mark.parametrize("name", MEDIA)
-def test_what_comes_out_is_what_comes_out_in_process(wall: MediaWall, name: str) -> None:
+def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, name: str) -> None:
     kind, data = MEDIA[name]
     budget = wall.budget()
     assert wall.header(kind, data, budget) == HEADERS[kind](data, SETTINGS)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_what_comes_out_is_what_comes_out_in_process(wall: MediaWall, name: str)
         found += 1
 
 
-def test_refusals_are_those_of_the_process(wall: MediaWall) -> None:
+def test_a_decoder_refuses_as_the_function_in_process(wall: MediaWall) -> None:
     for kind, data in (("image", b"no picture"), ("audio", samples.wav(0.01)), ("video", samples.video(9)[:200])):
         with pytest.raises(InvalidRequest) as expected:
             PROBES[kind](data, SETTINGS)
@@ -336,7 +336,7 @@ def test_a_decoder_that_is_stopped_is_not_the_requests_error(slow_wall: MediaWal
 
 
 @pytest.mark.parametrize("victim", ["host", "server of forks"])
-def test_who_dies_above_a_decoder_is_not_the_requests_error(slow_wall: MediaWall, victim: str) -> None:
+def test_the_death_of_a_process_above_a_decoder_is_not_the_requests_error(slow_wall: MediaWall, victim: str) -> None:
     def kill(decoder: int) -> None:
         parent = int(Path(f"/proc/{decoder}/stat").read_text().rpartition(")")[2].split()[1])
         assert slow_wall.pid is not None
@@ -418,7 +418,7 @@ def test_a_decoder_takes_no_more_memory_than_it_may() -> None:
         assert wall.probe("image", samples.image(), wall.budget()).width == 64  # type: ignore[union-attr]
 
 
-def test_who_waits_too_long_or_too_many_are_told(slow_wall: MediaWall) -> None:
+def test_media_that_wait_too_long_or_are_too_many_are_refused(slow_wall: MediaWall) -> None:
     refused: list[OmniJobsError] = []
 
     def ask(decoder: int) -> None:

@@ -139,7 +139,7 @@ def truncated(path: Path) -> None:
         ((), Path.unlink, "no such file"),
     ],
 )
-def test_what_is_no_whole_model_is_refused(
+def test_an_incomplete_model_is_refused(
     model: Any, tokenizer: Any, tmp_path: Path, leave_out: tuple[str, ...],
     spoil: Callable[[Path], object] | None, complaint: str,
 ) -> None:  # fmt: skip

@@ -85,7 +85,7 @@ def test_several_may_build_at_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoint" / MARKER).read_text())["seed"] == 1
 
 
-def test_it_never_overwrites_what_is_not_its_own(tmp_path: Path) -> None:
+def test_it_never_overwrites_another_directory(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("keep me")
     with pytest.raises(ConfigError, match="no tiny checkpoint"):
         build_tiny_checkpoint(tmp_path)

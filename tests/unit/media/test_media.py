@@ -62,7 +62,7 @@ def test_the_length_after_resampling_is_the_ratio_rounded_up(rate: int) -> None:
     assert len(decode_audio(wav_of(np.zeros(frames), rate), 16_000)) == -(-frames * 16_000 // rate)
 
 
-def test_resampling_keeps_a_tone_and_drops_what_the_rate_cannot_carry() -> None:
+def test_resampling_keeps_a_tone_and_drops_higher_frequencies() -> None:
     seconds = np.arange(48_000) / 48_000
     tones = 0.4 * np.sin(2 * np.pi * 1000 * seconds) + 0.4 * np.sin(2 * np.pi * 14_000 * seconds)
     spectrum = np.abs(np.fft.rfft(decode_audio(wav_of(tones, 48_000), 16_000))) / 8000
@@ -106,7 +106,7 @@ def test_a_wav_written_to_a_pipe_is_taken() -> None:
         (samples.audio(0.5, rate=1000), "1000 Hz"),
     ],
 )
-def test_what_is_no_usable_audio_is_refused(data: bytes, complaint: str) -> None:
+def test_unusable_audio_is_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         probe_audio(data, SETTINGS)
 
@@ -220,7 +220,7 @@ def test_every_video_format_gives_two_frames_a_second(codec: str, format: str, m
 
 @pytest.mark.parametrize("fps", [5, 10, 24, 30])
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 7, 29, 61])
-def test_the_frames_are_those_transformers_picks(frames: int, fps: int) -> None:
+def test_transformers_picks_the_same_frames(frames: int, fps: int) -> None:
     processing = pytest.importorskip("transformers.models.qwen2_vl.video_processing_qwen2_vl")
     from transformers.video_utils import VideoMetadata
 

@@ -79,7 +79,7 @@ SOUNDS = ["aac", "alac", "pcm_s16le", "pcm_f32le"]
 @pytest.mark.parametrize(  # MP4 has no A-law
     ("format", "sound"), [*product(["mp4", "mov"], SOUNDS), ("mov", "pcm_alaw")]
 )
-def test_what_ffmpeg_writes_is_taken(format: str, sound: str, flags: str) -> None:
+def test_files_of_ffmpeg_are_accepted(format: str, sound: str, flags: str) -> None:
     """With names of boxes in ``udta`` and ``meta``, and descriptions that hold boxes of their own."""
     options = {"movflags": flags} if flags else {}
     data = samples.video_with_sound(
@@ -156,7 +156,7 @@ def test_uncompressed_sound_is_no_index_of_frames() -> None:
 
 
 @pytest.mark.parametrize("format", ["matroska", "avi"])
-def test_frames_are_counted_where_no_index_says_them(format: str) -> None:
+def test_frames_are_counted_without_an_index(format: str) -> None:
     data = samples.video(30, format=format)
     assert probe_video(data, Settings(max_video_frames=30)).frames == 6
     with pytest.raises(RequestTooLarge, match="more than 29 frames"):
@@ -228,7 +228,7 @@ def test_samples_of_all_channels_have_a_bound_by_the_header(probe: Any) -> None:
         probe(hostile.flac_silence(), SETTINGS)
 
 
-def test_samples_have_a_bound_where_no_header_says_them() -> None:
+def test_samples_are_bounded_without_a_header() -> None:
     limits = Settings(max_audio_samples=2_000_000)
     data = hostile.ogg_silence(30, rate=48_000, channels=8)
     assert header_of_audio(data, limits).samples == 1_600  # the least there is

@@ -32,7 +32,7 @@ def test_twice_the_steps_divide_the_error_by_two_to_the_order(solver: OdeSolver,
     assert math.log2(error(solver, 64) / error(solver, 128)) == pytest.approx(order, abs=0.1)
 
 
-def test_a_step_costs_what_is_said() -> None:
+def test_a_step_evaluates_the_velocity_as_often_as_documented() -> None:
     assert EVALUATIONS_PER_STEP.keys() == SOLVERS.keys() == set(get_args(OdeSolver))
     for solver, step in SOLVERS.items():
         times: list[float] = []
@@ -46,7 +46,7 @@ def test_a_step_costs_what_is_said() -> None:
         assert 0.25 <= min(times) <= max(times) <= 0.75
 
 
-def test_what_a_job_may_choose() -> None:
+def test_a_job_may_choose_every_solver() -> None:
     assert DiffusionParameters().solver == "rk4"
     assert DiffusionParameters(steps=11).evaluations == 40
     assert DiffusionParameters(steps=11, solver="midpoint").evaluations == 20

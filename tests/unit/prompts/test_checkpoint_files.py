@@ -90,7 +90,9 @@ def test_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
         ("config.json", 0o600, "may not read it"),
     ],
 )
-def test_what_another_user_may_not_read_is_refused(checkpoint: Path, closed: str, mode: int, message: str) -> None:
+def test_a_checkpoint_unreadable_for_another_user_is_refused(
+    checkpoint: Path, closed: str, mode: int, message: str
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     (checkpoint / closed).chmod(mode)

@@ -165,7 +165,7 @@ def test_a_checkpoint_with_a_broken_file_is_named(copy: Path, file: str, content
         ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<|im_start|>x<|im_end|>"),
     ],
 )
-def test_templates_have_what_transformers_gives_them(copy: Path, template: str, prompt: str) -> None:
+def test_templates_have_the_functions_of_transformers(copy: Path, template: str, prompt: str) -> None:
     (copy / "chat_template.jinja").write_text(template, encoding="utf-8")
     assert CausalLmPromptRenderer(copy).render({"messages": [user("x")]}) == prompt
 

@@ -70,7 +70,7 @@ OVER_VLLM = (
 """Classes on vLLM's own: what they say of self and do not define is vLLM's."""
 
 
-def test_what_our_classes_take_from_vllms_stands_in_the_table() -> None:
+def test_every_name_that_our_classes_use_of_vllm_is_a_hook() -> None:
     used: set[str] = set()
     ours: set[str] = set()
     for file in OVER_VLLM:
