@@ -161,7 +161,7 @@ def ours(length: int) -> CodecPrompt:
 async def test_nothing_is_held_after(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     runner = DiffusionRunner(engine_args(tiny_checkpoint, slots=2))
     await runner.start()
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "clean-up-diffusion")
+    (thread,) = (thread for thread in threading.enumerate() if thread.name.startswith("clean-up-diffusion"))
     model = weakref.ref(runner._worker.model_runner._model)
     held = Held(monkeypatch, fails=path == "error")
 

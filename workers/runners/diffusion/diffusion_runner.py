@@ -1,18 +1,18 @@
 """``DiffusionRunner``: a diffusion stage's engine. It batches prompts and runs the batches on one thread.
 
-``run`` puts a prompt into the bounded queue, and the thread takes batches out of it (``Batching``). Between denoising
-steps the rows that nobody waits for any more leave the batch. The event loop never waits for the model, and the model
-uses one group of torch threads.
+``run`` puts a prompt into the bounded queue, and ``Batching`` chooses batches from it. The model runs them on a thread,
+so that the event loop never waits for it. Between denoising steps the rows that nobody waits for any more leave the
+batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StageError
 from omni_jobs.pipelines.parameters import DiffusionParameters
@@ -85,23 +85,18 @@ class DiffusionRunner:
             max_frames=args.engine.max_batch_frames or DEFAULT_BATCH_FRAMES[args.device],
             max_rows=args.engine.max_num_seqs or args.max_in_flight,
         )
+        # One thread runs everything of the model, because torch keeps a group of threads for each thread that calls it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._stage}-diffusion")
         self._room = asyncio.Semaphore(args.max_in_flight)
-        self._changed = threading.Condition()
-        self._waiting: list[_Entry] = []  # oldest first; under _changed
-        self._dead: str | None = None  # why no more batches run; under _changed
-        self._ready = False
-        self._thread: threading.Thread | None = None
+        self._waiting: list[_Entry] = []  # the oldest first
+        self._changed = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._dead: str | None = None  # why no more batches run
 
     async def start(self) -> None:
-        """Start the runner's thread and load the model on it. Raises ConfigError."""
-        loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(
-            target=self._serve, args=(loop, loaded), name=f"{self._stage}-diffusion", daemon=True
-        )
-        self._thread.start()
-        await loaded
-        self._ready = True
+        """Load the model on the runner's thread. Raises ConfigError."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
+        self._serving = asyncio.create_task(self._serve())
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Turn codes into speech; wait first while the queue is full.
@@ -114,118 +109,82 @@ class DiffusionRunner:
             raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._stage)
         frames = self._worker.model_runner.check(prompt)
         async with self._room:
-            entry = _Entry(prompt, frames, progress, asyncio.get_running_loop())
-            self._enqueue(entry)
+            if self._dead is not None:
+                raise EngineDead(self._dead, stage=self._stage)
+            entry = _Entry(prompt, frames, progress)
+            self._waiting.append(entry)
+            self._changed.set()
             try:
                 return await entry.outcome
             finally:
-                self._withdraw(entry)
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
 
     async def close(self) -> None:
         """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""
         self._stop("the runner was closed")
-        thread = self._thread
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        if self._serving is not None:
+            await self._serving
+        await asyncio.to_thread(self._thread.shutdown)
+        self._worker.close()
 
     @property
     def healthy(self) -> bool:
-        """Whether the model is loaded and the thread can run another batch."""
-        return self._ready and self._dead is None
-
-    def _enqueue(self, entry: _Entry) -> None:
-        with self._changed:
-            if self._dead is not None:
-                raise EngineDead(self._dead, stage=self._stage)
-            self._waiting.append(entry)
-        # The thread wakes up one turn of the loop later, so that prompts that come together run together.
-        entry.loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _withdraw(self, entry: _Entry) -> None:
-        entry.abandoned = True
-        with self._changed:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+        """Whether the model is loaded and the runner can run another batch."""
+        return self._serving is not None and self._dead is None
 
     def _stop(self, reason: str) -> None:
         """Run no more batches: waiting prompts raise EngineDead, and the batch that runs ends before its next step."""
-        with self._changed:
-            self._dead = self._dead or reason
-            waiting, self._waiting = self._waiting, []
-            self._changed.notify_all()
-        for entry in waiting:
-            entry.settle(EngineDead(self._dead, stage=self._stage))
+        self._dead = self._dead or reason
+        self._fail(self._waiting)
+        self._changed.set()
 
-    # On the runner's thread.
+    def _fail(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            if not entry.outcome.done():
+                entry.outcome.set_exception(EngineDead(self._dead, stage=self._stage))
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
+    async def _serve(self) -> None:
+        """Run batches until the runner stops."""
         try:
-            self._worker.load_model()
-        except Exception as error:  # noqa: BLE001 - whatever it is, start() raises it
-            self._stop(f"the model did not load: {error}")
-            loop.call_soon_threadsafe(_fail, loaded, error)
-            return
-        loop.call_soon_threadsafe(_succeed, loaded)
-        try:
-            while self._run_next():
-                pass
+            while self._dead is None:
+                await self._changed.wait()  # prompts that come in one turn of the loop are there when this returns
+                self._changed.clear()
+                while self._waiting and self._dead is None:
+                    await self._run_next()
         except Exception as error:
-            # The batch's runs have raised it, and ``healthy`` is False from here on.
+            # The batch's runs have raised EngineDead, and ``healthy`` is False from here on.
             logger.exception("%s: the diffusion engine broke", self._stage)
             self._stop(f"the diffusion engine broke: {error}")
-        finally:
-            self._worker.close()
 
-    def _run_next(self) -> bool:
-        """Run the next batch; return False when there is no other.
-
-        A function of its own, because its frame holds the batch and its outputs only while they are needed.
-        """
-        batch = self._next_batch()
-        if batch:
-            self._run_batch(batch)
-        return bool(batch)
-
-    def _next_batch(self) -> list[_Entry]:
-        """Wait for the next batch and return it; an empty one when the runner stops."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._dead is not None)
-            batch = [self._waiting[n] for n in self._batching.pick(self._waiting)]
-            self._waiting = [entry for entry in self._waiting if entry not in batch]
-            return batch
-
-    def _run_batch(self, batch: list[_Entry]) -> None:
+    async def _run_next(self) -> None:
+        """Run the next batch on the runner's thread. The frame of this function alone holds the batch's outputs."""
+        batch = [self._waiting[n] for n in self._batching.pick(self._waiting)]
+        self._waiting = [entry for entry in self._waiting if entry not in batch]
+        prompts = [entry.prompt for entry in batch]
         try:
-            self._worker.execute_model([entry.prompt for entry in batch], _BatchRows(self, batch))
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._worker.execute_model, prompts, _BatchRows(self, batch)
+            )
         except Exception as error:
             self._stop(str(error))
             raise
         finally:
-            for entry in batch:
-                if not entry.settled:
-                    entry.settle(EngineDead(self._dead, stage=self._stage))
+            self._fail(batch)
 
     def is_wanted(self, entry: _Entry) -> bool:
-        """Return whether somebody waits for the entry's output and the runner goes on."""
-        return self._dead is None and not entry.abandoned
+        """Return whether somebody waits for the entry's output and the runner goes on; for any thread."""
+        return self._dead is None and not entry.outcome.done()
 
 
 class _Entry:
     """One prompt in the queue or in a batch, and the future of its output."""
 
-    def __init__(
-        self, prompt: CodecPrompt, frames: int, progress: ProgressSink, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, prompt: CodecPrompt, frames: int, progress: ProgressSink) -> None:
         self.prompt = prompt
         self.frames = frames
-        self.loop = loop
-        self.outcome: asyncio.Future[OmniModelRunnerOutput] = loop.create_future()
-        self.abandoned = False  # set by the loop when nobody waits any more, read by the thread
-        self.settled = False
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
         self._reported = 0  # steps; a row that is tried again alone starts over, and its progress does not
 
@@ -235,22 +194,26 @@ class _Entry:
         return self.prompt.parameters
 
     def report(self, done: int, total: int) -> None:
-        """Send progress to the loop, unless it is behind what was sent before."""
+        """Send progress to the loop, unless it is behind what was sent before; for any thread."""
         if done > self._reported:
             self._reported = done
-            self.loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
+            self._loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
         """Let ``run`` return the output or raise the error; for any thread."""
-        self.settled = True
-        if isinstance(result, OmniJobsError):
-            self.loop.call_soon_threadsafe(_fail, self.outcome, result)
-        else:
-            self.loop.call_soon_threadsafe(_succeed, self.outcome, result)
+        self._loop.call_soon_threadsafe(self._on_result, result)
 
     def _on_progress(self, progress: Progress) -> None:
         if not self.outcome.done():
             self._progress(progress)
+
+    def _on_result(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(result, OmniJobsError):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
 
 
 class _BatchRows:
@@ -268,13 +231,3 @@ class _BatchRows:
 
     def finished(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
         self._batch[row].settle(result)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
-def _succeed(future: asyncio.Future[Any], result: object = None) -> None:
-    if not future.done():
-        future.set_result(result)

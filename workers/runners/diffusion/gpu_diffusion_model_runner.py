@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.denoising import CodecRequest
 from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav
 from workers.stages.types import CodecPrompt, OmniModelRunnerOutput
 
@@ -56,25 +56,23 @@ class GPUDiffusionModelRunner:
         When the batch fails, each row is tried once alone, so that only those rows fail, with OutOfMemory or
         ModelError, that cannot run alone. Raises EngineDead when the device has failed.
         """
-        open_rows = set(range(len(prompts)))
-        error = self._try(prompts, sorted(open_rows), watcher, open_rows)
-        if error is not None and len(open_rows) > 1:
-            logger.warning("a batch of %d failed, trying each alone: %s", len(open_rows), error)
-            for row in sorted(open_rows):
-                alone = self._try(prompts, [row], watcher, open_rows)
+        batch = _Batch(prompts, watcher)
+        error = self._try(batch, sorted(batch.open))
+        if error is not None and len(batch.open) > 1:
+            logger.warning("a batch of %d failed, trying each alone: %s", len(batch.open), error)
+            for row in sorted(batch.open):
+                alone = self._try(batch, [row])
                 if alone is not None:
-                    watcher.finished(row, alone)
+                    batch.finish(row, alone)
         elif error is not None:
-            for row in open_rows:
-                watcher.finished(row, error)
+            for row in sorted(batch.open):
+                batch.finish(row, error)
 
-    def _try(
-        self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]
-    ) -> StageError | None:
-        """Run these rows, and return the error on which they stopped or None. Finished rows leave ``open_rows``."""
+    def _try(self, batch: _Batch, rows: list[int]) -> StageError | None:
+        """Run these rows, and return the error on which they stopped or None."""
         try:
             with _exact_float32():
-                self._run(prompts, rows, watcher, open_rows)
+                self._run(batch, rows)
             return None
         except (RuntimeError, MemoryError) as error:  # torch's own are RuntimeErrors
             failure = _stage_error(error)
@@ -83,46 +81,52 @@ class GPUDiffusionModelRunner:
             torch.cuda.empty_cache()
         return failure
 
-    def _run(self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]) -> None:
-        steps, mels = self._denoise(prompts, rows, watcher, open_rows)
+    def _run(self, batch: _Batch, rows: list[int]) -> None:
+        steps, mels = self._denoise(batch, rows)
         rows = list(mels)
         for group in self._model.vocoder_groups([len(mels[row]) for row in rows]):
-            wanted = [rows[n] for n in group if watcher.wanted(rows[n])]
-            open_rows.difference_update({rows[n] for n in group} - set(wanted))
-            if not wanted:
-                continue
-            for row, waveform in zip(wanted, self._model.vocode([mels[row] for row in wanted]), strict=True):
-                output = OmniModelRunnerOutput(
-                    multimodal_outputs={"waveform": waveform}, values={"sampling_rate": SAMPLING_RATE}
-                )
-                open_rows.discard(row)
-                watcher.progress(row, steps + 1, steps + 1)
-                watcher.finished(row, output)
+            wanted = batch.wanted([rows[n] for n in group])
+            waveforms = self._model.vocode([mels[row] for row in wanted]) if wanted else []
+            for row, waveform in zip(wanted, waveforms, strict=True):
+                batch.watcher.progress(row, steps + 1, steps + 1)
+                outputs, values = {"waveform": waveform}, {"sampling_rate": SAMPLING_RATE}
+                batch.finish(row, OmniModelRunnerOutput(multimodal_outputs=outputs, values=values))
 
-    def _denoise(
-        self, prompts: Sequence[CodecPrompt], rows: list[int], watcher: BatchWatcher, open_rows: set[int]
-    ) -> tuple[int, dict[int, torch.Tensor]]:
+    def _denoise(self, batch: _Batch, rows: list[int]) -> tuple[int, dict[int, torch.Tensor]]:
         """Return the number of steps, and by row the mels [F, M] of those that are still wanted after the last step."""
-        requests = [CodecRequest(prompts[row].codes, prompts[row].voice, prompts[row].seed) for row in rows]
-        denoising = self._model.denoise(requests, prompts[rows[0]].parameters)
-        while rows := _still_wanted(denoising, rows, watcher, open_rows):
+        prompts = [batch.prompts[row] for row in rows]
+        requests = [CodecRequest(prompt.codes, prompt.voice, prompt.seed) for prompt in prompts]
+        denoising = self._model.denoise(requests, prompts[0].parameters)
+        while wanted := batch.wanted(rows):
+            if len(wanted) < len(rows):
+                denoising.keep([rows.index(row) for row in wanted])
+                rows = wanted
             if denoising.done:
                 return denoising.steps, dict(zip(rows, denoising.mels(), strict=True))
             denoising.step()
             for row in rows:
-                watcher.progress(row, denoising.steps_done, denoising.steps + 1)
+                batch.watcher.progress(row, denoising.steps_done, denoising.steps + 1)
         return denoising.steps, {}
 
 
-def _still_wanted(denoising: Denoising, rows: list[int], watcher: BatchWatcher, open_rows: set[int]) -> list[int]:
-    """Drop the rows for which nobody waits any more; return the others."""
-    wanted = [n for n, row in enumerate(rows) if watcher.wanted(row)]
-    if len(wanted) == len(rows):
-        return rows
-    open_rows.difference_update(row for n, row in enumerate(rows) if n not in wanted)
-    if wanted:
-        denoising.keep(wanted)
-    return [rows[n] for n in wanted]
+class _Batch:
+    """A batch that runs: its prompts, its watcher, and which rows are open, neither finished nor given up."""
+
+    def __init__(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
+        self.prompts = prompts
+        self.watcher = watcher
+        self.open = set(range(len(prompts)))
+
+    def wanted(self, rows: list[int]) -> list[int]:
+        """Return those of the rows for which anyone still waits; give up the others."""
+        wanted = [row for row in rows if self.watcher.wanted(row)]
+        self.open -= {*rows} - {*wanted}
+        return wanted
+
+    def finish(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
+        """Close the row with its output or error."""
+        self.open.discard(row)
+        self.watcher.finished(row, result)
 
 
 def _stage_error(error: RuntimeError | MemoryError) -> StageError:
