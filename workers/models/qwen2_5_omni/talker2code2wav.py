@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.checkpoint_files import positive, read_json
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
 from workers.stages.types import CodecPrompt, StageInput
@@ -58,11 +58,6 @@ class Talker2Code2WavProcessor:
 def _codec_ends(checkpoint: Path) -> list[int]:
     """Return the talker's pad and end tokens, both of which end its codes. Raise ConfigError."""
     path = checkpoint / "config.json"
+    config = read_json(path)
     names = ("tts_codec_pad_token_id", "tts_codec_end_token_id")
-    try:
-        section = json.loads(path.read_text(encoding="utf-8"))["talker_config"]
-        return [int(section[name]) for name in names]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"config.json must give {' and '.join(names)}", file=str(path), field="talker_config"
-        ) from error
+    return [positive(config, ("talker_config", name), str(path)) for name in names]

@@ -9,7 +9,6 @@ A request's waveform is the one that Transformers computes, whatever other reque
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.pipelines.parameters import DiffusionParameters
+from omni_jobs.prompts.checkpoint_files import read_json
 from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising, Speaker
 
 if TYPE_CHECKING:
@@ -54,10 +54,9 @@ def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
     from transformers import Qwen2_5OmniToken2WavConfig
 
     path = checkpoint / "config.json"
-    try:
-        section = json.loads(path.read_text(encoding="utf-8"))["token2wav_config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError("config.json has no token2wav_config", file=str(path), field="token2wav_config") from error
+    section = read_json(path).get("token2wav_config")
+    if not isinstance(section, dict):
+        raise ConfigError("config.json has no token2wav_config", file=str(path), field="token2wav_config")
     config = Qwen2_5OmniToken2WavConfig(**section)
     config._attn_implementation = "sdpa"  # Transformers' only implementation that takes this model's masks
     return config
@@ -79,13 +78,10 @@ def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 def _weight_files(checkpoint: Path) -> list[str]:
     """Return the safetensors files that hold token2wav, from the index of a sharded checkpoint. Raise ConfigError."""
     index = checkpoint / "model.safetensors.index.json"
-    if not index.is_file():
-        return ["model.safetensors"]
-    try:
-        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted({file for key, file in file_of.items() if key.startswith(_PREFIX)})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map") from error
+    file_of = read_json(index, {"weight_map": {_PREFIX: "model.safetensors"}}).get("weight_map")
+    if not isinstance(file_of, dict):
+        raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map")
+    return sorted({file for key, file in file_of.items() if key.startswith(_PREFIX)})
 
 
 def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
