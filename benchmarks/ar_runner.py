@@ -40,7 +40,7 @@ from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.settings import Settings, packaged_directory
 from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
-from workers.runners.ar.captures import CAPTURE
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
@@ -251,7 +251,7 @@ class StepsAlone(GPUARModelRunner):
         self.input_batch: Any = SimpleNamespace(req_ids=ids, num_computed_tokens_cpu=np.zeros(count, dtype=np.int32))
         self.query_start_loc: Any = SimpleNamespace(np=np.arange(count + 1, dtype=np.int32))
         for name in ids:
-            self.request_added(AddedRequest(name, 1, 0, {CAPTURE: name}, []))
+            self.request_added(AddedRequest(name, 1, 0, {CAPTURE: name, CAPTURE_ROWS: STEPS}, []))
         self._embeds = torch.randn(count, HIDDEN_SIZE, device=self.device)
         self._hidden = torch.randn(count, HIDDEN_SIZE, device=self.device)
 

@@ -10,7 +10,7 @@ from workers.runners.ar.captures import Capture, CaptureStore, CopyRing, HostCop
 
 
 def capture(key: str = "k", prompt: int = 3) -> Capture:
-    return Capture(key, prompt, np.zeros(prompt, dtype=np.bool_))
+    return Capture(key, prompt, np.zeros(prompt, dtype=np.bool_), max_rows=16)
 
 
 def rows(*values: float) -> torch.Tensor:
@@ -29,13 +29,14 @@ def test_rows_stand_at_their_positions_however_they_come() -> None:
     assert found.rows[:4, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_rows_grow_past_the_first_capacity_and_keep_what_was_there() -> None:
-    found = capture(prompt=1)
-    for position in range(1000):
-        found.write(position, rows(position))
+def test_rows_behind_those_that_were_reserved_are_dropped() -> None:
+    found = Capture("k", 1, np.zeros(1, dtype=np.bool_), max_rows=3)
+    found.write(0, rows(0))
+    found.write(1, rows(1, 2, 3))
+    found.write(4, rows(4))
     assert found.rows is not None
-    assert found.rows[:1000, 1].tolist() == list(range(1000))
-    assert found.missing(1000) == []
+    assert found.rows[:, 1].tolist() == [0, 1, 2]
+    assert found.missing(5) == [3, 4]
 
 
 def test_a_step_that_ran_too_far_is_not_taken() -> None:

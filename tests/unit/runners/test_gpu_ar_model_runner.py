@@ -1,4 +1,4 @@
-"""What a step's capture makes of the step, without an engine under it; with one: tests/integration/test_ar_*.py."""
+"""A step's capture without an engine under it; tests/integration/runners/test_ar_*.py have one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("vllm")
 
 from omni_jobs.errors import ModelError
-from workers.runners.ar.captures import CAPTURE, Capture
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.vllm_hooks.model_runner import AddedRequest
 
@@ -49,7 +49,7 @@ class Runner(GPUARModelRunner):
 
     def add(self, name: str, prompt: int, media: tuple[int, ...] = (), *, capture: bool = True) -> None:
         places = [(offset, np.ones(1, dtype=np.bool_)) for offset in media]
-        self.request_added(AddedRequest(name, prompt, 0, {CAPTURE: name} if capture else {}, places))
+        self.request_added(AddedRequest(name, prompt, 0, {CAPTURE: name, CAPTURE_ROWS: 64} if capture else {}, places))
 
     def step(self, *batch: tuple[str, int, int], embeds: torch.Tensor | None) -> None:
         """(request, computed so far, tokens now); the hidden state of the step's row n is 100 n."""
@@ -150,6 +150,6 @@ def test_outputs_that_cannot_be_handed_on_are_named(name: str, output: Any) -> N
 
 
 def two_rows() -> Capture:
-    capture = Capture("k", 1, np.zeros(1, dtype=np.bool_))
+    capture = Capture("k", 1, np.zeros(1, dtype=np.bool_), max_rows=2)
     capture.write(0, torch.zeros(2, H))
     return capture

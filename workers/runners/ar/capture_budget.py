@@ -48,7 +48,7 @@ class CaptureBudget:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for bytes."""
+        """The number of requests that wait for bytes."""
         return len(self._line)
 
     def has_room(self, nbytes: int) -> bool:

@@ -24,8 +24,6 @@ CAPTURE = "omni_capture"
 CAPTURE_ROWS = "omni_capture_rows"
 """In ``SamplingParams.extra_args``: the largest number of rows that there can be."""
 
-_FIRST_CAPACITY = 128  # rows beyond the prompt
-
 Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 
@@ -39,15 +37,16 @@ class Capture:
     key: str
     prompt_tokens: int
     zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions whose row has no embedding part
-    max_rows: int | None = None  # the rows that were reserved; memory for more is allocated only when they come
-    rows: torch.Tensor | None = None
-    present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    max_rows: int  # the rows that were reserved
+    rows: torch.Tensor | None = None  # [max_rows, H] from the first write on
     positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
     delta: int = 0
     zeroed_end: int = field(init=False)  # no position is zeroed from here on
-    _bytes: Bytes = field(init=False, default_factory=lambda: np.zeros((0, 0), dtype=np.uint8))  # of rows
+    _bytes: Bytes = field(init=False)  # of rows
+    _present: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._present = np.zeros(self.max_rows, dtype=np.bool_)
         zeroed = np.flatnonzero(self.zeroed)
         self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
@@ -56,35 +55,26 @@ class Capture:
         self.write_step(position, rows, as_bytes(rows), 0, len(rows))
 
     def write_step(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
-        """Write rows ``begin`` to ``end`` of a step [n, H] on the host from ``position`` on; ``data``: its bytes."""
-        last = position + end - begin
-        if last > len(self._bytes):
-            self._grow(last, step)
-        self._bytes[position:last] = data[begin:end]
-        self.present[position:last] = True
+        """Write rows ``begin`` to ``end`` of a step [n, H] on the host from ``position`` on; ``data``: its bytes.
+
+        Rows behind the last one that was reserved are dropped: a step that ran too far computed them.
+        """
+        if self.rows is None:  # the system gives it memory page by page, as rows are written
+            self.rows = torch.empty(self.max_rows, step.shape[1], dtype=step.dtype)
+            self._bytes = as_bytes(self.rows)
+        count = max(0, min(end - begin, self.max_rows - position))
+        self._bytes[position : position + count] = data[begin : begin + count]
+        self._present[position : position + count] = True
 
     def missing(self, count: int) -> list[int]:
         """Return the positions below ``count`` without a row."""
-        present = np.zeros(count, dtype=np.bool_)
-        known = self.present[:count]
-        present[: len(known)] = known
-        return [int(position) for position in np.flatnonzero(~present)]
+        missing = np.flatnonzero(~self._present[:count])
+        return [*map(int, missing), *range(self.max_rows, count)]
 
     @property
     def nbytes(self) -> int:
         """The bytes that its rows take, present or not."""
         return 0 if self.rows is None else self.rows.nbytes
-
-    def _grow(self, end: int, like: torch.Tensor) -> None:
-        """Allocate memory for at least ``end`` rows of the width and dtype of ``like``."""
-        capacity = max(self.prompt_tokens + _FIRST_CAPACITY, 2 * len(self.present))
-        capacity = max(end, capacity if self.max_rows is None else min(capacity, self.max_rows))
-        rows = torch.empty(capacity, like.shape[1], dtype=like.dtype)
-        present = np.zeros(capacity, dtype=np.bool_)
-        if self.rows is not None:
-            rows[: len(self.rows)] = self.rows
-            present[: len(self.present)] = self.present
-        self.rows, self.present, self._bytes = rows, present, as_bytes(rows)
 
 
 def as_bytes(rows: torch.Tensor) -> Bytes:
@@ -110,7 +100,7 @@ class CaptureStore:
         return self._by_request[request_id]
 
     def __bool__(self) -> bool:
-        """Whether a request in the batch is being captured."""
+        """Return True when a request in the batch is being captured."""
         return bool(self._by_request)
 
     def open(self, request_id: str, capture: Capture) -> None:
@@ -142,7 +132,7 @@ class CaptureStore:
 
     @property
     def held(self) -> int:
-        """How many captures are kept."""
+        """The number of captures that are kept."""
         return len(self._by_key)
 
     @property
@@ -164,7 +154,7 @@ class HostCopies:
 
     @property
     def copies(self) -> int:
-        """How many copies there have been."""
+        """The number of copies since the start."""
         return self._ring.copies
 
     def buffer_rows(self, device: torch.device) -> int:

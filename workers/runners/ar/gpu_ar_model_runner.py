@@ -98,7 +98,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         for offset, embedded in request.media:
             zeroed[offset : offset + len(embedded)] |= embedded
         self.captures.open(
-            request.request_id, Capture(key, request.prompt_tokens, zeroed, request.options.get(CAPTURE_ROWS))
+            request.request_id, Capture(key, request.prompt_tokens, zeroed, request.options[CAPTURE_ROWS])
         )
         self.counts["captured_requests"] += 1
 
