@@ -278,12 +278,12 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     @property
     def stage_runs_done(self) -> int:
-        """How many stage runs have ended here since the start, whatever their end."""
+        """The number of stage runs that have ended here since the start, successful or not."""
         return 0 if self._executor is None else self._executor.ended
 
     @property
     def num_processes(self) -> int:
-        """How many stage runs the worker takes at once; Celery's name for it."""
+        """The number of stage runs that the worker takes at once, under the name that Celery asks for."""
         return 0 if self._executor is None else self._executor.slots
 
     def _get_info(self) -> dict[str, Any]:

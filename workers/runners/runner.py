@@ -34,4 +34,4 @@ class Runner(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine can take another run."""
+        """True while the engine can take another prompt."""

@@ -1,4 +1,4 @@
-"""What workers do when they are killed, stopped, fenced, cut off, or fed with broken payloads."""
+"""Workers that are killed, stopped, fenced, cut off, or fed with broken payloads."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(tmp_path: P
 
 
 def _lost_at_first(stack: EchoStack, job_id: str) -> bool | None:
-    """Whether a rescuer has taken it from its worker."""
+    """Rescue once; return True if the first stage no longer runs."""
     Rescuer(stack.jobs, stack.publisher, 1).round()
     return stack.jobs.get(job_id).stages[0].status is not StageRunState.RUNNING or None
 

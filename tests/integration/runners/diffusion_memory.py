@@ -1,4 +1,4 @@
-"""Run by test_diffusion_batches: a batch under a real limit on memory. Prints what became of each row.
+"""A batch under a real limit on memory, for test_diffusion_batches: prints the kind of each row's result.
 
 python -m tests.integration.runners.diffusion_memory CHECKPOINT
 """
@@ -47,7 +47,7 @@ def run(runner: GPUDiffusionModelRunner, lengths: list[int]) -> list[str]:
 
 
 def writable_bytes() -> int:
-    """What RLIMIT_DATA counts."""
+    """Return the bytes that RLIMIT_DATA counts."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) << 10

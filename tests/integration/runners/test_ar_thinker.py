@@ -280,7 +280,7 @@ async def test_early_stop_at_a_token_or_a_string(
 
 
 def _first(token: int, tokens: Sequence[int]) -> int:
-    """How many tokens there are up to the first such one."""
+    """Return the number of tokens up to and with the first such one."""
     return tokens.index(token) + 1 if token in tokens else len(tokens)
 
 

@@ -146,7 +146,7 @@ async def test_a_reservation_nobody_holds_is_freed() -> None:
 
 
 Step = tuple[int, int, bool]
-"""What happens: reserve, free, cancel, or cancel all; with which; whether the tasks run before the next step."""
+"""An event: reserve, free, cancel or cancel all; its number; True if the tasks run before the next event."""
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans()), max_size=60))

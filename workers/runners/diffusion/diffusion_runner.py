@@ -130,7 +130,7 @@ class DiffusionRunner:
 
     @property
     def healthy(self) -> bool:
-        """Whether the model is loaded and the runner can run another batch."""
+        """True while the model is loaded and the runner can run another batch."""
         return self._serving is not None and self._dead is None
 
     def _stop(self, reason: str) -> None:

@@ -174,7 +174,7 @@ class EngineProcess:
 
     @property
     def healthy(self) -> bool:
-        """Whether the process runs and can take another prompt."""
+        """True while the process runs and can take another prompt."""
         return self._dead is None
 
     def _send(self, message: dict[str, Any]) -> None:
