@@ -120,7 +120,7 @@ class MediaWall:
     ) -> MediaInfo:
         budget.check()
         with self._turns.one(self._wait_s) as exchange:
-            answer, _ = self._run(exchange, kind, data, operation, options, None, budget.left_s)
+            answer, _ = self._run(exchange, kind, data, operation, options, 0, budget.left_s)
         with _malformed_as_unavailable():
             budget.spend(answer["cpu_s"])
             return _INFOS[kind](**answer["ok"])
@@ -182,23 +182,22 @@ class MediaWall:
         data: bytes | memoryview,
         operation: str,
         options: dict[str, Any],
-        max_bytes: int | None,
+        max_bytes: int,
         limit_s: float,
     ) -> tuple[dict[str, Any], MemoryFile]:
         """Run one task; return its answer, which has ``ok``, and the file of a large result.
 
-        ``max_bytes`` bounds the result; None for a task whose answer is its result. Raise InvalidRequest,
+        ``max_bytes`` bounds the result; 0 for a task whose answer is its result. Raise InvalidRequest,
         RequestTooLarge or DecodersUnavailable.
         """
         kept_medium, kept_result = exchange.files()
         medium = kept_medium if len(data) <= KEPT_BYTES else MemoryFile("omni-jobs-medium", len(data))
-        is_small = max_bytes is None or max_bytes <= KEPT_BYTES
-        large = kept_result if is_small else MemoryFile("omni-jobs-decoded", max_bytes or 0)
+        large = kept_result if max_bytes <= KEPT_BYTES else MemoryFile("omni-jobs-decoded", max_bytes)
         medium.write(data)
         task = {
             "operation": f"{kind}.{operation}",
             "input_bytes": len(data),
-            "max_bytes": max_bytes or 0,
+            "max_bytes": max_bytes,
             "options": options,
             "limits": self._limits,
             "limit_s": _CLOCK_PER_CPU * limit_s,
