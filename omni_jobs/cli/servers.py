@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import os
+import socket
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +40,6 @@ def up(
       omni-jobs up --model ~/models/SmolLM2-135M-Instruct --model qwen2_5_omni=~/models/Qwen2.5-Omni-3B
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
-    import os
-
     from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.cli.live import show_start
     from omni_jobs.settings import read_settings
@@ -68,8 +71,6 @@ def _settings_for_one_user() -> Settings:
     Only this user may read files that it writes, and the data directory if it uses one. Raises StackError if the
     data directory stays open to other users.
     """
-    import os
-
     from omni_jobs.errors import StackError
     from omni_jobs.settings import settings
     from omni_jobs.stack.child import UMASK
@@ -131,8 +132,6 @@ def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
 
 def _usual_port(settings: Settings) -> int:
     """Return the port of the settings (8000) if it is free, otherwise 0."""
-    import socket
-
     with suppress(OSError), socket.create_server((settings.api_host, settings.api_port)):
         return settings.api_port
     return 0
@@ -145,9 +144,6 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs api --host 0.0.0.0
     """
-    import gc
-    import socket
-
     from omni_jobs.api.allocator import give_freed_memory_back
     from omni_jobs.api.server import Server, raise_file_limit
     from omni_jobs.api.services import Services
@@ -238,9 +234,6 @@ def prune(as_json: options.JsonOption = False) -> None:
       omni-jobs prune --json
       OMNI_JOBS_KEEP_ARTIFACTS_S=3600 omni-jobs prune     # delete artifacts of jobs that ended an hour ago
     """
-    import json
-    from dataclasses import asdict
-
     from omni_jobs.database.database import Database
     from omni_jobs.jobs import Jobs
     from omni_jobs.maintenance.pruner import Pruner
