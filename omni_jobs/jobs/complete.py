@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, Text, bindparam, select, tuple_
+from sqlalchemy import Connection, Text, bindparam, select
 
 from omni_jobs.database.batch import listed, one_of
 from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
@@ -153,14 +153,12 @@ def _succeeded_before(transition: JobTransition, completion: Completion) -> bool
 
 
 def _errors_before(tx: Connection, failures: Sequence[Failure]) -> set[tuple[int, int, str]]:
-    """Return (stage run id, attempt, worker) of the failures that are recorded already."""
+    """Return (stage run id, attempt, worker) of all errors that are recorded for these failures' stage runs."""
     if not failures:
         return set()
-    pairs = [(failure.stage_run_id, failure.attempt) for failure in failures]
     rows = tx.execute(
         select(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt, AttemptErrorRow.worker).where(
-            AttemptErrorRow.stage_run_id.in_([stage_run_id for stage_run_id, _ in pairs]),
-            tuple_(AttemptErrorRow.stage_run_id, AttemptErrorRow.attempt).in_(pairs),
+            AttemptErrorRow.stage_run_id.in_([failure.stage_run_id for failure in failures])
         )
     )
     return {(row.stage_run_id, row.attempt, row.worker) for row in rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sqlalchemy import (
     ColumnElement,
@@ -20,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.clock import now
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.jobs.complete import fail, release
@@ -97,23 +98,13 @@ def register(
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
-    values = {
-        "id": worker.worker_id,
-        "pipeline": worker.pipeline,
-        "stage": worker.stage,
-        "host": worker.host,
-        "pid": worker.pid,
-        "slots": worker.slots,
-        "pipeline_version": worker.pipeline_version,
-        "pipeline_digest": worker.pipeline_digest,
+    values = asdict(worker) | {
+        "loading": loading,
         "started_at": now(),
         "renewed_at": now(),
         "lease_until": now() + lease_s,
-        "pid_space": worker.pid_space,
-        "pid_started": worker.pid_started,
-        "loading": loading,
-        "heartbeat_s": worker.heartbeat_s,
     }
+    values["id"] = values.pop("worker_id")
     dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     is_replaceable = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
     if instead_of is not None:
@@ -121,7 +112,7 @@ def register(
         is_replaceable = or_(unchanged, is_replaceable)
     written = tx.execute(
         dialect_insert(WorkerRow)
-        .values(slot=worker.slot, **values)
+        .values(**values)
         .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values, where=is_replaceable)
         .returning(WorkerRow.id)
     )
@@ -243,24 +234,7 @@ def workers(tx: Connection) -> list[WorkerView]:
         .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
         .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
     )
-    return [
-        WorkerView(
-            id=row.id,
-            slot=row.slot,
-            pipeline=row.pipeline,
-            stage=row.stage,
-            host=row.host,
-            pid=row.pid,
-            slots=row.slots,
-            pipeline_version=row.pipeline_version,
-            pipeline_digest=row.pipeline_digest,
-            running=running.get(row.id, 0),
-            started_at=as_datetime(row.started_at),
-            renewed_at=as_datetime(row.renewed_at),
-            lease_until=as_datetime(row.lease_until),
-        )
-        for row in rows
-    ]
+    return [WorkerView.model_validate({**row._mapping, "running": running.get(row.id, 0)}) for row in rows]
 
 
 def running_by_worker(tx: Connection) -> dict[str, int]:

@@ -20,7 +20,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
     null,
     or_,
     select,
@@ -32,6 +31,7 @@ from omni_jobs.database.batch import Batch, listed, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.jobs.transition_sql import INSERT_GARBAGE
 from omni_jobs.jobs.values import Garbage, PruneResult, Retention
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
@@ -112,13 +112,14 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     payloads = [job for job in kept if not job.payloads_gone and _payloads_due(job, retention) <= at]
     inputs = [job for job in kept if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
     artifacts = [job for job in kept if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
-    _insert_garbage(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
+    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
     _delete(tx, deleted)
-    _insert_garbage(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in _with_stored_payloads(tx, payloads)])
+    with_objects = _with_stored_payloads(tx, payloads)
+    INSERT_GARBAGE.run(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in with_objects])
     if payloads:
         tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
-    _insert_garbage(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
-    _insert_garbage(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
+    INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
+    INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
     if artifacts:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
     gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
@@ -176,11 +177,6 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
-def _insert_garbage(tx: Connection, objects: Sequence[tuple[str, str]]) -> None:
-    if objects:
-        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": what} for job_id, what in objects])
-
-
 def delete_job(tx: Connection, job_id: str) -> None:
     """Delete a job that has ended. Raises NotFound, and Conflict while it has not ended."""
     state = None
@@ -192,7 +188,7 @@ def delete_job(tx: Connection, job_id: str) -> None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
-    _insert_garbage(tx, [(job_id, job_prefix(job_id))])
+    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id))])
     _delete(tx, [job_id])
 
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
-from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.database.tables import (
+    RETRY_TOKEN,
+    ArtifactRow,
+    EventRow,
+    GarbageRow,
+    JobRow,
+    StageRunRow,
+    encode_json,
+)
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.graph import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Hint
@@ -21,9 +30,16 @@ _START_OVER = (
     update(StageRunRow)
     .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
     .values(
+        state=StageRunState.PENDING.value,
         failures=None,
         owner=None,
         reason=None,
+        due=None,
+        announce_at=None,
+        queue_deadline=None,
+        queued_at=None,
+        started_at=None,
+        finished_at=None,
         progress=None,
         result=None,
         payload_ref=None,
@@ -32,25 +48,7 @@ _START_OVER = (
         payload_gone=False,
         finish_reason=None,
         warnings=None,
-        started_at=None,
-        finished_at=None,
     )
-)
-_QUEUE = (
-    update(StageRunRow)
-    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
-    .values(
-        state=StageRunState.QUEUED.value,
-        queued_at=bindparam("at"),
-        due=bindparam("at"),
-        announce_at=bindparam("announce"),
-        queue_deadline=bindparam("at", type_=Seconds) + StageRunRow.queue_limit_s,
-    )
-)
-_PEND = (
-    update(StageRunRow)
-    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
-    .values(state=StageRunState.PENDING.value, queued_at=None, due=None, announce_at=None, queue_deadline=None)
 )
 
 
@@ -77,13 +75,8 @@ def retry(
     _check_inputs(tx, job_id, runs, again)
     _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
-    waiting = [runs[stage].id for stage in again if runs[stage] not in ready]
-    tx.execute(_START_OVER, {"ids": [runs[stage].id for stage in again]})
-    tx.execute(
-        _QUEUE, {"ids": [run.id for run in ready], "at": transition.now, "announce": transition.now + announce_after_s}
-    )
-    if waiting:
-        tx.execute(_PEND, {"ids": waiting})
+    at = transition.now
+    sql.QUEUE_IF_PENDING.run(tx, [(run.id, at, at + announce_after_s) for run in ready])
     return [run.hint for run in ready]
 
 
@@ -136,7 +129,8 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     ]
     if keys:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.stage_run_id.in_(ids)))
-        tx.execute(insert(GarbageRow), [{"job_id": job_id, "what": key} for key in keys])
+        sql.INSERT_GARBAGE.run(tx, [(job_id, key) for key in keys])
+    tx.execute(_START_OVER, {"ids": ids})
     tx.execute(
         update(JobRow)
         .where(JobRow.id == job_id)
@@ -154,17 +148,8 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
             artifacts_gone=False,
         )
     )
-    tx.execute(
-        insert(EventRow),
-        [
-            {
-                "job_id": job_id,
-                "type": _RETRIED,
-                "data": {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token},
-                "at": at,
-            }
-        ],
-    )
+    data = {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token}
+    sql.INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
 
 
 def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:
