@@ -49,6 +49,7 @@ from omni_jobs.jobs.values import (
     SlotHolder,
     StoredArtifact,
     SubmitResult,
+    attempt_after,
 )
 from omni_jobs.states import JobState
 from omni_jobs.views import Counts, EventView, JobView, Page, WorkerView
@@ -78,6 +79,7 @@ __all__ = [
     "SubmitResult",
     "WorkerView",
     "as_written",
+    "attempt_after",
     "new_job_id",
 ]
 

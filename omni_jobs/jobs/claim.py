@@ -165,7 +165,7 @@ def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> l
     job_of_id = {job[0]: job for job in jobs}
     payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline in payloads}
     claims = [_claim(run, job_of_id[run[1]], payload_of) for run in stage_runs]
-    claim_of = {each.stage_run_id: each for each in claims if each.attempt == attempts[each.stage_run_id] + 1}
+    claim_of = {each.stage_run_id: each for each in claims if each.hint in attempts.items()}
     return [claim_of[stage_run_id] for stage_run_id in attempts if stage_run_id in claim_of]
 
 

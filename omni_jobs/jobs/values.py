@@ -34,6 +34,7 @@ __all__ = [
     "SlotHolder",
     "StoredArtifact",
     "SubmitResult",
+    "attempt_after",
 ]
 
 
@@ -119,6 +120,12 @@ class SlotHolder:
     heartbeat_s: float | None = None  # how often it renews; None: not known
 
 
+def attempt_after(hint: tuple[int, int]) -> tuple[int, int]:
+    """Return ``(stage_run_id, attempt)`` of the attempt that claiming a hint starts: a hint has the one before."""
+    stage_run_id, attempt = hint
+    return stage_run_id, attempt + 1
+
+
 class Claim(NamedTuple):
     """A stage run that the worker has claimed, with the data to run it."""
 
@@ -134,6 +141,11 @@ class Claim(NamedTuple):
     has_consumers: bool  # a later stage of this job takes this one's payload
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
+
+    @property
+    def hint(self) -> tuple[int, int]:
+        """The hint ``(stage_run_id, attempt)`` by which it was claimed: that has the attempt before."""
+        return self.stage_run_id, self.attempt - 1
 
 
 @dataclass(frozen=True, slots=True)

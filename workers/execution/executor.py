@@ -23,7 +23,7 @@ from omni_jobs.errors import (
     StageError,
     TimeLimitExceeded,
 )
-from omni_jobs.jobs import Claim, Failure, ProgressReport
+from omni_jobs.jobs import Claim, Failure, ProgressReport, attempt_after
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
@@ -161,8 +161,8 @@ class Executor:
             pass
         except StageError:
             # The database may have given them to this worker all the same.
-            for stage_run_id, attempt in hints:
-                await self._hand_back(stage_run_id, attempt + 1)
+            for hint in hints:
+                await self._hand_back(*attempt_after(hint))
         finally:
             self._claiming.difference_update(hints)
             self._settled += len(hints)

@@ -1,35 +1,28 @@
-"""The ledger: the worker's one database thread, and its group commits.
+"""``Ledger``: the worker's database thread, and its group commits.
 
-Whatever the executor wants of :class:`omni_jobs.jobs.Jobs` waits here until the thread
-is free, and then goes into one transaction with everything else: under load hundreds of
-completions and claims share one, an idle worker's single claim goes at once. The thread
-also renews the worker's lease, so a busy event loop cannot lose it, and while the worker
-holds stage runs it asks which of them are to stop. From its start the lease holds the
-worker's slot: nobody else may live there.
+Everything that the executor asks of :class:`omni_jobs.jobs.Jobs` goes to one thread. While that writes, more asks
+gather; together they are the next turn, in as few transactions as there can be: under load hundreds of completions
+and claims share one, an idle worker's single claim goes at once. The thread also renews the worker's lease, so that a
+busy event loop cannot lose it, and while the worker holds stage runs it checks which of them are to stop.
 
-While the database does not answer everything waits, and is tried again: a transaction
-whose COMMIT got no reply may have happened, so none is ever given up on but by fencing.
+While the database does not answer the turn waits, and is tried again: a transaction whose COMMIT got no reply may
+have happened, so only fencing gives one up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from omni_jobs.batch_thread import BatchThread
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, Hint, NewWorker, Outcome, ProgressReport, SlotHolder
-from workers.execution import incarnation
+from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Outcome, ProgressReport
+from workers.execution.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
     from omni_jobs.broker.relay import Relay
@@ -41,40 +34,59 @@ __all__ = ["Ledger"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 
-_LONGEST_GATHER_S = 0.02  # a loop that never comes to rest must not keep a turn waiting
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-# A holder of the slot that may live is watched for so many heartbeats, and a moment for a database that is slow.
-_WATCH_BEATS = 3
-_WATCH_MORE_S = 2.0
-_DATABASE_WAS_AWAY_S = 0.5
-
-
-class _Kind(Enum):
-    """In the order in which a turn commits them: what frees others first."""
-
-    COMPLETE = auto()
-    FAIL = auto()
-    RELEASE = auto()
-    CLAIM = auto()
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
-    kind: _Kind
-    item: Any
-    future: asyncio.Future[Any]
-    result: Any = None
+class _Ask(Generic[T, A]):
+    """A call of the executor that waits for its answer."""
+
+    argument: T
+    future: asyncio.Future[A]
+    answer: A = field(init=False)  # unless there is an error
     error: OmniJobsError | None = None
+
+    def settle(self) -> None:
+        """Give the answer, or raise the error, to the caller. On the event loop."""
+        if self.future.done():  # the caller was cancelled
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """What one turn of the thread writes."""
+    """The reports and claims that one turn of the thread writes, in this order: what frees others first."""
 
-    entries: list[_Entry] = field(default_factory=list)
-    progress: list[ProgressReport] = field(default_factory=list)
+    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
+    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
+    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
+    claims: list[_Ask[Sequence[tuple[int, int]], list[Claim]]] = field(default_factory=list)
+    progress: dict[int, ProgressReport] = field(default_factory=dict)
+    last: bool = False  # the worker retires after it
+
+    def add(self, later: _Turn) -> None:
+        """Take over a later turn."""
+        self.completions += later.completions
+        self.failures += later.failures
+        self.releases += later.releases
+        self.claims += later.claims
+        self.progress |= later.progress
+        self.last |= later.last
+
+    @property
+    def size(self) -> int:
+        """How many calls wait for an answer."""
+        return len(self.completions) + len(self.failures) + len(self.releases) + len(self.claims)
+
+    def asks(self) -> list[_Ask[Any, Any]]:
+        """Return everything that waits for an answer."""
+        return [*self.completions, *self.failures, *self.releases, *self.claims]
 
 
 class Ledger:
@@ -90,454 +102,308 @@ class Ledger:
         on_cancel: Callable[[list[int]], None],
         on_fenced: Callable[[Fenced], None],
     ) -> None:
-        """``on_cancel`` and ``on_fenced`` are called on the event loop."""
+        """Prepare the thread.
+
+        ``on_cancel`` is called on the event loop with the ids of stage runs that are to stop, ``on_fenced`` when
+        nothing of this worker's is written any more.
+        """
         self.worker = worker
         self._jobs = jobs
         self._relay = relay
         self._settings = settings
         self._on_cancel = on_cancel
         self._on_fenced = on_fenced
+        self._slot = WorkerSlot(jobs, worker, settings)
+        self._thread: BatchThread[_Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
+        self._fenced: Fenced | None = None  # set by the thread, once
+        # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._serves = False  # under _registering
-        self._registering = threading.Lock()
-        self._changed = threading.Condition()
-        self._waiting = False  # the thread waits to be notified of something to do
-        self._closed = threading.Event()
-        self._entries: deque[_Entry] = deque()
+        self._asked = _Turn()  # and not handed over yet
         self._progress: dict[int, ProgressReport] = {}
-        self._progress_at = 0.0
-        self._beat_at = 0.0
-        self._look_at = 0.0  # for cancels, while anything is held
-        self._held: set[int] = set()  # stage runs claimed and not reported yet; the thread's own
-        self._in_company = False  # the last turn wrote more than one entry: the next waits for more
-        self._quiet = threading.Event()  # the loop has nothing more for the turn that gathers
-        self._closing = False
+        self._progress_at = 0.0  # not before then is progress handed over
+        # The thread's.
+        self._turn = _Turn()  # not written yet
+        self._held: set[int] = set()  # stage runs that are claimed and not reported yet
+        self._renew_at = 0.0
+        self._check_at = 0.0  # which stage runs are to stop, while any is held
+        self._pause_s = 0.0
+        self._retry_at = 0.0  # while the database is away
         self._close_by = 0.0
-        self._fenced: Fenced | None = None
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
     # The worker's life.
 
     def take_slot(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
-        """Make the slot this worker's, and free at once what a predecessor there held.
+        """Take the worker's slot, publish hints of what a predecessor held, and keep the lease from then on.
 
-        A worker calls it before it loads its engine; nobody counts on it until ``serve``. Blocks while the
-        database is away, and while it cannot be told whether the slot's holder lives.
-        Raises SlotTaken when it does, and DatabaseUnavailable once ``keep_trying`` says no.
+        Waits while the database is away, and while nobody can tell whether the slot's holder lives.
+        Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
         """
         self._loop = loop
-        while True:
-            holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
-            if holder is not None:
-                self._refuse_if_alive(holder, keep_trying)
-            try:
-                self._relay.send(self._persist(partial(self._register, instead_of=holder), keep_trying))
-                break
-            except SlotTaken as error:  # it renewed a moment ago, or another came first: look again
-                logger.warning("%s meanwhile", error)
-        if holder is not None:
-            self._kill_if_stopped(holder)
-        self._beat_at = time.monotonic() + self._settings.heartbeat_s
+        self._relay.send(self._slot.take(keep_trying))
+        self._renew_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
     def serve(self, keep_trying: Callable[[], bool]) -> None:
-        """From here on claims are answered. Blocks and raises like ``take_slot``."""
-        self._relay.send(self._persist(self._register_serving, keep_trying))
+        """Announce that the engine is loaded, so that claims are answered.
 
-    def _refuse_if_alive(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
-        """Raise SlotTaken when the holder lives; return when it is dead.
-
-        A process that can be seen from here proves it either way: alive, it may still be unable to renew, because
-        the database is busy. A stopped process counts as dead, because it may never go on.
+        Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take_slot``.
         """
-        if not holder.has_lease:
-            logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
-            return
-        if not self._runs_no_more(holder):
-            self._refuse_if_renewed(holder, keep_trying)
-        logger.warning("worker %s (pid %d on %s) had this slot and is dead", holder.worker_id, holder.pid, holder.host)
-
-    def _runs_no_more(self, holder: SlotHolder) -> bool:
-        """Whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
-        here = incarnation.pid_space()
-        if here is None or holder.pid_space != here or holder.pid_started is None:
-            return False
-        try:
-            if incarnation.started(holder.pid) != holder.pid_started:
-                return True
-            if not incarnation.is_stopped(holder.pid):
-                raise self._taken(holder)
-        except OSError as error:
-            logger.warning("whether process %d runs cannot be told: %s", holder.pid, error)
-        return False
-
-    def _kill_if_stopped(self, holder: SlotHolder) -> None:
-        """Kill the process that lost its slot if it is stopped, so that its engine frees the device's memory."""
-        if holder.pid_started is None or holder.pid_space != incarnation.pid_space():
-            return
-        try:
-            if incarnation.started(holder.pid) == holder.pid_started and incarnation.is_stopped(holder.pid):
-                logger.warning("process %d, which had this slot, is stopped: killed", holder.pid)
-                os.kill(holder.pid, signal.SIGKILL)
-        except OSError as error:
-            logger.warning("process %d, which had this slot, cannot be killed: %s", holder.pid, error)
-
-    def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
-        """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""
-        pause = self._settings.heartbeat_s / 2
-        watch_s = _WATCH_BEATS * (holder.heartbeat_s or self._settings.heartbeat_s) + _WATCH_MORE_S
-        left = watch_s
-        while left > 0:
-            if self._closed.wait(pause):
-                raise SlotTaken(f"slot {self.worker.slot} may be taken: asked to stop before that was known")
-            left -= pause
-            asked_at = time.monotonic()
-            seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
-            if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
-                left = watch_s + _LONGEST_PAUSE_S
-            if seen is None or not seen.has_lease:
-                return
-            if seen.worker_id != holder.worker_id or seen.renewed_at != holder.renewed_at:
-                raise self._taken(seen)
-
-    def _taken(self, holder: SlotHolder) -> SlotTaken:
-        return SlotTaken(
-            f"slot {self.worker.slot} is taken: worker {holder.worker_id} lives there, "
-            f"pid {holder.pid} on host {holder.host}. Give this worker a slot of its own: another name "
-            "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
-        )
-
-    def _register(self, instead_of: SlotHolder | None = None) -> Sequence[Hint]:
-        return self._jobs.register_worker(self.worker, self._settings.lease_s, instead_of=instead_of, loading=True)
-
-    def _register_serving(self) -> Sequence[Hint]:
-        with self._registering:  # the thread must not say afterwards that the engine is being loaded
-            if self._fenced is not None:
-                raise self._fenced
-            if self._closed.is_set():
-                raise Fenced("this worker was asked to stop")
-            hints = self._jobs.register_worker(self.worker, self._settings.lease_s)
-            self._serves = True
-        return hints
-
-    def _persist(self, call: Callable[[], T], keep_trying: Callable[[], bool]) -> T:
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                return call()
-            except DatabaseUnavailable as error:
-                logger.error("the database has no place for this worker yet: %s", error)
-                if not keep_trying():
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._relay.send(self._slot.serve(keep_trying))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, retire the worker, stop. What is not written in time the lease's end settles."""
-        with self._changed:
-            self._close_by = time.monotonic() + timeout_s
-            self._closing = True
-            self._closed.set()
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s + 1.0)
+        """Write what waits, retire the worker, and end the thread. The lease's end settles what takes longer."""
+        self._slot.stop()
+        self._close_by = time.monotonic() + timeout_s
+        self._thread.put(_Turn(last=True))
+        self._thread.close(timeout_s + 1.0)
 
-    # What the executor asks. All raise Fenced, and StageError for what the database refuses for good.
+    # The executor's calls. All raise Fenced, and StageError for what the database refuses for good.
 
     async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-        """What could be claimed of the hints; may give again what an earlier call gave."""
-        return cast("list[Claim]", await self._ask(_Kind.CLAIM, list(hints)))
+        """Return the claims that these hints gave; a claim that an earlier call gave may come again."""
+        return await self._ask(self._asked.claims, hints)
 
     async def complete(self, completion: Completion) -> Outcome:
         """Record an attempt's end; what it stored is recorded only if the outcome is ``won``."""
-        return cast("Outcome", await self._ask(_Kind.COMPLETE, completion))
+        return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
         """Record an attempt's error."""
-        return cast("Outcome", await self._ask(_Kind.FAIL, failure))
+        return await self._ask(self._asked.failures, failure)
 
     async def release(self, stage_run_id: int, attempt: int) -> None:
         """Hand an unfinished stage run back: cancelled if its job is to stop, else queued again."""
-        await self._ask(_Kind.RELEASE, (stage_run_id, attempt))
+        await self._ask(self._asked.releases, (stage_run_id, attempt))
 
     def report_progress(self, report: ProgressReport) -> None:
-        """Keep the newest per stage run; written every ``progress_every_s``, or never if it ends before."""
-        with self._changed:
-            first = not self._progress
-            self._progress[report.stage_run_id] = report
-            if first and self._waiting:
-                self._changed.notify()
+        """Record the newest progress of a stage run within ``progress_every_s``, unless it ends before."""
+        if not self._progress:
+            loop = asyncio.get_running_loop()
+            loop.call_later(max(0.0, self._progress_at - loop.time()), self._hand_over_progress)
+        self._progress[report.stage_run_id] = report
 
     def forget_progress(self, stage_run_id: int) -> None:
-        if stage_run_id in self._progress:
-            with self._changed:
-                self._progress.pop(stage_run_id, None)
+        """Drop the progress of a stage run that has ended."""
+        self._progress.pop(stage_run_id, None)
 
-    async def _ask(self, kind: _Kind, item: Any) -> Any:
+    async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
             raise self._fenced
-        entry = _Entry(kind, item, asyncio.get_running_loop().create_future())
-        # Without the lock: the thread says that it waits before it looks, under the lock, a last time.
-        self._entries.append(entry)
-        if self._fenced is not None:  # meanwhile: nobody may look at the entry any more
-            entry.future.cancel()
-            raise self._fenced
-        if self._waiting:
-            with self._changed:
-                self._waiting = False
-                self._changed.notify()
-        return await entry.future
+        loop = asyncio.get_running_loop()
+        ask: _Ask[T, A] = _Ask(argument, loop.create_future())
+        asks.append(ask)
+        if self._asked.size == 1:
+            loop.call_soon(self._hand_over, 0)
+        return await ask.future
 
-    # The thread.
+    def _hand_over(self, before: int) -> None:
+        """Give the thread what was asked, once a whole round of the loop has asked no more than ``before``.
 
-    def _run(self) -> None:
-        turn = _Turn()
-        pause = 0.0
+        A transaction costs nearly the same for many. An answer to many is followed by the asks of many.
+        """
+        asked = self._asked.size
+        if asked > before:
+            asyncio.get_running_loop().call_soon(self._hand_over, asked)
+            return
+        turn, self._asked = self._asked, _Turn()
+        self._thread.put(turn)
+
+    def _hand_over_progress(self) -> None:
+        if self._progress:
+            self._thread.put(_Turn(progress=self._progress))
+            self._progress = {}
+            self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
+
+    # The thread: when.
+
+    def _next_timer(self) -> float | None:
+        if self._fenced is not None:
+            return None
+        if self._retry_at:
+            return self._retry_at
+        return min(self._renew_at, self._check_at) if self._held else self._renew_at
+
+    def _handle(self, turns: list[_Turn]) -> None:
+        for turn in turns:
+            self._turn.add(turn)
+        if self._fenced is not None:
+            self._refuse(self._fenced)
+        elif time.monotonic() >= self._retry_at:
+            self._attempt()
+        if self._turn.last:
+            self._finish()
+
+    def _attempt(self) -> None:
+        """Renew the lease and write the turn. While the database is away the turn stays, to be tried again."""
         try:
-            while not (self._closing and (not self._entries or time.monotonic() > self._close_by)):
-                turn = _Turn()
-                self._fill(turn, pause)
-                pause = self._commit_or_put_back(turn, pause)
+            self._renew_if_due()
+            self._write(self._turn)
+            self._check_cancels_if_due()
+            self._pause_s = self._retry_at = 0.0
+        except DatabaseUnavailable as error:
+            logger.error("%d reports and claims wait: %s", self._turn.size, error)
+            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._retry_at = time.monotonic() + self._pause_s
         except (Fenced, SlotTaken) as error:
             logger.critical("%s; another worker may hold its stage runs now", error)
-            self._stop_fenced(error, turn)
+            self._stop_fenced(error if isinstance(error, Fenced) else Fenced(str(error)))
         except Exception as error:
             # A bug. Without this thread the worker would hold what it has, and do nothing, for ever.
             logger.exception("the ledger's thread ends")
-            self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"), turn)
-        else:
-            self._retire()
+            self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
-    def _commit_or_put_back(self, turn: _Turn, pause: float) -> float:
-        """Write the turn and renew; how long to pause then, because the database does not answer."""
-        try:
-            self._renew_if_due()
-            self._write(turn)
-            self._look_for_cancels_if_due()
-        except DatabaseUnavailable as error:
-            logger.error("%d reports and claims wait: %s", len(turn.entries), error)
-            self._put_back(turn)
-            return min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        return 0.0
-
-    def _fill(self, turn: _Turn, pause: float) -> None:
-        """Wait for something to do, or for the next heartbeat; take it all."""
-        if pause:
-            self._closed.wait(pause)
-        else:
-            self._wait_for_work()
-            if self._in_company and self._entries:
-                self._gather()
-        while self._entries:  # others append meanwhile
-            turn.entries.append(self._entries.popleft())
-        with self._changed:
-            if self._progress and time.monotonic() >= self._progress_at:
-                turn.progress = list(self._progress.values())
-                self._progress.clear()
-                self._progress_at = time.monotonic() + self._settings.progress_every_s
-        self._in_company = len(turn.entries) > 1
-
-    def _gather(self) -> None:
-        """Wait until a whole round of the loop has brought nothing more: a turn costs nearly the same for many."""
-        self._quiet.clear()
-        self._on_loop(self._look_for_more, len(self._entries))
-        self._quiet.wait(_LONGEST_GATHER_S)
-
-    def _look_for_more(self, before: int) -> None:
-        """On the loop, after everything that was ready there."""
-        now = len(self._entries)
-        if now > before:
-            self._on_loop(self._look_for_more, now)
-        else:
-            self._quiet.set()
-
-    def _wait_for_work(self) -> None:
-        if self._entries:
-            return
-        with self._changed:
-            self._waiting = True
-            while not self._closing and not self._entries:
-                wait = self._next_timer() - time.monotonic()
-                if wait <= 0:
-                    break
-                self._changed.wait(wait)
-                self._waiting = True
-            self._waiting = False
-
-    def _next_timer(self) -> float:
-        timers = [self._beat_at]
-        if self._progress:
-            timers.append(self._progress_at)
-        if self._held:
-            timers.append(self._look_at)
-        return min(timers)
+    def _finish(self) -> None:
+        """Write what waits until the time of ``close`` is over, then retire the worker."""
+        self._turn.last = False
+        while self._fenced is None and self._turn.size and time.monotonic() < self._close_by:
+            time.sleep(_FIRST_PAUSE_S)
+            self._attempt()
+        if self._fenced is None:
+            try:
+                self._relay.send(self._slot.retire())
+            except Exception:
+                logger.exception("could not retire, the lease will run out")
+            self._fenced = Fenced("this worker has retired")
 
     def _renew_if_due(self) -> None:
-        if time.monotonic() < self._beat_at:
-            return
-        # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
-        self._beat_at = time.monotonic() + self._settings.heartbeat_s
-        with self._registering:
-            if not self._serves:  # nothing is held: a lease that ran out meanwhile may be taken again
-                self._register()
-                return
-        self._stop(self._jobs.renew(self.worker.worker_id, self._settings.lease_s))
+        if time.monotonic() >= self._renew_at:
+            # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
+            self._renew_at = time.monotonic() + self._settings.heartbeat_s
+            self._stop_runs(self._slot.renew())
 
-    def _look_for_cancels_if_due(self) -> None:
-        if not self._held or time.monotonic() < self._look_at:
-            return
-        self._stop(self._jobs.unwanted(self.worker.worker_id))
+    def _check_cancels_if_due(self) -> None:
+        if self._held and time.monotonic() >= self._check_at:
+            self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
 
-    def _stop(self, unwanted: list[int]) -> None:
-        self._look_at = time.monotonic() + self._settings.cancel_check_s
-        if unwanted:
-            self._on_loop(self._on_cancel, unwanted)
+    def _stop_runs(self, stage_run_ids: Sequence[int]) -> None:
+        self._check_at = time.monotonic() + self._settings.cancel_check_s
+        if stage_run_ids:
+            self._on_loop(self._on_cancel, stage_run_ids)
 
-    def _write(self, turn: _Turn) -> None:
-        by_kind: dict[_Kind, list[_Entry]] = {kind: [] for kind in _Kind}
-        for entry in turn.entries:
-            by_kind[entry.kind].append(entry)
-        ended, wanted = by_kind[_Kind.COMPLETE], by_kind[_Kind.CLAIM]
-        others = by_kind[_Kind.FAIL] or by_kind[_Kind.RELEASE]
-        if ended and wanted and not others and self._commit_turn(ended, wanted):
-            turn.entries = []
-        for kind, entries in by_kind.items():
-            if entries and turn.entries:
-                self._relay.send(self._commit(kind, entries))
-                turn.entries = [entry for entry in turn.entries if entry.kind is not kind]
-                self._settle(kind, entries)
-        if turn.progress:
-            self._jobs.report_progress(turn.progress)
-            turn.progress = []
-
-    def _commit_turn(self, ended: list[_Entry], wanted: list[_Entry]) -> bool:
-        """What ended and what comes in its place, in one transaction. False: the database refused something."""
-        completions, hints = [entry.item for entry in ended], _hints_of(wanted)
-        try:
-            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, list(hints))
-        except DatabaseUnavailable:
-            raise
-        except Fenced:
-            return False  # which stops the claims; what ended may still be recorded
-        except Exception:
-            logger.exception("a turn of %d failed in the database: in parts once more", len(ended) + len(wanted))
-            return False
-        self._relay.send(_note_outcomes(ended, outcomes))
-        _note_claims(wanted, hints, claims)
-        self._settle(_Kind.COMPLETE, ended)
-        self._settle(_Kind.CLAIM, wanted)
-        return True
-
-    def _settle(self, kind: _Kind, entries: list[_Entry]) -> None:
-        self._count_held(kind, entries)
-        self._on_loop(_deliver, entries)
-
-    def _commit(self, kind: _Kind, entries: list[_Entry]) -> list[Hint]:
-        """One transaction for all. An error that one of them causes must not fail the others: then one by one."""
-        try:
-            return self._commit_together(kind, entries)
-        except (DatabaseUnavailable, Fenced):
-            raise
-        except Exception as error:
-            if len(entries) == 1:
-                logger.exception("%s failed in the database", kind.name)
-                entries[0].error = StageError(f"the database refused it: {type(error).__name__}")
-                return []
-        return [hint for entry in entries for hint in self._commit(kind, [entry])]
-
-    def _commit_together(self, kind: _Kind, entries: list[_Entry]) -> list[Hint]:
-        worker_id = self.worker.worker_id
-        items = [entry.item for entry in entries]
-        match kind:
-            case _Kind.COMPLETE:
-                return _note_outcomes(entries, self._jobs.complete(items))
-            case _Kind.FAIL:
-                for entry in entries:
-                    entry.result = self._jobs.fail(entry.item)
-                return [hint for entry in entries for hint in entry.result.hints]
-            case _Kind.RELEASE:
-                return list(self._jobs.release(items, worker_id))
-            case _Kind.CLAIM:
-                hints = _hints_of(entries)
-                _note_claims(entries, hints, self._jobs.claim(worker_id, list(hints)))
-                return []
-
-    def _count_held(self, kind: _Kind, entries: list[_Entry]) -> None:
-        for entry in entries:
-            match kind:
-                case _Kind.CLAIM:
-                    self._held.update(claim.stage_run_id for claim in entry.result or ())
-                case _Kind.RELEASE:
-                    self._held.discard(entry.item[0])
-                case _:
-                    self._held.discard(entry.item.stage_run_id)
-
-    def _put_back(self, turn: _Turn) -> None:
-        with self._changed:
-            self._entries.extendleft(reversed(turn.entries))
-            for report in turn.progress:
-                self._progress.setdefault(report.stage_run_id, report)
-
-    def _stop_fenced(self, error: OmniJobsError, turn: _Turn) -> None:
-        """Nothing is written any more of what the worker does. What it held goes back to the others."""
-        if not isinstance(error, Fenced):
-            error = Fenced(str(error))
-        with self._changed:
-            self._fenced = error
-            turn.entries.extend(self._entries)
-            self._entries.clear()
+    def _stop_fenced(self, fenced: Fenced) -> None:
+        """Write nothing more of what the worker does; hand what it held to the others, not counted as its loss."""
+        self._fenced = fenced
+        self._slot.stop(fenced)
         # A claim whose answer was lost may have been granted.
-        held = self._held.union(run for entry in turn.entries if entry.kind is _Kind.CLAIM for run, _ in entry.item)
-        for entry in turn.entries:
-            entry.error = error
-        self._on_loop(self._on_fenced, error)
-        self._on_loop(_deliver, turn.entries)
+        held = self._held.union(run for ask in self._turn.claims for run, _ in ask.argument)
+        self._on_loop(self._on_fenced, fenced)
+        self._refuse(fenced)
         try:
-            with self._registering:  # what registers now sees that it must not, or is retired here
-                self._relay.send(self._jobs.retire_worker(self.worker.worker_id, fenced=error))
+            self._relay.send(self._slot.retire(fenced))
             # Others may have taken what it held for lost. It lives: these stage runs did not kill it.
             self._jobs.forgive(self.worker.worker_id, sorted(held))
         except Exception:
             logger.exception("what this worker held waits for the end of its lease")
 
-    def _retire(self) -> None:
+    def _refuse(self, fenced: Fenced) -> None:
+        asks = self._turn.asks()
+        for ask in asks:
+            ask.error = fenced
+        self._turn = _Turn(last=self._turn.last)
+        self._on_loop(_settle, asks)
+
+    # The thread: what it writes.
+
+    def _write(self, turn: _Turn) -> None:
+        """Write a turn and answer it. Parts that are written leave it, so that it can be tried again."""
+        if turn.completions and turn.claims and not (turn.failures or turn.releases):
+            self._write_in_one(turn)
+        self._write_group(turn.completions, self._complete)
+        self._write_group(turn.failures, self._fail)
+        self._write_group(turn.releases, self._release)
+        self._write_group(turn.claims, self._claim)
+        if turn.progress:
+            self._jobs.report_progress(list(turn.progress.values()))
+            turn.progress = {}
+
+    def _write_in_one(self, turn: _Turn) -> None:
+        """Write completions, and the claims that come in their place, in one transaction, unless that is refused."""
+        hints = _by_hint(turn.claims)
+        completions = [ask.argument for ask in turn.completions]
         try:
-            with self._registering:
-                self._relay.send(self._jobs.retire_worker(self.worker.worker_id))
+            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, list(hints))
+        except DatabaseUnavailable:
+            raise
+        except Fenced:
+            return  # of the claims; the completions may still be recorded
         except Exception:
-            logger.exception("could not retire, the lease will run out")
+            logger.exception("a turn of %d failed in the database: in parts once more", turn.size)
+            return
+        self._note_outcomes(turn.completions, outcomes)
+        self._note_claims(turn.claims, hints, claims)
+        self._settle_all(turn.completions)
+        self._settle_all(turn.claims)
 
-    def _on_loop(self, function: Callable[..., None], argument: Any) -> None:
-        loop = self._loop
-        if loop is not None:
+    def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[_Ask[T, A]]], None]) -> None:
+        """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
+        if not asks:
+            return
+        try:
+            write(asks)
+        except (DatabaseUnavailable, Fenced):
+            raise
+        except Exception as error:
+            if len(asks) > 1:
+                while asks:
+                    self._write_group(asks[:1], write)
+                    del asks[0]
+                return
+            logger.exception("%s failed in the database", write.__name__)
+            asks[0].error = StageError(f"the database refused it: {type(error).__name__}")
+        self._settle_all(asks)
+
+    def _complete(self, asks: list[_Ask[Completion, Outcome]]) -> None:
+        self._note_outcomes(asks, self._jobs.complete([ask.argument for ask in asks]))
+
+    def _fail(self, asks: list[_Ask[Failure, Outcome]]) -> None:
+        self._note_outcomes(asks, [self._jobs.fail(ask.argument) for ask in asks])
+
+    def _note_outcomes(self, asks: Sequence[_Ask[Any, Outcome]], outcomes: Sequence[Outcome]) -> None:
+        for ask, outcome in zip(asks, outcomes, strict=True):
+            ask.answer = outcome
+            self._held.discard(ask.argument.stage_run_id)
+        self._relay.send([hint for outcome in outcomes for hint in outcome.hints])
+
+    def _release(self, asks: list[_Ask[tuple[int, int], None]]) -> None:
+        self._relay.send(self._jobs.release([ask.argument for ask in asks], self.worker.worker_id))
+        for ask in asks:
+            ask.answer = None
+            self._held.discard(ask.argument[0])
+
+    def _claim(self, asks: list[_Ask[Sequence[tuple[int, int]], list[Claim]]]) -> None:
+        hints = _by_hint(asks)
+        self._note_claims(asks, hints, self._jobs.claim(self.worker.worker_id, list(hints)))
+
+    def _note_claims(
+        self,
+        asks: Sequence[_Ask[Any, list[Claim]]],
+        hints: Mapping[tuple[int, int], _Ask[Any, list[Claim]]],
+        claims: Sequence[Claim],
+    ) -> None:
+        for ask in asks:
+            ask.answer = []
+        for claim in claims:
+            hints[claim.hint].answer.append(claim)
+            self._held.add(claim.stage_run_id)
+
+    def _settle_all(self, asks: list[_Ask[T, A]]) -> None:
+        """Answer the asks on the loop, and take them out of their turn."""
+        self._on_loop(_settle, asks.copy())
+        asks.clear()
+
+    def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(function, argument)
+                self._loop.call_soon_threadsafe(function, argument)
 
 
-def _hints_of(entries: Sequence[_Entry]) -> dict[tuple[int, int], _Entry]:
-    """Whose they are."""
-    return {hint: entry for entry in entries for hint in entry.item}
+def _by_hint(
+    asks: Sequence[_Ask[Sequence[tuple[int, int]], list[Claim]]],
+) -> dict[tuple[int, int], _Ask[Sequence[tuple[int, int]], list[Claim]]]:
+    """Return the asks by each of their hints."""
+    return {hint: ask for ask in asks for hint in ask.argument}
 
 
-def _note_claims(entries: Sequence[_Entry], hints: Mapping[tuple[int, int], _Entry], claims: Sequence[Claim]) -> None:
-    for entry in entries:
-        entry.result = []
-    for claim in claims:
-        hints[claim.stage_run_id, claim.attempt - 1].result.append(claim)
-
-
-def _note_outcomes(entries: Sequence[_Entry], outcomes: Sequence[Outcome]) -> list[Hint]:
-    """The hints to publish."""
-    for entry, outcome in zip(entries, outcomes, strict=True):
-        entry.result = outcome
-    return [hint for outcome in outcomes for hint in outcome.hints]
-
-
-def _deliver(entries: Sequence[_Entry]) -> None:
-    for entry in entries:
-        if entry.future.done():  # its asker was cancelled
-            continue
-        if entry.error is not None:
-            entry.future.set_exception(entry.error)
-        else:
-            entry.future.set_result(entry.result)
+def _settle(asks: Sequence[_Ask[Any, Any]]) -> None:
+    for ask in asks:
+        ask.settle()

@@ -1,0 +1,192 @@
+"""``WorkerSlot``: a worker's place under its node name, and the lease that holds it.
+
+    take → renew … → serve → renew … → retire
+
+A worker takes its slot before it loads its engine, because the stage runs of a killed predecessor wait for that.
+Nobody else may live in the slot from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken
+from omni_jobs.jobs import Hint, NewWorker, SlotHolder
+from workers.execution import incarnation
+
+if TYPE_CHECKING:
+    from omni_jobs.jobs import Jobs
+    from omni_jobs.settings import Settings
+
+__all__ = ["WorkerSlot"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+# A holder that may live is watched for so many of its heartbeats, and a moment more for a slow database.
+_WATCH_BEATS = 3
+_WATCH_MORE_S = 2.0
+_DATABASE_WAS_AWAY_S = 0.5  # a query that took longer
+
+
+class WorkerSlot:
+    """One worker's slot. All methods block and are safe for threads."""
+
+    def __init__(self, jobs: Jobs, worker: NewWorker, settings: Settings) -> None:
+        """Prepare; nothing is written yet."""
+        self.worker = worker
+        self._jobs = jobs
+        self._lease_s = settings.lease_s
+        self._heartbeat_s = settings.heartbeat_s
+        self._registering = threading.Lock()
+        self._serves = False  # under ``_registering``
+        self._ended: Fenced | None = None  # why ``serve`` must not begin any more
+        self._stopped = threading.Event()
+
+    def take(self, keep_trying: Callable[[], bool]) -> Sequence[Hint]:
+        """Make the slot this worker's, and return the hints of what a predecessor in it held.
+
+        Waits while the database is away, and while nobody can tell whether the slot's holder lives.
+        Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
+        """
+        while True:
+            holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            if holder is not None:
+                self._refuse_if_alive(holder, keep_trying)
+            try:
+                hints = self._persist(partial(self._register, instead_of=holder), keep_trying)
+                break
+            except SlotTaken as error:  # it renewed a moment ago, or another worker came first
+                logger.warning("%s meanwhile", error)
+        if holder is not None:
+            self._kill_if_stopped(holder)
+        return hints
+
+    def serve(self, keep_trying: Callable[[], bool]) -> Sequence[Hint]:
+        """Announce that the engine is loaded; from then on the worker may claim. Return hints as ``take`` does.
+
+        Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take``.
+        """
+        return self._persist(self._register_serving, keep_trying)
+
+    def renew(self) -> Sequence[int]:
+        """Renew the lease; return the ids of the stage runs to stop, because their jobs are to end.
+
+        Raises Fenced when the lease is lost, and SlotTaken when another worker has taken the slot.
+        """
+        with self._registering:
+            if not self._serves:  # nothing is held, so a lease that ran out meanwhile may be taken again
+                self._register()
+                return ()
+        return self._jobs.renew(self.worker.worker_id, self._lease_s)
+
+    def stop(self, fenced: Fenced | None = None) -> None:
+        """Let no ``take`` or ``serve`` begin or wait any more. ``fenced``: the reason; None: asked to stop."""
+        self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
+        self._stopped.set()
+
+    def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
+        """Give the slot up, after ``stop``; return the hints of what was held. ``fenced``: why it was lost."""
+        with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
+            return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced)
+
+    # Whether the slot's holder lives.
+
+    def _refuse_if_alive(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+        """Raise SlotTaken when the holder lives; return when it is dead.
+
+        A process that can be seen from here proves it either way: alive, it may still be unable to renew, because
+        the database is busy. A stopped process counts as dead, because it may never go on.
+        """
+        if not holder.has_lease:
+            logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
+            return
+        if not self._runs_no_more(holder):
+            self._refuse_if_renewed(holder, keep_trying)
+        logger.warning("worker %s (pid %d on %s) had this slot and is dead", holder.worker_id, holder.pid, holder.host)
+
+    def _runs_no_more(self, holder: SlotHolder) -> bool:
+        """Whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
+        here = incarnation.pid_space()
+        if here is None or holder.pid_space != here or holder.pid_started is None:
+            return False
+        try:
+            if incarnation.started(holder.pid) != holder.pid_started:
+                return True
+            if not incarnation.is_stopped(holder.pid):
+                raise self._taken(holder)
+        except OSError as error:
+            logger.warning("nobody can tell whether process %d runs: %s", holder.pid, error)
+        return False
+
+    def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+        """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""
+        pause = self._heartbeat_s / 2
+        watch_s = _WATCH_BEATS * (holder.heartbeat_s or self._heartbeat_s) + _WATCH_MORE_S
+        left = watch_s
+        while left > 0:
+            if self._stopped.wait(pause):
+                raise SlotTaken(f"slot {self.worker.slot} may be taken: asked to stop before that was known")
+            left -= pause
+            asked_at = time.monotonic()
+            seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
+                left = watch_s + _LONGEST_PAUSE_S
+            if seen is None or not seen.has_lease:
+                return
+            if seen.worker_id != holder.worker_id or seen.renewed_at != holder.renewed_at:
+                raise self._taken(seen)
+
+    def _taken(self, holder: SlotHolder) -> SlotTaken:
+        return SlotTaken(
+            f"slot {self.worker.slot} is taken: worker {holder.worker_id} lives there, "
+            f"pid {holder.pid} on host {holder.host}. Give this worker a slot of its own: another name "
+            "(omni-jobs worker --slot, celery -n), or another hostname where the name ends with @%h"
+        )
+
+    def _kill_if_stopped(self, holder: SlotHolder) -> None:
+        """Kill the process that lost its slot if it is stopped, so that its engine frees the device's memory."""
+        if holder.pid_started is None or holder.pid_space != incarnation.pid_space():
+            return
+        try:
+            if incarnation.started(holder.pid) == holder.pid_started and incarnation.is_stopped(holder.pid):
+                logger.warning("process %d, which had this slot, is stopped: killed", holder.pid)
+                os.kill(holder.pid, signal.SIGKILL)
+        except OSError as error:
+            logger.warning("process %d, which had this slot, cannot be killed: %s", holder.pid, error)
+
+    # Its row.
+
+    def _register(self, instead_of: SlotHolder | None = None) -> Sequence[Hint]:
+        return self._jobs.register_worker(self.worker, self._lease_s, instead_of=instead_of, loading=True)
+
+    def _register_serving(self) -> Sequence[Hint]:
+        with self._registering:  # ``renew`` must not write afterwards that the engine is being loaded
+            if self._ended is not None:
+                raise self._ended
+            hints = self._jobs.register_worker(self.worker, self._lease_s)
+            self._serves = True
+        return hints
+
+    def _persist(self, call: Callable[[], T], keep_trying: Callable[[], bool]) -> T:
+        """Return the call's result; call again while the database is away. Raises its error when told to give up."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except DatabaseUnavailable as error:
+                logger.error("the database has no place for this worker yet: %s", error)
+                if not keep_trying():
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
