@@ -1,6 +1,7 @@
-"""Which process a worker is: a pid alone names another one after a restart, in another container, on another host.
+"""Incarnation: a process's pid with its start time and the space of the pid, which together name one process.
 
-Where there is no /proc nothing is known.
+A pid alone names another process after a restart, in another container and on another host. Where there is no /proc
+nothing is known.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["is_stopped", "pid_space", "started"]
+__all__ = ["is_stopped", "own_start", "pid_space", "started"]
 
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")  # ended, and not yet collected by its parent
@@ -17,7 +18,7 @@ _STOPPED = ("T", "t")  # by a signal or a debugger
 
 
 def pid_space() -> str | None:
-    """Where this process's pid means something: this boot of the kernel, this pid namespace. None: not known."""
+    """Return the space in which this process's pid is unique: boot id and pid namespace. None: not known."""
     with suppress(OSError):
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat(_PROC / 'self/ns/pid').st_ino}"
@@ -25,39 +26,39 @@ def pid_space() -> str | None:
 
 
 def own_start() -> int | None:
-    """When this process started, in ticks since the boot. None: not known."""
+    """Return the start of this process, in ticks since the boot. None: not known."""
     with suppress(OSError):
         return started(os.getpid())
     return None
 
 
 def started(pid: int) -> int | None:
-    """When the process of this pid started, in ticks since the boot. None: there is none, or only its remains.
+    """Return the start of the process of this pid, in ticks since the boot. None: it is not there, or a zombie.
 
-    Raises OSError where that cannot be told: nothing may be read of other users' processes, or no more files opened.
+    Raises OSError when that cannot be read: of other users' processes, or because no more files can be opened.
     """
     fields = _status(pid)
     return None if fields is None or fields[0] in _DEAD else int(fields[19])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process of this pid is held by a signal or a debugger, and so does nothing. Raises OSError."""
+    """Return whether a signal or a debugger holds the process of this pid, so that it does nothing. Raises OSError."""
     fields = _status(pid)
     return fields is not None and fields[0] in _STOPPED
 
 
 def _status(pid: int) -> list[str] | None:
-    """The fields of ``stat`` from the state on; None when there is no such process. Raises OSError."""
+    """Return the fields of ``stat`` from the state on; None when there is no such process. Raises OSError."""
     try:
         # The name stands in brackets and may hold anything.
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        if _is_there(pid):  # and /proc hides it (hidepid)
+        if _exists(pid):  # and /proc hides it (hidepid)
             raise
         return None
 
 
-def _is_there(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,13 +1,12 @@
-"""Which hints are claimed next, so that a suspect runs alone.
+"""``WaitingHints``: a worker's line of hints, in an order that lets a suspect run alone.
 
-A stage run that was lost with its worker too often is a suspect (``Claim.alone``): one
-more lost worker quarantines it. It must run with nothing beside it, and nothing may be
-claimed beside it either: whatever a worker holds when it dies counts as lost with it.
-So a suspect's hint is a barrier: what is older runs to its end first, what is younger
-is claimed after the suspect has ended. Everything keeps its turn, so nothing starves.
+A stage run that was lost with its worker too often is a suspect (``Claim.alone``): one more lost worker quarantines
+it. It must run with nothing beside it, and nothing may be claimed beside it, because everything that a worker holds
+when it dies counts as lost with it. So a suspect's hint is a barrier: older stage runs end first, younger hints are
+claimed after the suspect has ended. Every hint keeps its turn, so none starves.
 
-That a hint is a suspect's shows when it has been claimed. If it has company then, it is
-handed back and set apart here: first in the line, and claimed by itself.
+Only a claim shows that a hint is a suspect's. If other stage runs are in flight then, the executor hands the suspect
+back and sets its next hint apart here: first in the line, and claimed by itself.
 """
 
 from __future__ import annotations
@@ -20,31 +19,32 @@ _Hint = tuple[int, int]
 
 
 class WaitingHints:
-    """Hints ``(stage run id, attempt)`` in hand and not claimed, oldest first."""
+    """Hints ``(stage run id, attempt)`` that are in hand and not claimed, oldest first."""
 
     def __init__(self) -> None:
         self._line: deque[_Hint] = deque()
-        self._suspects: set[_Hint] = set()  # those of the line that are claimed by themselves
+        self._suspects: set[_Hint] = set()  # hints of the line that are claimed by themselves
 
     def __len__(self) -> int:
         return len(self._line)
 
     @property
     def has_suspects(self) -> bool:
+        """Whether a suspect's hint is in the line."""
         return bool(self._suspects)
 
     def add(self, hint: _Hint) -> None:
-        """The last of the line."""
+        """Put a hint at the end of the line."""
         self._line.append(hint)
 
     def set_apart(self, hint: _Hint) -> None:
-        """A suspect's: the first of the line."""
+        """Put a suspect's hint at the front of the line, once."""
         if hint not in self._suspects:
             self._suspects.add(hint)
             self._line.appendleft(hint)
 
     def take(self, at_most: int, *, idle: bool) -> list[_Hint]:
-        """The next hints to claim together; a suspect's only when the worker is ``idle``, and by itself."""
+        """Take out and return the next hints to claim together: a suspect's by itself, and only in an idle worker."""
         batch: list[_Hint] = []
         while self._line and len(batch) < at_most:
             hint = self._line[0]
@@ -57,7 +57,7 @@ class WaitingHints:
         return batch
 
     def clear(self) -> int:
-        """Forget all; how many there were."""
+        """Drop all hints; return how many there were."""
         count = len(self._line)
         self._line.clear()
         self._suspects.clear()

@@ -4,9 +4,8 @@
     [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
     output.text, output.audio
 
-The same admission, the same stages, the same results as through the queue. Every
-stage works on whatever is ready for it: the talker speaks the first request while
-the thinker still thinks about the second.
+Admission, stages and results are the same as through the queue. Every stage works on the requests that are ready
+for it: the talker speaks the first request while the thinker still thinks about the second.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ T = TypeVar("T")
 class OmniOutput:
     """One request's result.
 
-    result     what the job's ``result`` would be: text, finish_reason, usage, …
-    artifacts  name → stored output, ``audio.wav`` among them when audio was asked for
-    warnings   what the job's ``warnings`` would be: of each stage that was cut at its limit
-    stages     stage name → what its runner gave: tokens, finish_reason, hidden states, waveform
+    result     the job's ``result`` through the queue: text, finish_reason, usage, …
+    artifacts  name → artifact, ``audio.wav`` among them when audio was asked for
+    warnings   the job's ``warnings`` through the queue: of each stage that was cut at its limit
+    stages     stage name → its runner's output: tokens, finish_reason, hidden states, waveform
     times      stage name → (begin, end) of its run, in seconds since ``generate`` or ``stream`` was called
     """
 
@@ -64,11 +63,12 @@ class OmniOutput:
 
     @property
     def text(self) -> str | None:
+        """The answer's text, when text was asked for."""
         return self.result.get("text")
 
     @property
     def audio(self) -> bytes | None:
-        """A WAV file, when audio was asked for."""
+        """The bytes of a WAV file, when audio was asked for."""
         artifact = self.artifacts.get("audio.wav")
         return artifact.data if artifact else None
 
@@ -90,7 +90,7 @@ class OmniLLM:
     """The offline entry point. Use as a context manager, or call :meth:`close`."""
 
     def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
-        """Load every stage; takes as long as its slowest stage. Raises ConfigError, NotFound."""
+        """Load every stage at once, so that it takes as long as the slowest. Raises ConfigError and NotFound."""
         settings = settings or Settings()
         if model is not None:
             settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
@@ -112,11 +112,11 @@ class OmniLLM:
     def generate(
         self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
     ) -> list[OmniOutput | OmniJobsError]:
-        """Run all requests; the n-th result belongs to the n-th request.
+        """Run all requests and return their results; the n-th result belongs to the n-th request.
 
         A request is a job's body without ``model``, or a string: one user message, text alone.
-        All are admitted before the first runs (raises InvalidRequest); one that fails later
-        gives its error as its result and disturbs no other.
+        All are admitted before the first runs. Raises InvalidRequest; a request that fails later has its error as
+        its result and disturbs no other. ``progress``: show a bar per stage.
         """
         results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
         for index, result in self._results(requests, progress):
@@ -126,11 +126,11 @@ class OmniLLM:
     def stream(
         self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
     ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
-        """Like :meth:`generate`, each (index, result) as soon as it is there."""
+        """Run all requests like :meth:`generate`; yield each (index, result) as soon as it is there."""
         return self._results(requests, progress)
 
     def statistics(self) -> dict[str, StageStatistics]:
-        """Per stage, since the start; any thread may ask while others generate."""
+        """Return each stage's statistics since the start, by stage name. For any thread, while others generate."""
         return {name: meter.read() for name, meter in self._meters.items()}
 
     def _results(
@@ -246,9 +246,9 @@ _ENVIRONMENT = threading.Lock()
 
 @contextmanager
 def _cores_divided(engines: int) -> Iterator[None]:
-    """Engines that are started inside have their share of the cores each, as the embedded stack's workers do.
+    """Give every engine that is started inside its share of the cores, as the embedded stack gives its workers.
 
-    What the caller has set stays; afterwards the caller's environment is what it was.
+    Variables that the caller has set stay; afterwards the caller's environment is the same as before.
     """
     share = {
         "OMP_NUM_THREADS": str(threads_per_engine(engines)),
@@ -267,7 +267,7 @@ def _cores_divided(engines: int) -> Iterator[None]:
 
 @contextmanager
 def _first_error() -> Iterator[None]:
-    """Raise the first error of a task group bare: the others follow from its cancelling."""
+    """Raise the first error of a task group by itself, because the others follow from its cancelling."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -278,7 +278,7 @@ def _first_error() -> Iterator[None]:
 def _bars(
     meters: Mapping[str, StageMeter], jobs: Sequence[AdmittedRequest], shown: bool
 ) -> Iterator[Callable[[str], None]]:
-    """A progress bar per stage, with its rate; gives what to call when a stage of a request is done."""
+    """Show a progress bar per stage; gives the function to call with a stage's name when one of its runs is done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -291,8 +291,8 @@ def _bars(
         bars = {name: progress.add_task(name, total=total, rate="") for name, total in totals.items() if total}
 
         def advance(name: str) -> None:
-            found = meters[name].read()
-            rate = f"{found.units_per_s:,.0f} {found.unit}/s" if found.units else ""
+            statistics = meters[name].read()
+            rate = f"{statistics.units_per_s:,.0f} {statistics.unit}/s" if statistics.units else ""
             progress.update(bars[name], advance=1, rate=rate)
 
         yield advance

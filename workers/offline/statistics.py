@@ -1,4 +1,4 @@
-"""What a stage has done in one process: how many runs, how long, how many at once, how much came out."""
+"""``StageMeter`` and ``StageStatistics``: counts and times of one stage's runs in one process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["StageMeter", "StageStatistics"]
 class StageStatistics:
     """One stage since its start.
 
-    runs, failed       that have ended; ``failed`` are among ``runs``
+    runs, failed       runs that have ended; ``failed`` are among ``runs``
     most_at_once       the most runs in flight together
     busy_s             seconds in which at least one run was in flight
     run_s              seconds of all runs together: ``run_s / busy_s`` is how many ran at once on average
-    units, unit        what they made, as the runner counts it: "tokens", "steps"; "" before the first
-    prompt_tokens      what AR stages read
-    payload_bytes      what was handed to the next stages
+    units, unit        the output of all runs, as the runner counts it: "tokens", "steps"; "" before the first
+    prompt_tokens      the prompts of AR stages
+    payload_bytes      the payloads for later stages
     """
 
     runs: int = 0
@@ -38,12 +38,12 @@ class StageStatistics:
 
     @property
     def mean_run_s(self) -> float:
-        """Seconds per run; 0 before the first."""
+        """The mean seconds of a run; 0 before the first."""
         return self.run_s / self.runs if self.runs else 0.0
 
     @property
     def units_per_s(self) -> float:
-        """Of the whole stage while it was busy; 0 before the first run."""
+        """The units of the whole stage per second in which it was busy; 0 before the first run."""
         return self.units / self.busy_s if self.busy_s else 0.0
 
 
@@ -51,7 +51,7 @@ class StageMeter:
     """Counts one stage's runs. Runs are entered on one thread; any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """``clock``: seconds, monotone."""
+        """Begin to count; ``clock`` returns seconds and never goes back."""
         self._clock = clock
         self._lock = threading.Lock()
         self._runs = self._failed = self._most = self._prompt_tokens = self._payload_bytes = 0
@@ -62,7 +62,7 @@ class StageMeter:
 
     @contextmanager
     def run(self) -> Iterator[Callable[[Progress], None]]:
-        """One run, from its input to its output; gives the sink for its progress."""
+        """Count the block as one run; gives the function to call with the run's progress."""
         key = object()
         begin = self._clock()
         with self._lock:
@@ -71,14 +71,14 @@ class StageMeter:
             self._in_flight[key] = None
             self._most = max(self._most, len(self._in_flight))
 
-        def seen(progress: Progress) -> None:
+        def note(progress: Progress) -> None:
             with self._lock:
                 if key in self._in_flight:
                     self._in_flight[key] = progress
 
         failed = True
         try:
-            yield seen
+            yield note
             failed = False
         finally:
             end = self._clock()
@@ -93,13 +93,13 @@ class StageMeter:
                     self._busy_s += end - self._busy_since
 
     def count(self, output: OmniModelRunnerOutput, payload_bytes: int) -> None:
-        """What one run read and hands on."""
+        """Add the prompt and the payload of one run."""
         with self._lock:
             self._prompt_tokens += len(output.prompt_token_ids)
             self._payload_bytes += payload_bytes
 
     def read(self) -> StageStatistics:
-        """Up to now, runs in flight counted as far as they are."""
+        """Return the statistics up to now, with the progress of runs in flight."""
         with self._lock:
             units = dict(self._done)
             for progress in self._in_flight.values():

@@ -1,8 +1,8 @@
-"""Devices: which one a stage runs on, and why not on the one that was asked for.
+"""``resolve_device``: the device that a stage runs on, or an error that says why it cannot.
 
-A host with an NVIDIA device must never serve on its CPU because a driver is too old or a
-container was started without its runtime: what torch cannot use is an error that says what
-was found of torch, driver and device, and what is needed.
+A host with an NVIDIA device must never serve on its CPU because its driver is too old or its container was started
+without NVIDIA's runtime. If torch cannot use the device, the error names the torch, driver and device that were
+found, and the change that is needed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _DISPLAY = "0x03"  # the PCI class of display controllers, 3D controllers among 
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What the installed torch was built for, and how many devices it can use."""
+    """The installed torch: the CUDA version it was built for, and the number of devices it can use."""
 
     cuda: str | None  # the CUDA version it was built with; None: a build for CPUs
     devices: int = 0
-    error: str | None = None  # what the CUDA runtime says when it cannot start
+    error: str | None = None  # the CUDA runtime's message when it cannot start
 
     @classmethod
     def here(cls) -> TorchBuild:
-        """This process's torch."""
+        """Return this process's torch."""
         import torch
 
         if torch.version.cuda is None or (devices := torch.cuda.device_count()):
@@ -52,15 +52,15 @@ class TorchBuild:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaHost:
-    """What of NVIDIA's can be seen from this process, torch not asked."""
+    """The signs of NVIDIA devices that this process can see without torch."""
 
     driver: str | None  # its version; None: no driver is loaded
-    nodes: tuple[str, ...]  # device files of GPUs: what a container gets from its runtime
+    nodes: tuple[str, ...]  # device files of GPUs, which a container gets from NVIDIA's runtime
     cards: int  # NVIDIA's display and 3D controllers on the PCI bus
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> NvidiaHost:
-        """``root`` holds ``proc``, ``dev`` and ``sys``."""
+        """Return the host's signs; ``root`` is the directory of ``proc``, ``dev`` and ``sys``."""
         nodes = sorted(f"/dev/{path.name}" for path in root.glob("dev/nvidia[0-9]*"))
         cards = sum(
             _read(path / "vendor").strip() == _NVIDIA and _read(path / "class").startswith(_DISPLAY)
@@ -71,10 +71,10 @@ class NvidiaHost:
         return cls(version[1] if version else "unknown" if text else None, tuple(nodes), cards)
 
     def expects_cuda(self, build: TorchBuild) -> bool:
-        """Whether serving on the CPU would be a mistake nobody sees.
+        """Return whether serving on the CPU would be a mistake that nobody notices.
 
-        A driver or a device file says that somebody has set the host up for CUDA. A card alone
-        may be a desktop's, whose owner installed the build for CPUs.
+        A driver or a device file shows that the host was set up for CUDA. A card alone may be a desktop's, on which
+        torch's build for CPUs was installed on purpose.
         """
         return self.driver is not None or bool(self.nodes) or (build.cuda is not None and self.cards > 0)
 
@@ -86,8 +86,9 @@ def resolve_device(
     build: Callable[[], TorchBuild] = TorchBuild.here,
     host: Callable[[], NvidiaHost] = NvidiaHost.here,
 ) -> tuple[Device, int | None]:
-    """``cpu`` → ("cpu", None); ``cuda:1`` → ("cuda", 1); ``auto`` → cuda, or cpu where no NVIDIA device is expected.
+    """Return kind and index of the device; index None: torch's choice.
 
+    ``cpu`` → ("cpu", None); ``cuda:1`` → ("cuda", 1); ``auto`` → cuda, or cpu where no NVIDIA device is expected.
     Raises ConfigError naming driver and runtime when the device cannot be used.
     """
     if wanted == "cpu":
@@ -105,19 +106,19 @@ def resolve_device(
         if torch_build.cuda is not None:
             logger.warning("%s runs on the CPU: no sign of an NVIDIA device or driver here", stage)
         return "cpu", None
-    raise ConfigError(_why_not(wanted, torch_build, nvidia), field="device", stage=stage)
+    raise ConfigError(_explanation(wanted, torch_build, nvidia), field="device", stage=stage)
 
 
-def _why_not(wanted: str, build: TorchBuild, host: NvidiaHost) -> str:
-    """What was found, what is needed, and what to do."""
+def _explanation(wanted: str, build: TorchBuild, host: NvidiaHost) -> str:
+    """Return the error's message: the findings, the needs, and the first thing to do."""
     if wanted == "auto":
         asked = "device auto: this host is set up for an NVIDIA device and torch cannot use it"
     else:
         asked = f"device {wanted}: torch has no CUDA device"
-    return "; ".join([asked, *_found(build, host), *_advice(wanted, build, host)])
+    return "; ".join([asked, *_findings(build, host), *_advice(wanted, build, host)])
 
 
-def _found(build: TorchBuild, host: NvidiaHost) -> list[str]:
+def _findings(build: TorchBuild, host: NvidiaHost) -> list[str]:
     driver = "no NVIDIA driver (/proc/driver/nvidia/version is missing)"
     if host.driver is not None:
         driver = f"NVIDIA driver {host.driver} (/proc/driver/nvidia/version)"
@@ -129,7 +130,7 @@ def _found(build: TorchBuild, host: NvidiaHost) -> list[str]:
 
 
 def _advice(wanted: str, build: TorchBuild, host: NvidiaHost) -> list[str]:
-    """The first thing that must change, and the way to serve on the CPU where that is meant."""
+    """Return the first thing that must change, and for ``auto`` the way to serve on the CPU."""
     least, major = _least_driver(build), _major(host.driver)
     if build.cuda is None:
         todo = "install omni-jobs[worker-cuda] in place of omni-jobs[worker-cpu]"
@@ -155,8 +156,8 @@ def _least_driver(build: TorchBuild) -> int | None:
 
 
 def _major(version: str | None) -> int | None:
-    found = re.match(r"\d+", version or "")
-    return int(found[0]) if found else None
+    number = re.match(r"\d+", version or "")
+    return int(number[0]) if number else None
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""``OmniModelConfig`` and ``OmniEngineArgs``: a stage's model and engine, typed, on top of vLLM's own."""
+"""``OmniModelConfig`` and ``OmniEngineArgs``: the typed configuration of a stage's model and of its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["OmniEngineArgs", "OmniModelConfig"]
 
 @dataclass(frozen=True, slots=True)
 class OmniModelConfig:
-    """Which part of which checkpoint a stage loads."""
+    """The part of a checkpoint that a stage loads."""
 
     path: Path  # a checkpoint directory in the Hugging Face layout
     architecture: str  # qwen2_5_omni …
@@ -27,31 +27,35 @@ class OmniModelConfig:
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
-        """None for a pipeline without a model. Raises ConfigError when the checkpoint is missing."""
+        """Return the model at ``path``, or else at the pipeline's own; None for a pipeline without a model.
+
+        Raises ConfigError when the checkpoint is missing or cannot be used.
+        """
         if pipeline.model is None:
             return None
-        found = path or (Path(pipeline.model.path) if pipeline.model.path else None)
-        if found is None:
+        checkpoint = path or (Path(pipeline.model.path) if pipeline.model.path else None)
+        if checkpoint is None:
             raise ConfigError(
                 f"pipeline {pipeline.name} needs a checkpoint: give --model PATH or OMNI_JOBS_MODELS",
                 field="model.path",
                 stage=stage.name,
             )
         try:
-            check_checkpoint(found)
+            check_checkpoint(checkpoint)
         except ConfigError as error:
             raise ConfigError(
                 f"the checkpoint cannot be used: {error}", field="model.path", stage=stage.name
             ) from error
-        if not (found / "config.json").is_file():
-            raise ConfigError(f"no checkpoint at {found}: config.json is missing", field="model.path", stage=stage.name)
+        if not (checkpoint / "config.json").is_file():
+            message = f"no checkpoint at {checkpoint}: config.json is missing"
+            raise ConfigError(message, field="model.path", stage=stage.name)
         prompt_embeds = "prompt_embeds" in pipeline.accepts and not stage.inputs
-        return cls(found, pipeline.model.architecture, stage.component, pipeline.voices, prompt_embeds)
+        return cls(checkpoint, pipeline.model.architecture, stage.component, pipeline.voices, prompt_embeds)
 
 
 @dataclass(frozen=True, slots=True)
 class OmniEngineArgs:
-    """Everything a runner needs to start its engine."""
+    """The values from which a runner starts its engine."""
 
     stage: str
     model: OmniModelConfig
@@ -59,13 +63,13 @@ class OmniEngineArgs:
     device_index: int | None
     max_in_flight: int  # the stage's slots
     engine: EngineSettings = field(default_factory=EngineSettings)
-    spool_dir: Path | None = None  # where the engine leaves tensors for the worker; None: /dev/shm
-    min_free_bytes: int = 0  # there
-    capture_bytes: int | None = None  # of hidden states kept at a time; None: as the host has room
+    spool_dir: Path | None = None  # the directory of tensors between engine and worker; None: /dev/shm
+    min_free_bytes: int = 0  # bytes that stay free in the spool's filesystem
+    capture_bytes: int | None = None  # limit of hidden states kept at a time; None: from the host's memory
 
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
-        """The stage config under this process's settings, for the device at hand.
+        """Return the stage config with this process's settings over it, for the device that the stage runs on.
 
         Raises ConfigError when there is no such device.
         """
@@ -86,7 +90,7 @@ class OmniEngineArgs:
         )
 
     def vllm_args(self) -> dict[str, Any]:
-        """Keyword arguments of vLLM's ``AsyncEngineArgs``, unset ones left to vLLM."""
+        """Return the keyword arguments for vLLM's ``AsyncEngineArgs``; vLLM chooses those that are not set."""
         args = self.engine.model_dump(exclude_none=True, exclude={"max_batch_frames"})
         if self.model.prompt_embeds:
             args["enable_prompt_embeds"] = True
@@ -94,7 +98,7 @@ class OmniEngineArgs:
 
 
 def _wanted_device(stage: StageConfig, settings: Settings) -> str:
-    """The setting's device over the stage config's, whose ``cuda:1`` is still the one meant by ``cuda``."""
+    """Return the settings' device, or the stage config's; of ``cuda`` in settings the stage config picks the index."""
     if settings.device == "auto" or stage.device.startswith(settings.device):
         return stage.device
     return settings.device

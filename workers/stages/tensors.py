@@ -1,4 +1,4 @@
-"""Tensors of payloads as torch's, and back, sharing memory."""
+"""Conversions between the tensors of payloads and torch's, on the same memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _NAME_OF: Final = {dtype: name for name, dtype in _OF_DTYPE.items()}
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """A CPU tensor on the same memory, which it keeps alive; for reading only.
+    """Return a CPU tensor of the same shape and dtype, for reading only, on the same memory, which it keeps alive.
 
-    A copy is made only where the bytes are not aligned to the item size.
+    The bytes are copied only where they are not aligned to the item size.
     """
     dtype = _OF_DTYPE[tensor.dtype]
     if tensor.nbytes == 0:
@@ -43,15 +43,15 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
     address = np.frombuffer(tensor.data, np.uint8).ctypes.data
     if address % dtype.itemsize:
         return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
-    # torch warns of a read-only buffer each time a process first meets one; an array on
-    # the same address does not say so, and carries the view that keeps the bytes alive.
+    # torch warns when a process first meets a read-only buffer. An array on the same address does not say that it is
+    # one, and carries the view that keeps the bytes alive.
     array = (ctypes.c_ubyte * tensor.nbytes).from_address(address)
     array.owner = tensor.data  # type: ignore[attr-defined]
     return torch.frombuffer(array, dtype=dtype).reshape(tensor.shape)
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """The tensor's own memory where it is on the CPU and contiguous, else a copy.
+    """Return a payload's tensor on the same memory where that is on the CPU and contiguous, else on a copy.
 
     The tensor must not be changed any more. Raises PayloadError for a dtype that payloads lack.
     """
@@ -59,6 +59,6 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     if name is None:
         raise PayloadError(f"{tensor.dtype} cannot be in a payload", field="dtype")
     contiguous = tensor.detach().to("cpu").contiguous()
-    # To torch, one element or none is contiguous with any stride, which a view of bytes is not.
+    # torch calls one element or none contiguous with any stride, and a view of bytes with that stride fails.
     flat = contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
     return Tensor(name, tuple(tensor.shape), flat.numpy().data.toreadonly())
