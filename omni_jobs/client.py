@@ -121,7 +121,7 @@ class Client:
         lines may be sent again: only jobs that are missing are made. ``cancel_after`` applies to each line.
 
         Raises RequestTooLarge or ServerBusy after the last answer if the server has not read all lines; the message
-        names the first line that it has not read.
+        names the last line that it has read.
         """
         headers = {"Content-Type": "application/jsonl", **_submit_headers(idempotency_key, cancel_after)}
         content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
