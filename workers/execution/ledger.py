@@ -16,12 +16,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
-from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
+from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken, StageError
 from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Outcome, ProgressReport
+from workers.execution.turn import Ask, Turn, settle
 from workers.execution.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
@@ -38,55 +38,6 @@ A = TypeVar("A")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-
-
-@dataclass(eq=False, slots=True)
-class _Ask(Generic[T, A]):
-    """A call of the executor that waits for its answer."""
-
-    argument: T
-    future: asyncio.Future[A]
-    answer: A = field(init=False)  # unless there is an error
-    error: OmniJobsError | None = None
-
-    def settle(self) -> None:
-        """Give the answer, or raise the error, to the caller. On the event loop."""
-        if self.future.done():  # the caller was cancelled
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.answer)
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """The reports and claims that one turn of the thread writes, in this order: what frees others first."""
-
-    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
-    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
-    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
-    claims: list[_Ask[Sequence[tuple[int, int]], list[Claim]]] = field(default_factory=list)
-    progress: dict[int, ProgressReport] = field(default_factory=dict)
-    last: bool = False  # the worker retires after it
-
-    def add(self, later: _Turn) -> None:
-        """Take over a later turn."""
-        self.completions += later.completions
-        self.failures += later.failures
-        self.releases += later.releases
-        self.claims += later.claims
-        self.progress |= later.progress
-        self.last |= later.last
-
-    @property
-    def size(self) -> int:
-        """How many calls wait for an answer."""
-        return len(self.completions) + len(self.failures) + len(self.releases) + len(self.claims)
-
-    def asks(self) -> list[_Ask[Any, Any]]:
-        """Return everything that waits for an answer."""
-        return [*self.completions, *self.failures, *self.releases, *self.claims]
 
 
 class Ledger:
@@ -114,15 +65,15 @@ class Ledger:
         self._on_cancel = on_cancel
         self._on_fenced = on_fenced
         self._slot = WorkerSlot(jobs, worker, settings)
-        self._thread: BatchThread[_Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
+        self._thread: BatchThread[Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
         self._fenced: Fenced | None = None  # set by the thread, once
         # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked = _Turn()  # and not handed over yet
+        self._asked = Turn()  # and not handed over yet
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
-        self._turn = _Turn()  # not written yet
+        self._turn = Turn()  # not written yet
         self._held: set[int] = set()  # stage runs that are claimed and not reported yet
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
@@ -154,7 +105,7 @@ class Ledger:
         """Write what waits, retire the worker, and end the thread. The lease's end settles what takes longer."""
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
-        self._thread.put(_Turn(last=True))
+        self._thread.put(Turn(last=True))
         self._thread.close(timeout_s + 1.0)
 
     # The executor's calls. All raise Fenced, and StageError for what the database refuses for good.
@@ -186,11 +137,11 @@ class Ledger:
         """Drop the progress of a stage run that has ended."""
         self._progress.pop(stage_run_id, None)
 
-    async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
+    async def _ask(self, asks: list[Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
             raise self._fenced
         loop = asyncio.get_running_loop()
-        ask: _Ask[T, A] = _Ask(argument, loop.create_future())
+        ask: Ask[T, A] = Ask(argument, loop.create_future())
         asks.append(ask)
         if self._asked.size == 1:
             loop.call_soon(self._hand_over, 0)
@@ -205,12 +156,12 @@ class Ledger:
         if asked > before:
             asyncio.get_running_loop().call_soon(self._hand_over, asked)
             return
-        turn, self._asked = self._asked, _Turn()
+        turn, self._asked = self._asked, Turn()
         self._thread.put(turn)
 
     def _hand_over_progress(self) -> None:
         if self._progress:
-            self._thread.put(_Turn(progress=self._progress))
+            self._thread.put(Turn(progress=self._progress))
             self._progress = {}
             self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
 
@@ -223,7 +174,7 @@ class Ledger:
             return self._retry_at
         return min(self._renew_at, self._check_at) if self._held else self._renew_at
 
-    def _handle(self, turns: list[_Turn]) -> None:
+    def _handle(self, turns: list[Turn]) -> None:
         for turn in turns:
             self._turn.add(turn)
         if self._fenced is not None:
@@ -299,12 +250,12 @@ class Ledger:
         asks = self._turn.asks()
         for ask in asks:
             ask.error = fenced
-        self._turn = _Turn(last=self._turn.last)
-        self._on_loop(_settle, asks)
+        self._turn = Turn(last=self._turn.last)
+        self._on_loop(settle, asks)
 
     # The thread: what it writes.
 
-    def _write(self, turn: _Turn) -> None:
+    def _write(self, turn: Turn) -> None:
         """Write a turn and answer it. Parts that are written leave it, so that it can be tried again."""
         if turn.completions and turn.claims and not (turn.failures or turn.releases):
             self._write_in_one(turn)
@@ -316,7 +267,7 @@ class Ledger:
             self._jobs.report_progress(list(turn.progress.values()))
             turn.progress = {}
 
-    def _write_in_one(self, turn: _Turn) -> None:
+    def _write_in_one(self, turn: Turn) -> None:
         """Write completions, and the claims that come in their place, in one transaction, unless that is refused."""
         hints = _by_hint(turn.claims)
         completions = [ask.argument for ask in turn.completions]
@@ -334,7 +285,7 @@ class Ledger:
         self._settle_all(turn.completions)
         self._settle_all(turn.claims)
 
-    def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[_Ask[T, A]]], None]) -> None:
+    def _write_group(self, asks: list[Ask[T, A]], write: Callable[[list[Ask[T, A]]], None]) -> None:
         """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
         if not asks:
             return
@@ -352,32 +303,32 @@ class Ledger:
             asks[0].error = StageError(f"the database refused it: {type(error).__name__}")
         self._settle_all(asks)
 
-    def _complete(self, asks: list[_Ask[Completion, Outcome]]) -> None:
+    def _complete(self, asks: list[Ask[Completion, Outcome]]) -> None:
         self._note_outcomes(asks, self._jobs.complete([ask.argument for ask in asks]))
 
-    def _fail(self, asks: list[_Ask[Failure, Outcome]]) -> None:
+    def _fail(self, asks: list[Ask[Failure, Outcome]]) -> None:
         self._note_outcomes(asks, [self._jobs.fail(ask.argument) for ask in asks])
 
-    def _note_outcomes(self, asks: Sequence[_Ask[Any, Outcome]], outcomes: Sequence[Outcome]) -> None:
+    def _note_outcomes(self, asks: Sequence[Ask[Any, Outcome]], outcomes: Sequence[Outcome]) -> None:
         for ask, outcome in zip(asks, outcomes, strict=True):
             ask.answer = outcome
             self._held.discard(ask.argument.stage_run_id)
         self._relay.send([hint for outcome in outcomes for hint in outcome.hints])
 
-    def _release(self, asks: list[_Ask[tuple[int, int], None]]) -> None:
+    def _release(self, asks: list[Ask[tuple[int, int], None]]) -> None:
         self._relay.send(self._jobs.release([ask.argument for ask in asks], self.worker.worker_id))
         for ask in asks:
             ask.answer = None
             self._held.discard(ask.argument[0])
 
-    def _claim(self, asks: list[_Ask[Sequence[tuple[int, int]], list[Claim]]]) -> None:
+    def _claim(self, asks: list[Ask[Sequence[tuple[int, int]], list[Claim]]]) -> None:
         hints = _by_hint(asks)
         self._note_claims(asks, hints, self._jobs.claim(self.worker.worker_id, list(hints)))
 
     def _note_claims(
         self,
-        asks: Sequence[_Ask[Any, list[Claim]]],
-        hints: Mapping[tuple[int, int], _Ask[Any, list[Claim]]],
+        asks: Sequence[Ask[Any, list[Claim]]],
+        hints: Mapping[tuple[int, int], Ask[Any, list[Claim]]],
         claims: Sequence[Claim],
     ) -> None:
         for ask in asks:
@@ -386,9 +337,9 @@ class Ledger:
             hints[claim.hint].answer.append(claim)
             self._held.add(claim.stage_run_id)
 
-    def _settle_all(self, asks: list[_Ask[T, A]]) -> None:
+    def _settle_all(self, asks: list[Ask[T, A]]) -> None:
         """Answer the asks on the loop, and take them out of their turn."""
-        self._on_loop(_settle, asks.copy())
+        self._on_loop(settle, asks.copy())
         asks.clear()
 
     def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
@@ -398,12 +349,7 @@ class Ledger:
 
 
 def _by_hint(
-    asks: Sequence[_Ask[Sequence[tuple[int, int]], list[Claim]]],
-) -> dict[tuple[int, int], _Ask[Sequence[tuple[int, int]], list[Claim]]]:
+    asks: Sequence[Ask[Sequence[tuple[int, int]], list[Claim]]],
+) -> dict[tuple[int, int], Ask[Sequence[tuple[int, int]], list[Claim]]]:
     """Return the asks by each of their hints."""
     return {hint: ask for ask in asks for hint in ask.argument}
-
-
-def _settle(asks: Sequence[_Ask[Any, Any]]) -> None:
-    for ask in asks:
-        ask.settle()

@@ -58,13 +58,13 @@ class StageLLM:
         job: AdmittedRequest,
         *,
         upstream: Mapping[str, Payload] | None = None,
-        capture: bool = False,
+        has_consumers: bool = False,
         job_id: str = "offline",
     ) -> StageInput:
         """Return an admitted request at this stage. Raises InvalidRequest.
 
         ``upstream``: the payloads of the stage's ``inputs``, by stage name.
-        ``capture``: whether a later stage takes this stage's payload.
+        ``has_consumers``: whether a later stage takes this stage's payload.
         """
         return self.stage.input_of(
             job_id=job_id,
@@ -72,7 +72,7 @@ class StageLLM:
             media=[media.data for media in job.media],
             upstream=upstream or {},
             seed=job.seed,
-            capture=capture,
+            has_consumers=has_consumers,
         )
 
     async def generate(self, stage_input: StageInput, progress: ProgressSink = _ignore) -> OmniModelRunnerOutput:

@@ -191,7 +191,7 @@ class OmniLLM:
         stage_input = llm.input_of(
             request.job,
             upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
-            capture=any(consumer in request.stages for consumer in self.pipeline.consumers(name)),
+            has_consumers=any(consumer in request.stages for consumer in self.pipeline.consumers(name)),
             job_id=request.job_id,
         )
         started = time.perf_counter()

@@ -92,11 +92,11 @@ class Stage:
         media: Sequence[bytes | memoryview],
         upstream: Mapping[str, Payload],
         seed: int,
-        capture: bool,
+        has_consumers: bool,
     ) -> StageInput:
         """Return one job at this stage, with the job's parameters over the stage config's.
 
-        ``capture``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest.
+        ``has_consumers``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest.
         """
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
@@ -113,9 +113,9 @@ class Stage:
             parameters=parameters,
             seed=seed,
             # Codes and text are the tokens themselves: a stage that takes them wants no hidden states.
-            capture=capture and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
+            capture=has_consumers and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
             wall=self.wall,
-            has_consumers=capture,
+            has_consumers=has_consumers,
         )
 
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:

@@ -126,7 +126,9 @@ def test_the_processor_passes_them_on(
     job = admitting(save({"prompt_embeds": embeds}))
 
     def made_of(data: bytes) -> OmniTokensPrompt:
-        stage_input = stage.input_of(job_id="j", request=job.request, media=[data], upstream={}, seed=1, capture=True)
+        stage_input = stage.input_of(
+            job_id="j", request=job.request, media=[data], upstream={}, seed=1, has_consumers=True
+        )
         prompt = stage.make_prompt(stage_input)
         assert isinstance(prompt, OmniTokensPrompt)
         return prompt

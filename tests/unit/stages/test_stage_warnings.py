@@ -26,7 +26,7 @@ def warned(
         media=[],
         upstream={},
         seed=0,
-        capture=False,
+        has_consumers=False,
     )
     return stage.finish(output, stage_input).warnings
 
