@@ -1,53 +1,52 @@
-"""Every error omni-jobs raises on purpose, in one tree.
+"""Every error that omni-jobs raises on purpose, in one tree.
 
     OmniJobsError
     ├── InvalidInput            the caller must change something
-    │   ├── InvalidRequest          a job's body; names the field
+    │   ├── InvalidRequest          a request, its body for example; names the field
     │   ├── RequestTooLarge         the body or one of its media is over a limit
     │   ├── UnsupportedContentType  the body is not JSON
-    │   ├── MalformedRequest        it is not HTTP as this server speaks it
-    │   ├── HeadTooLarge            its head has too many bytes or headers
-    │   ├── UnknownHost             it names a host that this server is not
-    │   ├── ForeignOrigin           a page of another origin sent it
+    │   ├── MalformedRequest        the request is not HTTP as this server speaks it
+    │   ├── HeadTooLarge            the request's head has too many bytes or headers
+    │   ├── UnknownHost             the request names a host that this server is not
+    │   ├── ForeignOrigin           a page of another origin sent the request
     │   ├── RangeNotSatisfiable     the part asked for lies behind the end
     │   ├── ConfigError             a stage config or a setting; names file, line and field
     │   ├── NotFound                no such job, artifact or pipeline
-    │   ├── Conflict                the thing exists in a state that forbids the wish
-    │   └── Gone                    it was there and its time to live is over
-    ├── PayloadError            bytes from storage that are not what they must be; names the field
-    │   ├── PayloadTooLarge
-    │   └── PayloadCorrupt
+    │   ├── Conflict                the thing exists, and its state forbids the request
+    │   └── Gone                    the thing existed, and its time to live is over
+    ├── PayloadError            a payload that cannot be read; names the field
+    │   ├── PayloadTooLarge         it is larger than the limit
+    │   └── PayloadCorrupt          its bytes are not what its header says
     ├── StorageError            the object store; names the key
-    │   ├── ObjectMissing
+    │   ├── ObjectMissing           there is no such object
     │   ├── ObjectCorrupt           the digest or the size is wrong
     │   └── StorageUnavailable      retryable
-    │       └── StorageFull             no room is left; it may come back
+    │       └── StorageFull             no room is left, and room may come back
     ├── StageError              a stage run failed; names the stage
     │   ├── ModelError              the model or its engine refused or broke on this input
-    │   ├── OutOfMemory             retryable
-    │   ├── TimeLimitExceeded
-    │   ├── WorkerLost              retryable; its lease ran out while it held the stage run
+    │   ├── OutOfMemory             retryable; the device has too little memory
+    │   ├── TimeLimitExceeded       it took longer than the stage's time limit
+    │   ├── WorkerLost              retryable; the worker's lease ran out while it held the stage run
     │   ├── EngineDead              retryable; the engine under the runner is gone
-    │   └── Quarantined             it was lost with its worker too often to be tried again
+    │   └── Quarantined             the stage run was lost with its worker too often to be tried again
     ├── Expired                 a job ran out of time; says whether it ever started
     │   ├── DeadlineExceeded        its own deadline passed
-    │   └── QueueTimeLimit          it waited for a stage longer than that stage lets it
-    ├── TooManyJobs             retryable; as much waits as may wait
+    │   └── QueueTimeLimit          it waited for a stage longer than the stage allows
+    ├── TooManyJobs             retryable; as many jobs wait as may wait
     ├── TooSlow                 retryable; the client did not send the rest of its request in time
     ├── ServerBusy              retryable; as many connections or bytes of bodies are held as may be
-    ├── DecodersUnavailable     retryable; no process decodes media just now: all are taken, or none starts
+    ├── DecodersUnavailable     retryable; no process can decode media now: all are busy, or none starts
     ├── ModelMissing            this server has no checkpoint for the pipeline
     ├── DatabaseUnavailable     retryable; SQL does not answer, or has another schema
     ├── BrokerUnavailable       retryable; the row in SQL is the truth, a hint can wait
-    ├── BadMessage              what came out of a queue is not a hint of ours
+    ├── BadMessage              a message of a queue is no message of hints
     ├── ServerUnavailable       retryable; the client got no answer from the API
     ├── StackError              the embedded stack did not start, or cannot go on
-    ├── SlotTaken               a worker lives in the slot that this one was to take
-    └── Fenced                  this worker's lease is gone: it must stop writing
+    ├── SlotTaken               another living worker has the slot that this one was to take
+    └── Fenced                  this worker's lease is gone, so it must stop writing
 
-Each error knows its ``code`` (stable, for machines), whether another attempt can
-help (``retryable``), the HTTP status it maps to, and what it is about.
-A class's docstring is its default message.
+Each error has a ``code`` (stable, for machines), ``retryable`` (whether another attempt can help), an HTTP status, and
+details, the field or the stage that it concerns for example. A class's docstring is its default message.
 """
 
 from __future__ import annotations
@@ -106,17 +105,32 @@ __all__ = [
 
 
 RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "model_error", "time_limit"]
-"""What went wrong with an attempt, as far as trying again is concerned; bad input has none."""
+"""The kind of a failure, by which a stage's ``retries`` bound the attempts. Bad input has none."""
 
 
 class OmniJobsError(Exception):
     """Something went wrong."""
 
     code: ClassVar[str] = "internal"
-    retryable: ClassVar[bool] = False
-    retry_class: ClassVar[RetryClass | None] = None  # counted against the stage's ``retries`` of that name
     http_status: ClassVar[int] = 500
-    details: ClassVar[tuple[str, ...]] = ("field", "stage", "key")  # keyword arguments and attributes: what it is about
+    retryable: ClassVar[bool] = False
+    retry_class: ClassVar[RetryClass | None] = None  # the stage's ``retries`` bound its failures of this class
+    details: ClassVar[tuple[str, ...]] = ("field", "stage", "key")  # names of its keyword arguments and attributes
+
+    def __init_subclass__(
+        cls,
+        *,
+        code: str,
+        http_status: int | None = None,
+        retryable: bool | None = None,
+        retry_class: RetryClass | None = None,
+    ) -> None:
+        """Give a class its code. Its other attributes are those of its base class unless they are named."""
+        super().__init_subclass__()
+        cls.code = code
+        cls.http_status = cls.http_status if http_status is None else http_status
+        cls.retryable = cls.retryable if retryable is None else retryable
+        cls.retry_class = retry_class or cls.retry_class
 
     def __init__(
         self,
@@ -164,66 +178,40 @@ class OmniJobsError(Exception):
         return kind(message, **{name: data[name] for name in kind.details if isinstance(data.get(name), str | int)})
 
 
-class InvalidInput(OmniJobsError):
+class InvalidInput(OmniJobsError, code="invalid_input", http_status=422):
     """The input is not valid."""
 
-    code = "invalid_input"
-    http_status = 422
 
-
-class InvalidRequest(InvalidInput):
+class InvalidRequest(InvalidInput, code="invalid_request"):
     """The request is not valid."""
 
-    code = "invalid_request"
 
-
-class RequestTooLarge(InvalidInput):
+class RequestTooLarge(InvalidInput, code="request_too_large", http_status=413):
     """The request is larger than the server takes."""
 
-    code = "request_too_large"
-    http_status = 413
 
-
-class UnsupportedContentType(InvalidInput):
+class UnsupportedContentType(InvalidInput, code="unsupported_content_type", http_status=415):
     """The body must be JSON: send Content-Type: application/json."""
 
-    code = "unsupported_content_type"
-    http_status = 415
 
-
-class MalformedRequest(InvalidInput):
+class MalformedRequest(InvalidInput, code="bad_request", http_status=400):
     """This is not an HTTP/1.1 request."""
 
-    code = "bad_request"
-    http_status = 400
 
-
-class HeadTooLarge(InvalidInput):
+class HeadTooLarge(InvalidInput, code="head_too_large", http_status=431):
     """The request's head is larger than the server takes."""
 
-    code = "head_too_large"
-    http_status = 431
 
-
-class UnknownHost(InvalidInput):
+class UnknownHost(InvalidInput, code="unknown_host", http_status=421):
     """This server is not the host that the request names."""
 
-    code = "unknown_host"
-    http_status = 421
 
-
-class ForeignOrigin(InvalidInput):
+class ForeignOrigin(InvalidInput, code="foreign_origin", http_status=403):
     """A page of another origin may not do this."""
 
-    code = "foreign_origin"
-    http_status = 403
 
-
-class RangeNotSatisfiable(InvalidInput):
+class RangeNotSatisfiable(InvalidInput, code="range_not_satisfiable", http_status=416):
     """The range lies behind the artifact's end."""
-
-    code = "range_not_satisfiable"
-    http_status = 416
 
     details = ("field", "size")
 
@@ -232,11 +220,9 @@ class RangeNotSatisfiable(InvalidInput):
         self.size = size  # bytes of the whole
 
 
-class ConfigError(InvalidInput):
+class ConfigError(InvalidInput, code="invalid_config", http_status=500):
     """The configuration is not valid."""
 
-    code = "invalid_config"
-    http_status = 500
     details = ("field", "stage", "file", "line")
 
     def __init__(
@@ -258,153 +244,94 @@ class ConfigError(InvalidInput):
         return f"{where}: {what}" if where else what
 
 
-class NotFound(InvalidInput):
+class NotFound(InvalidInput, code="not_found", http_status=404):
     """There is no such thing."""
 
-    code = "not_found"
-    http_status = 404
 
-
-class Conflict(InvalidInput):
+class Conflict(InvalidInput, code="conflict", http_status=409):
     """The state of the thing forbids this."""
 
-    code = "conflict"
-    http_status = 409
 
-
-class Gone(InvalidInput):
+class Gone(InvalidInput, code="gone", http_status=410):
     """It is not kept any longer."""
 
-    code = "gone"
-    http_status = 410
 
-
-class PayloadError(OmniJobsError):
+class PayloadError(OmniJobsError, code="payload_invalid"):
     """The payload is not valid."""
 
-    code = "payload_invalid"
 
-
-class PayloadTooLarge(PayloadError):
+class PayloadTooLarge(PayloadError, code="payload_too_large"):
     """The payload is larger than the limit."""
 
-    code = "payload_too_large"
 
-
-class PayloadCorrupt(PayloadError):
+class PayloadCorrupt(PayloadError, code="payload_corrupt"):
     """The payload's bytes are not what their header says."""
 
-    code = "payload_corrupt"
 
-
-class StorageError(OmniJobsError):
+class StorageError(OmniJobsError, code="storage_error"):
     """The object store refused."""
 
-    code = "storage_error"
 
-
-class ObjectMissing(StorageError):
+class ObjectMissing(StorageError, code="object_missing", http_status=404):
     """The object is not there."""
 
-    code = "object_missing"
-    http_status = 404
 
-
-class ObjectCorrupt(StorageError):
+class ObjectCorrupt(StorageError, code="object_corrupt"):
     """The object's bytes do not match its digest."""
 
-    code = "object_corrupt"
 
-
-class StorageUnavailable(StorageError):
+class StorageUnavailable(
+    StorageError, code="storage_unavailable", http_status=503, retryable=True, retry_class="storage"
+):
     """The object store does not answer."""
 
-    code = "storage_unavailable"
-    retryable = True
-    retry_class = "storage"
-    http_status = 503
 
-
-class StorageFull(StorageUnavailable):
+class StorageFull(StorageUnavailable, code="storage_full"):
     """The object store has no room left."""
 
-    code = "storage_full"
 
-
-class StageError(OmniJobsError):
+class StageError(OmniJobsError, code="stage_failed"):
     """The stage run failed."""
 
-    code = "stage_failed"
 
-
-class ModelError(StageError):
+class ModelError(StageError, code="model_error", retry_class="model_error"):
     """The model could not process this input."""
 
-    code = "model_error"
-    retry_class = "model_error"
 
-
-class OutOfMemory(StageError):
+class OutOfMemory(StageError, code="out_of_memory", retryable=True, retry_class="out_of_memory"):
     """The device has no memory left for this stage run."""
 
-    code = "out_of_memory"
-    retryable = True
-    retry_class = "out_of_memory"
 
-
-class TimeLimitExceeded(StageError):
+class TimeLimitExceeded(StageError, code="time_limit", retry_class="time_limit"):
     """The stage run took longer than the stage's time limit."""
 
-    code = "time_limit"
-    retry_class = "time_limit"
 
-
-class WorkerLost(StageError):
+class WorkerLost(StageError, code="worker_lost", retryable=True, retry_class="worker_lost"):
     """The worker holding this stage run is gone."""
 
-    code = "worker_lost"
-    retryable = True
-    retry_class = "worker_lost"
 
-
-class EngineDead(StageError):
+class EngineDead(StageError, code="engine_dead", retryable=True, retry_class="worker_lost"):
     """The engine under the runner is gone."""
 
-    code = "engine_dead"
-    retryable = True
-    retry_class = "worker_lost"
 
-
-class Quarantined(StageError):
+class Quarantined(StageError, code="quarantined"):
     """The stage run was lost with its worker too often to be tried again."""
 
-    code = "quarantined"
 
-
-class Expired(OmniJobsError):
+class Expired(OmniJobsError, code="expired"):
     """The job ran out of time."""
 
-    code = "expired"
 
-
-class DeadlineExceeded(Expired):
+class DeadlineExceeded(Expired, code="deadline_exceeded"):
     """The job's deadline passed."""
 
-    code = "deadline_exceeded"
 
-
-class QueueTimeLimit(Expired):
+class QueueTimeLimit(Expired, code="queue_time_limit"):
     """The job waited too long for a stage."""
 
-    code = "queue_time_limit"
 
-
-class TooManyJobs(OmniJobsError):
+class TooManyJobs(OmniJobsError, code="too_many_jobs", http_status=429, retryable=True):
     """As many jobs wait as may wait."""
-
-    code = "too_many_jobs"
-    retryable = True
-    http_status = 429
 
     details = ("field", "retry_after_s")
 
@@ -413,95 +340,59 @@ class TooManyJobs(OmniJobsError):
         self.retry_after_s = retry_after_s
 
 
-class TooSlow(OmniJobsError):
+class TooSlow(OmniJobsError, code="too_slow", http_status=408, retryable=True):
     """The rest of the request did not come in time."""
 
-    code = "too_slow"
-    retryable = True
-    http_status = 408
 
-
-class ServerBusy(OmniJobsError):
+class ServerBusy(OmniJobsError, code="server_busy", http_status=503, retryable=True):
     """The server holds as much as it may hold."""
 
-    code = "server_busy"
-    retryable = True
-    http_status = 503
 
-
-class DecodersUnavailable(OmniJobsError):
+class DecodersUnavailable(
+    OmniJobsError, code="decoders_unavailable", http_status=503, retryable=True, retry_class="storage"
+):
     """No process is there to decode media."""
 
-    code = "decoders_unavailable"
-    retryable = True
-    retry_class = "storage"
-    http_status = 503
 
-
-class ModelMissing(OmniJobsError):
+class ModelMissing(OmniJobsError, code="model_missing", http_status=503):
     """This server has no checkpoint for the pipeline."""
 
-    code = "model_missing"
-    http_status = 503
 
-
-class DatabaseUnavailable(OmniJobsError):
+class DatabaseUnavailable(OmniJobsError, code="database_unavailable", http_status=503, retryable=True):
     """The database does not answer."""
 
-    code = "database_unavailable"
-    retryable = True
-    http_status = 503
 
-
-class BrokerUnavailable(OmniJobsError):
+class BrokerUnavailable(OmniJobsError, code="broker_unavailable", http_status=503, retryable=True):
     """The broker does not answer."""
 
-    code = "broker_unavailable"
-    retryable = True
-    http_status = 503
 
-
-class BadMessage(OmniJobsError):
+class BadMessage(OmniJobsError, code="bad_message"):
     """The message is not a hint of ours."""
 
-    code = "bad_message"
 
-
-class ServerUnavailable(OmniJobsError):
+class ServerUnavailable(OmniJobsError, code="server_unavailable", http_status=503, retryable=True):
     """The API server does not answer."""
 
-    code = "server_unavailable"
-    retryable = True
-    http_status = 503
 
-
-class StackError(OmniJobsError):
+class StackError(OmniJobsError, code="stack_failed"):
     """The embedded stack did not start."""
 
-    code = "stack_failed"
 
-
-class SlotTaken(OmniJobsError):
+class SlotTaken(OmniJobsError, code="slot_taken"):
     """Another worker lives in this slot."""
 
-    code = "slot_taken"
 
-
-class Fenced(OmniJobsError):
+class Fenced(OmniJobsError, code="fenced", retryable=True, retry_class="fenced"):
     """This worker's lease is gone: another may hold its stage runs."""
-
-    code = "fenced"
-    retryable = True
-    retry_class = "fenced"
 
 
 @cache
 def _by_code() -> dict[str, type[OmniJobsError]]:
     """Return every class of the tree by its code."""
-    found: dict[str, type[OmniJobsError]] = {}
+    by_code: dict[str, type[OmniJobsError]] = {}
     waiting = [OmniJobsError]
     while waiting:
         kind = waiting.pop()
-        found[kind.code] = kind
+        by_code[kind.code] = kind
         waiting += kind.__subclasses__()
-    return found
+    return by_code
