@@ -1,6 +1,6 @@
-"""``Broker``: one queue in Redis per pipeline stage.
+"""``Broker``: the queues in Redis, one for every stage of every pipeline.
 
-A Celery worker consumes it (``omni_jobs.broker.celery_app``). A process that only publishes does without Celery.
+Celery workers consume the queues (``omni_jobs.broker.celery_app``). A process that only publishes does not load Celery.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Broker"]
 
 
 class Broker:
-    """The queues in Redis; safe for threads. Loads its client and connects when it is first used."""
+    """The queues in Redis. Safe for threads. Loads its client and connects when it is first used."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
-        self.per_message = {
+        self.per_message = {  # the most hints of a message, by queue
             pipeline.queue(name): stage.hints_per_message(settings.hints_per_message)
             for pipeline in pipelines.values()
             for name, stage in pipeline.stages.items()
@@ -32,20 +32,20 @@ class Broker:
 
     @cached_property
     def _lists(self) -> RedisLists:
-        from omni_jobs.broker.redis_lists import RedisLists  # takes long to load: the API serves meanwhile
+        from omni_jobs.broker.redis_lists import RedisLists  # takes long to load, and the API serves meanwhile
 
         return RedisLists(self._url.get_secret_value())
 
     def push(self, queue_name: str, messages: Sequence[bytes]) -> int:
-        """How many messages the queue holds then. Raises BrokerUnavailable."""
+        """Add messages to a queue. Return how many it has then. Raises BrokerUnavailable."""
         return self._lists.push(self._prefix + queue_name, messages)
 
     def depth(self, queue_name: str) -> int:
-        """Messages (each of several hints) waiting in one queue. Raises BrokerUnavailable."""
+        """Return how many messages, each of several hints, wait in a queue. Raises BrokerUnavailable."""
         return self._lists.length(self._prefix + queue_name)
 
     def depths(self) -> dict[str, int]:
-        """Messages waiting, by queue. Raises BrokerUnavailable."""
+        """Return how many messages wait, by queue. Raises BrokerUnavailable."""
         return {name: self.depth(name) for name in self.queues}
 
     def close(self) -> None:

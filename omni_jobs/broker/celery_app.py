@@ -1,4 +1,4 @@
-"""The Celery app of a worker: its settings, and one queue for every stage of every pipeline."""
+"""``celery_app``: the Celery app of a worker, with its settings and one queue for every stage of every pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["OmniCelery", "celery_app"]
 
 
 class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
-    """A Celery app that knows its process's settings and pipelines, and the broker without Celery."""
+    """A Celery app with its process's settings and pipelines, and with a Broker, which works without Celery."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines, **options: Any) -> None:
         super().__init__("omni_jobs", **options)
@@ -31,11 +31,11 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
 
 
 def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
-    """The app, with one queue for every stage of every pipeline; connects to nothing yet."""
+    """Return the app, with one queue for every stage of every pipeline. It connects to nothing yet."""
     app = OmniCelery(settings, pipelines, set_as_current=False)
     transport_options: dict[str, Any] = {
         **CONNECTION_OPTIONS,
-        "ack_emulation": False,  # nothing is acknowledged
+        "ack_emulation": False,  # no message is acknowledged, because a lost hint is published again
         "priority_steps": [0],  # one list per queue
     }
     if settings.broker_key_prefix:
@@ -56,8 +56,8 @@ def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
         worker_disable_prefetch=True,
         worker_send_task_events=False,
         worker_enable_prefetch_count_reduction=False,
-        worker_cancel_long_running_tasks_on_connection_loss=True,  # of which Celery sees none
+        worker_cancel_long_running_tasks_on_connection_loss=True,  # Celery itself runs no tasks
         worker_soft_shutdown_timeout=settings.drain_s,
-        worker_redirect_stdouts=False,  # engines want the real file descriptors
+        worker_redirect_stdouts=False,  # engines need the real file descriptors
     )
     return app

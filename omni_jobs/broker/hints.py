@@ -1,7 +1,7 @@
-"""Hints as messages: how they are written into a stage's queue, and how they are read from it.
+"""Hints as messages: written into a stage's queue, and read from it.
 
-A message carries pairs ``(stage run id, attempt)`` and nothing else. It may be lost, late or doubled: the row in SQL is
-the truth. So nothing here is acknowledged, retried for long or stored.
+A message carries pairs ``(stage run id, attempt)`` and nothing else. It may be lost, late or doubled without harm,
+because the row in SQL is the truth. So no message is acknowledged, retried for long or stored.
 """
 
 from __future__ import annotations
@@ -30,26 +30,30 @@ TASK = "omni_jobs.run_stage"
 """The name of the one Celery task. Its only argument is a list of ``[stage run id, attempt]``."""
 
 POISON_SUFFIX = ".poison"
-"""A message that holds no hints moves to the list ``<queue>.poison``."""
+"""A message that cannot be read moves to the list ``<queue>.poison``."""
 
 _MAX_MESSAGE_BYTES = 256 * 1024
 _MAX_HINTS_IN_MESSAGE = 1024
 
 
 class HintPublisher:
-    """Puts hints into their stages' queues; safe for threads."""
+    """Publishes hints into the queues of their stages. Safe for threads."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.per_message = broker.per_message
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
-        """Best effort; how many messages each of their queues holds now.
+        """Publish hints. Return how many messages each of their queues has then.
 
-        Raises BrokerUnavailable: callers after a commit log it and go on.
+        A hint for a queue of no pipeline is left out and logged. Raises BrokerUnavailable: a caller that has committed
+        logs it and goes on, because the rescuer republishes the hints.
         """
+        by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for hint in hints:
+            by_queue[hint.queue].append((hint.stage_run_id, hint.attempt))
         depths = {}
-        for name, pairs in _by_queue(hints).items():
+        for name, pairs in by_queue.items():
             if name not in self._broker.queues:
                 logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
                 continue
@@ -59,15 +63,8 @@ class HintPublisher:
         return depths
 
 
-def _by_queue(hints: Iterable[Hint]) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for hint in hints:
-        found[hint.queue].append((hint.stage_run_id, hint.attempt))
-    return found
-
-
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
-    """A message as Celery and kombu read it from the broker's list, with no more in it than they need."""
+    """Return a message as Celery and kombu read it from the broker's list, with only the fields that they need."""
     message_id = secrets.token_hex(8)
     body = orjson.dumps([[hints], {}, {}])
     message = {
@@ -85,10 +82,10 @@ def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_hints(raw: bytes) -> list[tuple[int, int]]:
-    """The hints of one message as it lies in the broker's list. Raises BadMessage for anything else.
+    """Return the hints of a message from the broker's list. Raises BadMessage for anything else.
 
-    Whoever can reach the broker can write to the list, so nothing of the message is
-    believed: not its size, its encoding, its task, nor the types of its ids.
+    Anybody who reaches the broker can write to the list. So all parts of the message are checked: its size, its
+    encoding, its task and the types of its ids.
     """
     if len(raw) > _MAX_MESSAGE_BYTES:
         raise BadMessage(f"{len(raw)} bytes, more than {_MAX_MESSAGE_BYTES}")
@@ -114,7 +111,7 @@ def read_hints(raw: bytes) -> list[tuple[int, int]]:
 
 
 def hints_in(payload: Any) -> list[tuple[int, int]]:
-    """The hints of a message's decoded body ``[args, kwargs, embed]``. Raises BadMessage."""
+    """Return the hints of a message's decoded body ``[args, kwargs, embed]``. Raises BadMessage."""
     if not isinstance(payload, list) or len(payload) != 3:
         raise BadMessage("not [args, kwargs, embed]", field="body")
     args = payload[0]

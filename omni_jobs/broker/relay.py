@@ -20,7 +20,7 @@ __all__ = ["Relay"]
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
-_MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage: more than they have been measured to pop
+_MOST_POPPED_PER_S = 10_000  # messages, by all workers of a stage; measurements gave fewer
 _LONGEST_HOLD_S = 1.0
 
 
@@ -36,9 +36,9 @@ class Relay:
         self._publisher = publisher
         self._clock = clock
         self._closing = False
-        self._held: dict[str, list[Hint]] = {}  # by queue; fewer than a message carries
+        self._held: dict[str, list[Hint]] = {}  # incomplete messages, by queue
         self._held_until: dict[str, float] = {}  # by queue
-        self._busy_until: dict[str, float] = {}  # by queue: it cannot be empty earlier
+        self._busy_until: dict[str, float] = {}  # by queue: workers cannot have emptied it earlier
         self._thread: BatchThread[Sequence[Hint]] = BatchThread("relay", self._publish, next_timer=self._next_release)
 
     def start(self) -> None:
