@@ -1,12 +1,11 @@
-"""Connections of the HTTP server: uvicorn's with httptools, and the limits that it lacks.
+"""``BoundedProtocol``: a connection of the HTTP server, which is uvicorn's with httptools, within limits.
 
-A request's head is bounded in bytes, headers and time, what comes after it without being body (a chunked body's
-trailers) in bytes, a connection in the time that it may stand without a request or without reading its answer, and
-all connections in their number. Whatever is refused here, before a
-request is one, is answered in the API's one shape of errors.
+The limits, which uvicorn lacks, are these. A request's head is bounded in bytes, headers and time. The trailers and
+chunk extensions of a chunked body are bounded in bytes. A connection may stay without a request, or leave its answer
+unread, only for a time. The number of connections is bounded. Each refusal is an answer in the API's shape of errors.
 
-All use of uvicorn's internals is in this file; tests/unit/api/test_protocol.py names what it relies on, and
-pyproject.toml pins the version.
+All use of uvicorn's internals is in this file. tests/unit/api/test_protocol.py names the internals, and pyproject.toml
+pins the version.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ import json
 import resource
 import sys
 import termios
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -29,57 +30,66 @@ from omni_jobs.settings import Settings
 
 __all__ = ["BoundedProtocol", "ConnectionLimits", "bounded_protocol"]
 
-_SLICE_BYTES = 4096  # a head is fed in such pieces, so that its bytes are counted closely enough
-_LINGER_S = 2.0  # so long a refused client may still send, so that it reads its answer instead of a reset,
-_LINGER_BYTES = 1 << 20  # but no more than this
-_REFUSALS_AT_ONCE = 16  # connections above the number allowed that are told so; any further one is just closed
-_PIPELINED = 64  # requests sent ahead of their answers
+_SLICE_BYTES = 4096  # the parser gets a head in such pieces, so that its bytes are counted closely enough
+_LINGER_S = 2.0  # how long a refused client may still send, so that it reads its answer and gets no reset
+_LINGER_BYTES = 1 << 20  # how many bytes it may still send
+_REFUSALS_AT_ONCE = 16  # connections above their limit that get an answer; any further one is just closed
+_MOST_PIPELINED = 64  # requests of one connection that were sent ahead of their answers
+
+_Timer = Literal["receive", "send"]
+"""The two timers of a connection: of a head or of what a refused client still sends, and of an unread answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one server allows its connections: seconds, bytes and numbers."""
+    """The limits of a server's connections.
+
+    head_bytes      of a request's head; of the trailers of its body as well
+    headers         the most headers of a request
+    head_s          seconds in which a head must come
+    silence_s       seconds in which a client must read a part of its answer
+    connections     the most open connections
+    backlog         the most connections that the kernel holds for the server to accept
+    """
 
     head_bytes: int
     headers: int
     head_s: float
-    body_silence_s: float
+    silence_s: float
     connections: int
     backlog: int
 
     @classmethod
     def of(cls, settings: Settings) -> ConnectionLimits:
-        """Those of the settings, with no more connections than this process may open files.
+        """Return the limits of the settings, with no more connections than this process may open files.
 
-        Half of the files, 1024 at most, are left to the database, the object store and connections that come at once.
+        Half of the files, but 1024 at most, are left to the database, the object store and connections in the backlog.
         """
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        spare = 1024 if files == resource.RLIM_INFINITY else min(1024, files // 2)
+        if files == resource.RLIM_INFINITY:
+            files = sys.maxsize
+        spare = min(1024, files // 2)
         return cls(
             head_bytes=settings.max_head_bytes,
             headers=settings.max_headers,
             head_s=settings.head_limit_s,
-            body_silence_s=settings.silence_limit_s,
-            connections=(
-                settings.max_connections
-                if files == resource.RLIM_INFINITY
-                else min(settings.max_connections, max(1, files - spare))
-            ),
+            silence_s=settings.silence_limit_s,
+            connections=min(settings.max_connections, max(1, files - spare)),
             backlog=max(16, spare // 2),
         )
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[BoundedProtocol]:
-    """The protocol of one server, for ``uvicorn.Config(http=…)``."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "_line": {}})
+    """Return the class of one server's connections, for ``uvicorn.Config(http=…)``."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "_idle": {}})
 
 
 class _Refused(Exception):
-    """Ends the parser's work; what to answer stands in the protocol."""
+    """Ends the parser's work. The protocol has the error to answer."""
 
 
 class _LastingTransport:
-    """The transport as uvicorn's answers see it: where they close it, the client first reads what it was told."""
+    """The transport of uvicorn's answers. When one closes it, the client can still read the answer first."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         self._protocol = protocol
@@ -95,21 +105,21 @@ class _LastingTransport:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Make a class per server with ``bounded_protocol``."""
+    """One connection. Each server has a class of its own, which ``bounded_protocol`` makes."""
 
     limits: ClassVar[ConnectionLimits]
-    _line: ClassVar[dict[BoundedProtocol, None]]  # connections without a request, the longest-waiting first
+    _idle: ClassVar[dict[BoundedProtocol, None]]  # connections without a request, the longest idle first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_fed = 0  # bytes of the head that is coming in
-        self._in_head = True  # between requests, or within a head
+        self._head_fed = 0  # bytes of the head that is coming in, as the parser got them
+        self._header_bytes = 0  # bytes of the headers or trailers that the parser has found
+        self._in_head = True  # also between two requests
         self._keeps_alive = True
-        self._fed_beside_body = 0  # bytes since the head's end or the body's last byte: trailers, lengths of chunks
+        self._fed_beside_body = 0  # bytes of trailers and chunk lengths since the last byte of the body
         self._refusal: OmniJobsError | None = None
-        self._discarded: int | None = None  # bytes, once refused
-        self._timer: asyncio.TimerHandle | None = None  # of the head, of a refused client, or of an unread body
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._discarded: int | None = None  # bytes that came after a refusal; None: nothing was refused
+        self._timers: dict[_Timer, asyncio.TimerHandle] = {}
         if len(self.connections) > self.limits.connections and not self._make_room():
             if len(self.connections) > self.limits.connections + _REFUSALS_AT_ONCE:
                 transport.abort()
@@ -117,25 +127,25 @@ class BoundedProtocol(HttpToolsProtocol):
                 limit = self.limits.connections
                 self._refuse(ServerBusy(f"{limit} connections are open; no more may be (OMNI_JOBS_MAX_CONNECTIONS)"))
             return
-        self._line[self] = None
-        self._start_timer(self.limits.head_s, self._head_is_late)
+        self._idle[self] = None
+        self._start_timer("receive", self.limits.head_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._line.pop(self, None)
-        self._stop_timer()
-        self._stop_write_timer()
+        self._idle.pop(self, None)
+        self._stop_timer("receive")
+        self._stop_timer("send")
         super().connection_lost(exc)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a request the longest."""
-        oldest = next(iter(self._line), None)
+        """Close the connection that has been without a request the longest. Return whether there was one."""
+        oldest = next(iter(self._idle), None)
         if oldest is None:
             return False
-        del self._line[oldest]
+        del self._idle[oldest]
         oldest.transport.abort()
         return True
 
-    # What comes in
+    # Requests come in
 
     def data_received(self, data: bytes) -> None:
         if self._discarded is not None:
@@ -152,11 +162,11 @@ class BoundedProtocol(HttpToolsProtocol):
             super().data_received(piece)
             if self._in_head and self._head_fed > self.limits.head_bytes and self._discarded is None:
                 self._refuse(HeadTooLarge(f"the request's head has more than {self.limits.head_bytes} bytes"))
-        if self._in_head and self in self._line and self._timer is None and self._discarded is None:
-            self._start_timer(self.limits.head_s, self._head_is_late)  # its first byte came
+        if self._in_head and self in self._idle and "receive" not in self._timers and self._discarded is None:
+            self._start_timer("receive", self.limits.head_s, self._head_is_late)  # its first byte came
 
     def _feed_body(self, data: bytes) -> None:
-        """Feed it to the parser, which keeps a trailer until it ends, however long it is."""
+        """Give the parser a part of a body. It keeps a trailer until that ends, so the bytes are bounded here."""
         self._fed_beside_body += len(data)
         super().data_received(data)
         if not self._in_head and self._fed_beside_body > self.limits.head_bytes and self._discarded is None:
@@ -164,33 +174,33 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_done = 0
+        self._header_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_done += len(name) + len(value) + 4
-        if not self._in_head:  # a trailer: the request is on its way, and its headers are those of its head
-            if self._head_done > self.limits.head_bytes:
+        self._header_bytes += len(name) + len(value) + 4
+        if not self._in_head:  # a trailer, which is no header of the request
+            if self._header_bytes > self.limits.head_bytes:
                 self._give_up(self._trailers_too_large())
             return
         super().on_header(name, value)
         if len(self.headers) > self.limits.headers:
             self._give_up(HeadTooLarge(f"the request's head has more than {self.limits.headers} headers"))
-        if self._head_done > self.limits.head_bytes:
+        if self._header_bytes > self.limits.head_bytes:
             self._give_up(HeadTooLarge(f"the request's head has more than {self.limits.head_bytes} bytes"))
 
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self._give_up(MalformedRequest("this server speaks HTTP/1.1"))
-        if len(self.pipeline) >= _PIPELINED:
-            self._give_up(MalformedRequest(f"more than {_PIPELINED} requests were sent ahead of their answers"))
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._give_up(MalformedRequest(f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"))
         self._in_head = False
-        self._head_fed = self._head_done = self._fed_beside_body = 0
-        self._line.pop(self, None)
-        self._stop_timer()
+        self._head_fed = self._header_bytes = self._fed_beside_body = 0
+        self._idle.pop(self, None)
+        self._stop_timer("receive")
         super().on_headers_complete()
         self.cycle.transport = _LastingTransport(self)  # type: ignore[assignment]
         self._keeps_alive = self.cycle.keep_alive
-        self.cycle.keep_alive = False  # an answer that does not wait for the body says that nothing comes after it
+        self.cycle.keep_alive = False  # so an answer that does not wait for the body says that the connection ends
 
     def on_body(self, body: bytes) -> None:
         self._fed_beside_body = 0
@@ -202,33 +212,34 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head = True
 
+    # Answers go out
+
     def shutdown(self) -> None:
         self._keeps_alive = False
         super().shutdown()
 
     def close_behind_answer(self) -> None:
+        """Close the connection once the client has read the answer, or does not read it in time."""
         if not self._in_head:
             self._linger()
             return
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._watch_reading()
+            self._expect_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
+        # An incomplete response is that of a request which was sent ahead, and is answered next.
+        if self.transport.is_closing() or not self.cycle.response_complete or self._discarded is not None:
             return
-        if not self.cycle.response_complete:
-            return  # one that was sent ahead is answered next
-        if self._discarded is None:
-            self._line[self] = None
-            if self._head_fed:
-                self._start_timer(self.limits.head_s, self._head_is_late)
+        self._idle[self] = None
+        if self._head_fed:
+            self._start_timer("receive", self.limits.head_s, self._head_is_late)
 
-    # Clients that stand still
+    # Clients that do not send or do not read
 
     def _head_is_late(self) -> None:
-        self._timer = None
+        self._stop_timer("receive")
         if self.transport.is_closing():
             return
         if self._head_fed:
@@ -240,53 +251,47 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.get_write_buffer_size():
             self.transport.close()
             return
-        if self._write_timer is None:  # it reads its last answer still, or it does not
-            self._watch_reading()
+        if "send" not in self._timers:  # a part of the last answer is unread
+            self._expect_reading()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reading()
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.transport.is_closing():  # else the rest of the last answer is watched
-            self._stop_write_timer()
+        if not self.transport.is_closing():  # otherwise the timer goes on for the rest of the last answer
+            self._stop_timer("send")
 
-    def _watch_reading(self) -> None:
-        self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.limits.body_silence_s, self._reading_is_late, self._untaken())
+    def _expect_reading(self) -> None:
+        """Close the connection unless the client reads a part of its answer in time."""
+        self._start_timer("send", self.limits.silence_s, partial(self._reading_is_late, self._unread_bytes()))
 
-    def _reading_is_late(self, untaken: int) -> None:
-        self._write_timer = None
-        if self._untaken() < untaken:  # slow, not silent
-            self._watch_reading()
+    def _reading_is_late(self, unread_bytes: int) -> None:
+        self._stop_timer("send")
+        if self._unread_bytes() < unread_bytes:  # the client reads slowly
+            self._expect_reading()
         else:
             self.transport.abort()
 
-    def _untaken(self) -> int:
-        """Bytes of answers that the client's host has not taken: ours, and the kernel's."""
+    def _unread_bytes(self) -> int:
+        """Return the bytes of answers that the client's host has not acknowledged: of the transport and the kernel."""
         queued = bytearray(4)
         with suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
-    def _start_timer(self, seconds: float, then: Any) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(seconds, then)
+    def _start_timer(self, name: _Timer, seconds: float, then: Callable[[], object]) -> None:
+        self._stop_timer(name)
+        self._timers[name] = self.loop.call_later(seconds, then)
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+    def _stop_timer(self, name: _Timer) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: an upgrade that is not offered is passed over, as HTTP allows."""
+        """Log nothing, because HTTP allows a server to ignore an upgrade that it does not offer."""
 
     # Refusing
 
@@ -294,7 +299,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return HeadTooLarge(f"more than {self.limits.head_bytes} bytes of trailers or chunk extensions came")
 
     def _give_up(self, error: OmniJobsError) -> None:
-        """From within the parser, which ends its work and has ``send_400_response`` called."""
+        """Refuse from a callback of the parser: the exception ends its work, and uvicorn calls send_400_response."""
         self._refusal = error
         raise _Refused
 
@@ -302,27 +307,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or MalformedRequest())
 
     def _refuse(self, error: OmniJobsError) -> None:
-        """Answer in place of the request in flight, if there is one; then read on for a moment, and close."""
+        """Answer with an error, in place of the answer to the request in flight if there is one. Then close."""
         if self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.response_started or self.pipeline:  # another answer is on its way already
+            if self.cycle.response_started or self.pipeline:  # another answer has begun
                 self.transport.abort()
                 return
-            self.cycle.disconnected = True  # what its route still says goes nowhere
+            self.cycle.disconnected = True  # the answer of its route is dropped
             self.cycle.message_event.set()
         self.transport.write(_answer(error, self.server_state.default_headers))
         self._linger()
 
     def _linger(self) -> None:
-        """Read and drop what the client still sends, for a moment, so that it can read its answer. Then close."""
+        """Read and drop what the client still sends for a moment, so that it can read its answer. Then close."""
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
         self._discarded = 0
-        self._line.pop(self, None)
+        self._idle.pop(self, None)
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._start_timer(_LINGER_S, self.transport.abort)
+        self._start_timer("receive", _LINGER_S, self.transport.abort)
 
     def _discard(self, data: bytes) -> None:
         self._discarded = (self._discarded or 0) + len(data)
@@ -331,6 +336,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _answer(error: OmniJobsError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return an error as the bytes of an HTTP answer."""
     status = HTTPStatus(error.http_status)
     body = json.dumps({"error": error.to_dict()}).encode()
     headers = [
