@@ -1,7 +1,7 @@
-"""The C allocator of the API's process: what a large body took goes back to the kernel once it is answered.
+"""The C allocator of the API's process, so that the memory of a large body goes back to the kernel after its answer.
 
-glibc keeps freed memory for the next that asks, in an arena per thread, and learns from each large block that is freed
-to keep larger ones. Bodies of tens of megabytes are rare here and come on many threads: what they leave would stay.
+glibc keeps freed memory for later allocations, in an arena per thread, and keeps larger blocks after each large block
+that is freed. Bodies of tens of megabytes are rare here and come on many threads, so their memory would stay unused.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ __all__ = ["give_freed_memory_back", "trim"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LIMITS = ((_M_MMAP_THRESHOLD, 1 << 20), (_M_TRIM_THRESHOLD, 1 << 20), (_M_ARENA_MAX, 2))
-_BY_OPERATOR = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_VARIABLES = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def give_freed_memory_back() -> bool:
-    """Map blocks of a MiB and more by themselves, and keep few arenas.
+    """Make glibc return freed blocks of a MiB and more at once, and use two arenas. Return whether it does.
 
-    False, and nothing is changed, where the environment sets the limits, or where the C library has no mallopt.
+    Nothing is changed if the environment sets one of these limits, or if the C library has no mallopt.
     """
-    if any(name in os.environ for name in _BY_OPERATOR):
+    if any(name in os.environ for name in _VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(option, limit) for option, limit in _LIMITS)
 
 
 def trim() -> None:
-    """Give back what is free in between as well; takes some milliseconds. Nothing without glibc."""
+    """Return the free memory between used blocks as well, within some milliseconds. Nothing without glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,9 +1,8 @@
-"""``read_body`` reads the body of a submit. It checks type and size before the body comes in and meanwhile."""
+"""The body of a submit: ``read_body`` checks its type and size before it comes in and meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
@@ -11,30 +10,36 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge, UnsupportedContentType
 
-__all__ = ["SubmitBody", "read_body"]
+__all__ = ["check_content_type", "read_body"]
 
+_JSON = "application/json"
+_MULTIPART = "multipart/form-data"
 _REQUEST = "request"
 _PROMPT_EMBEDS = "prompt_embeds"
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitBody:
-    """The body of a submit: the request's JSON, and the safetensors file that came beside it in a multipart body."""
+def check_content_type(request: Request, *types: str) -> str:
+    """Return the type of the body, which is one of these and not compressed. Raises UnsupportedContentType."""
+    content_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    content_type = content_type.strip().lower()
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if content_type not in types or (content_type == _JSON and charset not in ("", "utf-8")):
+        raise UnsupportedContentType(None if _JSON in types else f"must be {' or '.join(types)}", field="Content-Type")
+    return content_type
 
-    json: bytes | bytearray
-    prompt_embeds: bytes | None = None
 
-
-async def read_body(request: Request, max_bytes: int) -> SubmitBody:
+async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray, bytes | None]:
     """Read a JSON body, or a multipart body whose part ``request`` is the JSON and whose part ``prompt_embeds`` a file.
 
-    Raises UnsupportedContentType, InvalidRequest naming the part, or RequestTooLarge without reading on.
+    Returns the JSON, and the safetensors file or None. Raises UnsupportedContentType, InvalidRequest naming the part,
+    or RequestTooLarge without reading on.
     """
-    media_type = _media_type(request)
-    _check_length(request.headers.get("content-length"), max_bytes)
+    content_type = check_content_type(request, _JSON, _MULTIPART)
     chunks = _chunks(request, max_bytes)
-    if media_type == "application/json":
-        return SubmitBody(await _whole(chunks))
+    if content_type == _JSON:
+        return await _joined(chunks), None
     try:
         form = await MultiPartParser(
             request.headers, chunks, max_files=2, max_fields=1, max_part_size=max_bytes
@@ -42,25 +47,21 @@ async def read_body(request: Request, max_bytes: int) -> SubmitBody:
     except (MultiPartException, KeyError) as error:  # KeyError: no boundary
         raise InvalidRequest(f"not a multipart body: {getattr(error, 'message', error)}", field="body") from None
     try:
-        return await _of_form(form)
+        return await _read_parts(form)
     finally:
         await form.close()
 
 
-async def _whole(chunks: AsyncGenerator[bytes]) -> bytes | bytearray:
+async def _joined(chunks: AsyncGenerator[bytes]) -> bytearray:
     """Return all chunks as one. They are appended one by one, because a join would hold the event loop for 100 ms."""
-    body: bytes | bytearray = b""
+    body = bytearray()
     async for chunk in chunks:
-        if not body:
-            body = chunk
-            continue
-        if isinstance(body, bytes):
-            body = bytearray(body)
         body += chunk
     return body
 
 
-async def _of_form(form: FormData) -> SubmitBody:
+async def _read_parts(form: FormData) -> tuple[bytes, bytes | None]:
+    """Return the parts ``request`` and ``prompt_embeds`` of a form. Raises InvalidRequest naming the part."""
     parts: dict[str, bytes] = {}
     for name, value in form.multi_items():
         if name not in (_REQUEST, _PROMPT_EMBEDS):
@@ -70,39 +71,17 @@ async def _of_form(form: FormData) -> SubmitBody:
         parts[name] = await value.read() if isinstance(value, UploadFile) else value.encode()
     if _REQUEST not in parts:
         raise InvalidRequest("this part is missing: the request as JSON", field=_REQUEST)
-    return SubmitBody(parts[_REQUEST], parts.get(_PROMPT_EMBEDS))
+    return parts[_REQUEST], parts.get(_PROMPT_EMBEDS)
 
 
 async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the body as it comes in. Raises RequestTooLarge as soon as it has, or declares, more than ``max_bytes``."""
+    error = RequestTooLarge(f"the body has more than {max_bytes} bytes", field="body")
+    if (request.state.body.content_length or 0) > max_bytes:
+        raise error
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > max_bytes:
-            raise _too_large(max_bytes)
+            raise error
         yield chunk
-
-
-def _media_type(request: Request) -> str:
-    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
-    media_type = media_type.strip().lower()
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
-    if media_type == "multipart/form-data":
-        return media_type
-    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-    if media_type != "application/json" or charset not in ("", "utf-8"):
-        raise UnsupportedContentType(field="Content-Type")
-    return media_type
-
-
-def _check_length(header: str | None, max_bytes: int) -> None:
-    if header is None:
-        return
-    if not header.isascii() or not header.isdigit():
-        raise InvalidRequest("not a number", field="Content-Length")
-    if len(header) > 18 or int(header) > max_bytes:
-        raise _too_large(max_bytes)
-
-
-def _too_large(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the body has more than {max_bytes} bytes", field="body")

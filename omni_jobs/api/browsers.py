@@ -1,17 +1,16 @@
-"""What keeps pages of other sites out: the host a request names, the origin it comes from, and what answers carry.
+"""``KnownPages``: keeps pages of other sites out, by the host that a request names and the origin that it comes from.
 
-A browser sends requests to this server on behalf of whatever page is open in it. Pages of other origins may not
-change anything: browsers tell the origin, and who it is has to be this server. A page whose own name is pointed at
-this server's address (DNS rebinding) has that name in ``Host``: only known names are served. An address as ``Host``
-is served always, because nobody can point an address elsewhere.
+A browser sends requests to this server for any page that is open in it. It names the page's origin, and only pages of
+this server may change anything. An attacker may also point a name of his own at this server's address (DNS rebinding).
+Then the header ``Host`` has that name, so only known names are served. An address as ``Host`` is always served, because
+nobody can point an address elsewhere.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.api.error_answers import answer_to
@@ -20,49 +19,49 @@ from omni_jobs.settings import Settings
 
 __all__ = ["KnownPages"]
 
-_SAFE = ("GET", "HEAD", "OPTIONS")
-_DEFAULTS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))
 
 
 class KnownPages:
-    """Middleware: refuses hosts that are not this server's and changes by other origins; guards every answer."""
+    """Middleware that refuses other hosts and changes by other origins. It adds default headers to every answer."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._names = {_bare(name) for name in (*settings.allowed_hosts, settings.api_host)}
-        self._any = "*" in self._names
+        self._names = {_host_name(name) for name in (*settings.allowed_hosts, settings.api_host)}
+        self._serves_all = "*" in self._names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = message["headers"] = list(message.get("headers", ()))
-                there = {name.lower() for name, _ in headers}
-                headers += [header for header in _DEFAULTS if header[0] not in there]
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                for name, value in _DEFAULT_HEADERS:
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
             headers = Headers(scope=scope)
             host = self._check_host(headers, scope["http_version"])
-            if scope["method"] not in _SAFE:
+            if scope["method"] not in _SAFE_METHODS:
                 _check_origin(headers, host)
         except OmniJobsError as error:
-            await answer_to(error)(scope, receive, guarded)
+            await answer_to(error)(scope, receive, send_with_defaults)
             return
-        await self._app(scope, receive, guarded)
+        await self._app(scope, receive, send_with_defaults)
 
     def _check_host(self, headers: Headers, http_version: str) -> str:
-        """The host with its port. Raises UnknownHost, MalformedRequest."""
-        found = headers.getlist("host")
-        if len(found) > 1 or (not found and http_version != "1.0"):  # HTTP/1.0, which no browser speaks, has none
+        """Return the host with its port, empty if HTTP/1.0 names none. Raises UnknownHost, MalformedRequest."""
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or (not hosts and http_version != "1.0"):  # HTTP/1.0, which no browser speaks, needs none
             raise MalformedRequest("a request names one host", field="Host")
-        host = found[0].strip().lower() if found else ""
-        if found and not self._any and not self._is_known(_bare(host)):
+        host = hosts[0].strip().lower() if hosts else ""
+        if hosts and not self._serves_all and not self._is_known(_host_name(host)):
             raise UnknownHost(
-                f"this server is not called {_bare(host)!r:.100}: the setting OMNI_JOBS_ALLOWED_HOSTS names its hosts",
+                f"this server is not called {_host_name(host)!r:.100}: OMNI_JOBS_ALLOWED_HOSTS names its hosts",
                 field="Host",
             )
         return host
@@ -72,42 +71,37 @@ class KnownPages:
 
 
 def _check_origin(headers: Headers, host: str) -> None:
-    """Raises ForeignOrigin unless the sender is no page, or one of this server's own."""
+    """Raise ForeignOrigin if a page of another origin sends the request. Clients that are no browser name none."""
     site = headers.get("sec-fetch-site")
-    if site is not None:  # every browser since 2023 tells it, to https and to loopback addresses
+    if site is not None:  # every browser since 2023 sends it, to https and to loopback addresses
         if site not in ("same-origin", "none"):
             raise ForeignOrigin(field="Sec-Fetch-Site")
         return
     origin = headers.get("origin")
-    if origin is not None and _authority(origin) != _without_usual_port(host):
+    if origin is None:
+        return
+    origin_host = origin.lower().partition("://")[2]  # "null" has none
+    if not origin_host or _without_usual_port(origin_host) != _without_usual_port(host):
         raise ForeignOrigin(f"a page of {origin!r:.100} may not do this", field="Origin")
 
 
-def _bare(host: str) -> str:
-    """The name or address alone, in small letters."""
+def _host_name(host: str) -> str:
+    """Return the name or address without its port, in small letters."""
     host = host.lower().rstrip(".")
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    if host.count(":") > 1:  # an IPv6 address of the settings
+    if host.count(":") > 1:  # an IPv6 address without brackets, from the settings
         return host
     return host.partition(":")[0].rstrip(".")
 
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        return bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-    return True
-
-
-def _authority(origin: str) -> str | None:
-    try:
-        return _without_usual_port(urlsplit(origin.lower()).netloc) or None  # "null" has none
-    except ValueError:
-        return None
 
 
 def _without_usual_port(authority: str) -> str:
-    """A proxy in front may speak https where this server hears http: both ports are as good as none."""
+    """Return host and port without :80 and :443. Both count as none, because a proxy in front may change the scheme."""
     return authority.removesuffix(":80").removesuffix(":443")

@@ -1,4 +1,4 @@
-"""The answers of bulks: kept on the disk until a bulk's lines are read, and bounded for each bulk and for all."""
+"""The answers of bulks: kept on the disk until all lines of a bulk are read, bounded for each bulk and for all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from omni_jobs.settings import Settings
 
 __all__ = ["AllAnswers", "Answers"]
 
-_IN_MEMORY = 1 << 20  # of one bulk
-_LARGEST_BULKS = 16  # all may take as much room as so many of the largest
+_IN_MEMORY_BYTES = 1 << 20  # of one bulk; the rest is on the disk
+_LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those of so many largest bulks
 
 
 class AllAnswers:
@@ -27,7 +27,7 @@ class AllAnswers:
         self.limit_of_one = settings.max_bulk_answer_bytes
         self.limit = _LARGEST_BULKS * settings.max_bulk_answer_bytes
         self.bytes = 0
-        self.writes = CapacityLimiter(1)  # answers are written by one thread at a time, because it computes
+        self.writes = CapacityLimiter(1)  # one thread at a time writes answers, because it uses the CPU
         self._lock = threading.Lock()
 
     def begin(self) -> Answers:
@@ -47,15 +47,15 @@ class AllAnswers:
 
 
 class Answers:
-    """The answers of one bulk. One thread at a time uses them; ``close`` them at the end."""
+    """The answers of one bulk. For one thread at a time; ``close`` them at the end."""
 
     def __init__(self, of_all: AllAnswers) -> None:
         self._all = of_all
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 — closed in ``close``
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 — closed in ``close``
         self.bytes = 0
 
     def check_room(self) -> None:
-        """Raise RequestTooLarge where these are too many for one bulk, ServerBusy where all bulks have too many."""
+        """Raise RequestTooLarge if this bulk has too many bytes of answers, ServerBusy if all bulks have."""
         if self.bytes >= self._all.limit_of_one:
             raise RequestTooLarge(
                 f"the answers have come to {self.bytes} bytes, and a bulk may have {self._all.limit_of_one}",
@@ -64,7 +64,7 @@ class Answers:
         self._all.check_room()
 
     def write(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write answers, a line each. Raises OSError where the disk is full."""
+        """Write answers, a line each. Raises OSError if the disk is full."""
         for answer in answers:
             text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
             self.bytes += len(text)
@@ -80,7 +80,7 @@ class Answers:
 
     def close(self) -> None:
         """Delete the answers and give their room back. May be called again."""
-        with suppress(OSError):  # a full disk, again
+        with suppress(OSError):  # the disk is still full
             self._file.close()
         self._all.add(-self.bytes)
         self.bytes = 0

@@ -51,7 +51,7 @@ def bytes_of(group: Sequence[Line]) -> int:
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in small pieces: nothing but line ends in a large one would keep others waiting."""
+    """Yield the same bytes in small pieces, because a large one of nothing but line ends would hold up others."""
     async for chunk in chunks:
         for at in range(0, len(chunk), _PIECE_BYTES):
             yield chunk[at : at + _PIECE_BYTES]
@@ -59,23 +59,23 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[Line | None]:
-    """The lines that are not empty. One that is too long is an error in its place, and not kept.
+    """Yield the lines that are not empty. A line that is too long is an error in its place, and its text is dropped.
 
-    None where there is no room for more of a line: what is kept of those before has to go first. Raises ServerBusy
-    where there is none after that.
+    Yields None if there is no room for more of a line: then the receiver lets go of the lines before it. Raises
+    ServerBusy if there is no room after that.
     """
     number, kept, dropping = 1, bytearray(), False
     held = 0
     async for chunk in _pieces(chunks):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            if not (end or kept or dropping):  # an empty line costs next to nothing
+            if not (end or kept or dropping):  # an empty line costs almost no time
                 number += 1
                 continue
             kept += end
             line = _too_long(max_bytes) if dropping or len(kept) > max_bytes else bytes(kept).strip()
             kept.clear()
-            body.let_go(held)  # its receiver holds it from here on
+            body.let_go(held)  # the receiver counts the line from here on
             held = 0
             if line:
                 yield number, line

@@ -1,4 +1,4 @@
-"""``CachedValue``: a value that may be expensive to compute, and that many requests ask for."""
+"""``CachedValue``: caches a value that may be expensive to compute and that many requests read."""
 
 from __future__ import annotations
 

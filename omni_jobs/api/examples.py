@@ -1,4 +1,4 @@
-"""Examples in the OpenAPI document; a test admits every request and reads every answer."""
+"""Examples in the OpenAPI document. A test admits every request and reads every answer."""
 
 from __future__ import annotations
 

@@ -1,170 +1,164 @@
-"""Bodies on their way in: how long one may take, and how many bytes of all are held in memory at once."""
+"""``BoundedBodies``: how long a request's body may take to come in, and how many bytes of all are in memory at once."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.api.allocator import trim
-from omni_jobs.api.switch_interval import TURNS
+from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.errors import ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
-__all__ = ["Body", "BoundedBodies"]
+__all__ = ["Body", "BoundedBodies", "HeldBytes"]
 
-_LARGE = 1 << 20
+_TRIM_ABOVE_BYTES = 1 << 20
 _TRIM_AFTER_S = 5.0
-_COMPUTED = 16 << 10  # bytes that take some time to read, and more than one turn of a thread
-_PAUSE_S = 0.002  # between two pieces, of up to 256 KiB, of what is larger; times the number of bodies that come in,
-_MOST_PAUSES = 8  # but no more than this: many clients that send nothing hold nobody up
-_ALWAYS_TAKEN = 64 << 10  # of each body, however much is held: small submits pass large ones
+_LARGE_BYTES = 16 << 10  # a larger body takes longer to read than a thread's turn
+_PAUSE_S = 0.002  # after each piece, of up to 256 KiB, of a large body; times the number of large bodies that come in,
+_MOST_PAUSES = 8  # but no more than this, so that many clients that send nothing delay nobody for long
+_ALWAYS_TAKEN_BYTES = 64 << 10  # of each body, however much is held, so that small submits pass large ones
 
 
 class BoundedBodies:
-    """Middleware. What it refuses is raised where the route reads its body.
+    """Middleware that bounds bodies. It raises its refusals where the route reads the body.
 
-    A body counts as held until its request is answered. A route that lets go of it while it still reads sets
-    ``is_streamed`` of its ``Body``, which is ``request.state.body``, and says what it holds.
+    The bytes of a body count as held until its request is answered. A route that drops them while it still reads sets
+    ``is_streamed`` of ``request.state.body``, which is its ``Body``, and counts them itself with ``hold`` and
+    ``let_go``.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self._held = _Held(settings.max_held_body_bytes)
-        self._trims = False
+        self._held = HeldBytes(settings.max_held_body_bytes)
+        self._will_trim = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(self._held, self._settings, receive, _declared(scope))
+        body = Body(self._held, self._settings, receive, _content_length(scope))
         scope.setdefault("state", {})["body"] = body
         try:
             await self._app(scope, body.receive, send)
         finally:
-            self._trim_later(body.received)
+            if body.received >= _TRIM_ABOVE_BYTES and not self._will_trim:
+                self._will_trim = True
+                # By then, what the route made of the body is gone as well.
+                asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
             body.end()
 
-    def _trim_later(self, received: int) -> None:
-        """Once, some seconds after a large body: what was made of it is gone by then."""
-        if received >= _LARGE and not self._trims:
-            self._trims = True
-            asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
-
     def _trim(self) -> None:
-        self._trims = False
+        self._will_trim = False
         asyncio.get_running_loop().run_in_executor(None, trim)
 
 
-class _Held:
-    """Bytes of bodies that this process holds. Of one event loop."""
+class HeldBytes:
+    """The bytes of all bodies that this process holds. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self.coming_in = 0  # bodies above _COMPUTED bytes of which more is to come
+        self.large_bodies = 0  # of which more is to come
 
 
 class Body:
-    """One request's body: counted until it is released, and waited for within limits."""
+    """The body of one request: its bytes are counted while they are held, and waited for within limits."""
 
-    def __init__(self, held: _Held, settings: Settings, receive: Receive, declared: int | None) -> None:
-        """``declared``: its bytes, where its head says how many. They count once they have come, and not before."""
+    def __init__(self, held: HeldBytes, settings: Settings, receive: Receive, content_length: int | None) -> None:
+        """``content_length``: the bytes that the head declares. They are held once they have come, and not before."""
         self._all = held
         self._settings = settings
         self._receive = receive
+        self.content_length = content_length
         self._held = 0
-        self._declared = declared
-        self.received = 0
         self._waited_s = 0.0
-        self._is_done = False
-        self._has_short_turns = False
-        self._is_coming_in = False
+        self._is_complete = False
+        self._while_coming_in = ExitStack()  # of a large body
+        self._until_answered = ExitStack()
+        self.received = 0
         self.is_streamed = False
 
     async def receive(self) -> Message:
-        """ASGI's ``receive``. Raises TooSlow and ServerBusy while the body comes in."""
-        if self._is_done:
+        """Receive a message of ASGI. Raises TooSlow and ServerBusy while the body comes in."""
+        if self._is_complete:
             return await self._receive()
+        if self.content_length is not None and self.received == 0 and not self.is_streamed:
+            self._check(self.content_length)
+        message = await self._next_message()
+        self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        first_large = self.received <= _LARGE_BYTES
+        self.received += len(message.get("body", b""))
+        if not self.is_streamed and self.received > self._held:
+            self.hold(self.received - self._held)
+        if self.received > _LARGE_BYTES:
+            await self._make_way(first_large)
+        return message
+
+    async def _next_message(self) -> Message:
+        """Wait for the next message within the limits. Raises TooSlow."""
         settings = self._settings
-        if self._declared is not None and self.received == 0 and not self.is_streamed:
-            self._check(self._declared)
         left_s = settings.body_limit_s * (1 + self.received // settings.max_body_bytes) - self._waited_s
         began = time.monotonic()
         try:
             async with asyncio.timeout(min(left_s, settings.silence_limit_s)):
                 message = await self._receive()
         except TimeoutError:
-            self._is_done = True
+            self._is_complete = True
             if left_s <= settings.silence_limit_s:
                 raise TooSlow(f"the body took longer than {settings.body_limit_s:g} s", field="body") from None
             raise TooSlow(f"nothing of the body came for {settings.silence_limit_s:g} s", field="body") from None
         self._waited_s += time.monotonic() - began
-        self._is_done = message["type"] != "http.request" or not message.get("more_body", False)
-        size = len(message.get("body", b""))
-        self.received += size
-        if not self.is_streamed and self.received > self._held:
-            self.hold(self.received - self._held)
-        if self.received > _COMPUTED:
-            await self._give_way()
         return message
 
-    async def _give_way(self) -> None:
-        """Large bodies take turns at the event loop, and leave most of it to whoever asks for little."""
-        if not self._has_short_turns:
-            self._has_short_turns = True
-            TURNS.shorten()
-        if self._is_done:
-            self._stop_coming_in()
-            return
-        if not self._is_coming_in:
-            self._is_coming_in = True
-            self._all.coming_in += 1
-        await asyncio.sleep(_PAUSE_S * min(self._all.coming_in, _MOST_PAUSES))
+    async def _make_way(self, is_first: bool) -> None:
+        """Let large bodies take turns at the event loop, and leave most of it to small requests."""
+        if is_first:
+            self._until_answered.enter_context(short_switch_interval())
+            self._all.large_bodies += 1
+            self._while_coming_in.callback(self._stop_counting)
+        if self._is_complete:
+            self._while_coming_in.close()
+        else:
+            await asyncio.sleep(_PAUSE_S * min(self._all.large_bodies, _MOST_PAUSES))
 
-    def _stop_coming_in(self) -> None:
-        if self._is_coming_in:
-            self._is_coming_in = False
-            self._all.coming_in -= 1
+    def _stop_counting(self) -> None:
+        self._all.large_bodies -= 1
 
     def has_room(self, more: int) -> bool:
-        """Whether ``hold`` would take so many bytes more."""
-        return self._held + more <= _ALWAYS_TAKEN or self._all.bytes + more <= self._all.limit
+        """Return whether ``hold`` would accept so many bytes more."""
+        return self._held + more <= _ALWAYS_TAKEN_BYTES or self._all.bytes + more <= self._all.limit
 
     def hold(self, more: int) -> None:
-        """So many bytes more are in memory. Raises ServerBusy where that is too much of all together."""
+        """Count so many bytes more as held. Raises ServerBusy if all bodies together would hold too many."""
         self._check(more)
         self._held += more
         self._all.bytes += more
 
-    def _check(self, more: int) -> None:
-        """Raises ServerBusy where so many bytes more would be too much of all together."""
-        if not self.has_room(more):
-            self._is_done = True
-            self.release()
-            raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")
-
     def let_go(self, fewer: int) -> None:
-        """So many bytes fewer are in memory."""
+        """Count so many bytes fewer as held."""
         self._held -= fewer
         self._all.bytes -= fewer
 
-    def release(self) -> None:
-        """Nothing of it is in memory any longer."""
-        self._all.bytes -= self._held
-        self._held = 0
-
     def end(self) -> None:
-        """Its request is answered."""
-        self.release()
-        self._stop_coming_in()  # where its client left, or was refused
-        if self._has_short_turns:
-            self._has_short_turns = False
-            TURNS.restore()
+        """Count nothing of the body any longer, because its request is answered, or its client has left."""
+        self.let_go(self._held)
+        self._while_coming_in.close()
+        self._until_answered.close()
+
+    def _check(self, more: int) -> None:
+        """Raise ServerBusy if ``hold`` would refuse so many bytes more, and let go of the body then."""
+        if not self.has_room(more):
+            self._is_complete = True
+            self.let_go(self._held)
+            raise ServerBusy(f"requests of {self._all.limit} bytes are being read already", field="body")
 
 
-def _declared(scope: Scope) -> int | None:
-    found = [value for name, value in scope["headers"] if name == b"content-length"]
-    return int(found[0]) if len(found) == 1 and found[0].isdigit() and len(found[0]) <= 18 else None
+def _content_length(scope: Scope) -> int | None:
+    value = Headers(scope=scope).get("content-length", "")
+    return int(value[:19]) if value.isdecimal() else None  # more digits are a body that is too large in any case

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's with bounded connections; at its stop it first lets go of who waits for a job's end."""
+"""``Server``: uvicorn's HTTP server with bounded connections."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _GRACE_S = 5
 
 
 class Server(uvicorn.Server):
-    """The API on the address of the settings ``api_host`` and ``api_port``.
-
-    ``services``: open ones, which it closes at its end; None: it opens them. ``options``: further ones of
-    ``uvicorn.Config``.
-    """
+    """Serves the API on the address of the settings ``api_host`` and ``api_port``."""
 
     def __init__(self, settings: Settings, services: Services | None = None, **options: Any) -> None:
+        """Prepare the server.
+
+        services  open ones, which the server closes at its end; None: it opens its own when it starts
+        options   further options of ``uvicorn.Config``
+        """
         self.app: FastAPI = create_app(settings, services)
         limits = ConnectionLimits.of(settings)
         super().__init__(
@@ -44,12 +45,13 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the waits for jobs first, because the server's stop waits for their requests."""
         self.app.state.services.job_waits.release()
         await super().shutdown(sockets)
 
 
 def raise_file_limit(settings: Settings) -> None:
-    """Let this process open as many files as ``max_connections`` and their requests take, if it may."""
+    """Raise this process's limit on open files as far as ``max_connections`` and their requests need, if it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.max_connections + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:

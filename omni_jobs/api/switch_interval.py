@@ -1,7 +1,7 @@
-"""Threads' turns at the interpreter: shorter ones while something large is read or answered, which computes long.
+"""``short_switch_interval``: Python's threads change turns more often while something large is read or answered.
 
-A small submit passes between threads some dozens of times, and each time waits for its turn. Short turns cost
-a twentieth of what the server can do, so they are for those times alone.
+A small submit passes between threads some dozens of times, and waits each time until the interpreter switches to its
+thread. A short switch interval costs a twentieth of the server's throughput, so it is set for those times alone.
 """
 
 from __future__ import annotations
@@ -11,42 +11,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["TURNS", "Turns", "short_turns"]
+__all__ = ["short_switch_interval"]
 
 _SHORT_S = 0.0001
 
-
-class Turns:
-    """Of this process; safe for threads. ``shorten`` and ``restore`` come in pairs, any number of them at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._shortened = 0
-        self._usual_s = 0.0
-
-    def shorten(self) -> None:
-        with self._lock:
-            if not self._shortened:
-                self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(_SHORT_S)
-            self._shortened += 1
-
-    def restore(self) -> None:
-        with self._lock:
-            self._shortened -= 1
-            if not self._shortened:
-                sys.setswitchinterval(self._usual_s)
-
-
-TURNS = Turns()
-"""The one there is: what it changes is the whole process's."""
+_lock = threading.Lock()
+_usual_s: list[float] = []  # the interval before each of the contexts that are entered now
 
 
 @contextmanager
-def short_turns() -> Iterator[None]:
-    """While the caller's thread computes."""
-    TURNS.shorten()
+def short_switch_interval() -> Iterator[None]:
+    """Shorten the process's switch interval until the last of these contexts ends. Safe for threads."""
+    with _lock:
+        _usual_s.append(_usual_s[0] if _usual_s else sys.getswitchinterval())
+        sys.setswitchinterval(_SHORT_S)
     try:
         yield
     finally:
-        TURNS.restore()
+        with _lock:
+            sys.setswitchinterval(_SHORT_S if len(_usual_s) > 1 else _usual_s[0])
+            _usual_s.pop()

@@ -155,7 +155,7 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
-    server = Server(settings, Services.open(settings))
+    server = Server(settings, Services(settings))
     # All threads wait while the collector runs: it skips all that is loaded now, and looks at large bodies less often.
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -1,4 +1,4 @@
-"""The route of artifacts: what a job made, whole or in part."""
+"""The route of artifacts: the outputs of a job, whole or in part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.error_answers import errors
-from omni_jobs.api.routes.jobs import JobId
+from omni_jobs.api.request_parameters import JobId
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
 from omni_jobs.jobs import StoredArtifact
@@ -19,10 +19,10 @@ __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
-_ARTIFACT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
-_SHOWN = frozenset(("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "image/png", "image/jpeg", "image/webp"))
-"""What a browser may show: nothing of it runs. Anything else leaves as bytes to be saved, whatever it says it is."""
+_SHOWN_TYPES = {"audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "image/png", "image/jpeg", "image/webp"}
+"""The media types that a browser may show, because nothing in them runs. Any other leaves as bytes to be saved."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -44,22 +44,23 @@ def get_artifact(
     if_range: Annotated[str | None, Header()] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """An output of a job. A single range is served; the ETag is the digest of the whole.
+    """Get an output of a job, or a single range of its bytes. The ETag is the digest of the whole.
 
-    410 once its time to live is over.
+    410 once the artifact's time to live is over.
     """
     artifact = _find(services, job_id, name)
     ref = artifact.ref
+    is_shown = artifact.media_type in _SHOWN_TYPES
     headers = {
         "ETag": f'"{ref.digest}"',
-        "Content-Disposition": f'{_disposition(artifact)}; filename="{artifact.name}"',
+        "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{artifact.name}"',
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, immutable, max-age=86400",
         "X-Content-Type-Options": "nosniff",
     }
-    media_type = artifact.media_type if artifact.media_type in _SHOWN else "application/octet-stream"
-    if if_none_match is not None and _names(if_none_match, headers["ETag"]):
+    media_type = artifact.media_type if is_shown else "application/octet-stream"
+    if if_none_match is not None and _has_etag(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     span = _span(range_, ref.size) if if_range is None or if_range == headers["ETag"] else None
     start, stop = span or (0, ref.size)
@@ -68,7 +69,7 @@ def get_artifact(
             raise RangeNotSatisfiable(f"the artifact has {ref.size} bytes", size=ref.size, field="Range")
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
     headers["Content-Length"] = str(stop - start)
-    pieces = _cut(services.store.open_stream(ref), start, stop, ref.size)
+    pieces = _part(services.store.open_stream(ref), start, stop, ref.size)
     status = 200 if span is None else 206
     if stop - start <= _STREAMED_ABOVE_BYTES:
         return Response(b"".join(pieces), status, headers, media_type=media_type)
@@ -76,8 +77,8 @@ def get_artifact(
 
 
 def _find(services: Services, job_id: str, name: str) -> StoredArtifact:
-    """Raises NotFound, Gone after its time, or Conflict while the job may still make it."""
-    if not _ARTIFACT.fullmatch(name):
+    """Return an artifact. Raises NotFound, Gone after its time to live, Conflict while the job may still make it."""
+    if not _NAME.fullmatch(name):
         raise NotFound(f"job {job_id} has no artifact {name!r:.80}", field="name")
     try:
         return services.jobs.artifact(job_id, name)
@@ -88,16 +89,13 @@ def _find(services: Services, job_id: str, name: str) -> StoredArtifact:
         raise Conflict(f"job {job_id} is {status.value}: {name} is not there yet", field="name") from None
 
 
-def _disposition(artifact: StoredArtifact) -> str:
-    return "inline" if artifact.media_type in _SHOWN else "attachment"
-
-
-def _names(header: str, etag: str) -> bool:
+def _has_etag(header: str, etag: str) -> bool:
+    """Return whether the header ``If-None-Match`` names this ETag."""
     return header.strip() == "*" or etag in (part.strip().removeprefix("W/") for part in header.split(","))
 
 
 def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """From … up to; None, for the whole, where the header is no single byte range."""
+    """Return the first byte and the one after the last; None, for the whole, if ``Range`` is no single byte range."""
     match = _RANGE.fullmatch(header) if header is not None else None
     if match is None or match.groups() == ("", ""):
         return None
@@ -107,22 +105,22 @@ def _span(header: str | None, size: int) -> tuple[int, int] | None:
     return int(first), min(size, int(last) + 1) if last else size
 
 
-def _cut(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Iterator[bytes]:
-    """A part of the object, whose end goes out only when the whole is what it must be.
+def _part(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Iterator[bytes]:
+    """Yield the bytes of an object from ``start`` up to ``stop``, the last of them only once all pieces are read.
 
-    The digest is of the whole, so that all of it is read for any part of it.
+    The store checks the object's digest at its end. So all of it is read for any part of it, and a damaged object is
+    never sent as a whole part.
     """
     if (start, stop) == (0, size):
-        yield from pieces  # holds its own end back
+        yield from pieces  # the store holds back the end of the whole by itself
         return
     at = 0
-    held: bytes | None = None
+    held_back = b""
     for piece in pieces:
-        cut = piece[max(0, start - at) : max(0, stop - at)]
+        part = piece[max(0, start - at) : max(0, stop - at)]
         at += len(piece)
-        if cut:
-            if held is not None:
-                yield held
-            held = cut
-    if held is not None:
-        yield held
+        if part:
+            if held_back:
+                yield held_back
+            held_back = part
+    yield held_back

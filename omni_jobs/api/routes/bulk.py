@@ -7,31 +7,24 @@ answers are sent once the request has been read to its end, because a client may
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from omni_jobs.api.body import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import Line, bytes_of, groups_of_lines
-from omni_jobs.api.error_answers import errors, shown
+from omni_jobs.api.error_answers import errors, public_fields
 from omni_jobs.api.held_bodies import Body
+from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header, tenant_of
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.api.tenant import tenant_of
-from omni_jobs.errors import (
-    InvalidRequest,
-    OmniJobsError,
-    RequestTooLarge,
-    ServerBusy,
-    TooSlow,
-    UnsupportedContentType,
-)
+from omni_jobs.errors import OmniJobsError, RequestTooLarge, ServerBusy, TooSlow
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
@@ -58,7 +51,7 @@ _ANSWERS = (
             "description": "An answer a line, and their counts",
             "content": {"application/jsonl": {"example": _ANSWERS}},
         },
-        **errors(415, 422, 503),
+        **errors(403, 408, 415, 503),
     },
     openapi_extra={
         "requestBody": {
@@ -75,38 +68,23 @@ async def submit_bulk(
     request: Request,
     services: ServicesDep,
     idempotency_key: Annotated[
-        str | None,
-        Header(
-            description="1 to 200 visible ASCII characters; each line's own key is made of it and of its number",
-            json_schema_extra={"pattern": "^[!-~]{1,200}$"},
-        ),
+        str | None, idempotency_key_header(200, "the key of each line is made of it and of the line's number")
     ] = None,
-    cancel_after_: Annotated[
-        str | None,
-        Header(
-            alias="Cancel-After",
-            description="each line's job stops by itself after so many seconds from its submit on, or 90s, 15m, 2h",
-            examples=["15m"],
-        ),
-    ] = None,
+    cancel_after_: CancelAfter = None,
 ) -> StreamingResponse:
     """Submit many jobs: each line is the body of a job, checked and answered for itself.
 
     A line that is refused disturbs no other; empty lines are passed over. The answers stand in the
-    order of the lines, the last says how many there were. Where the answers come to 64 MiB (a setting),
-    the bulk ends: the last answer has an `error` then, which names the last line that was looked at. So it
-    does (`server_busy`) where the server has no room for the next line, or for the answers of all bulks.
+    order of the lines, and the last answer says how many lines there were. The bulk ends early where its
+    answers come to 64 MiB (a setting), and where the server has no room for the next line or for the
+    answers of all bulks (`server_busy`). Then the last answer has an `error`, which names the last line
+    that was submitted.
 
-    Sent again with its `Idempotency-Key`, for example after a connection was lost, a bulk gives the
-    jobs of the first time and makes the rest.
+    `Cancel-After` counts from each line's own submit. Sent again with its `Idempotency-Key`, for example
+    after a connection was lost, a bulk returns the jobs of the first time and makes the rest.
     """
-    if idempotency_key is not None and not re.fullmatch(r"[\x21-\x7e]{1,200}", idempotency_key):
-        raise InvalidRequest("must be 1 to 200 visible ASCII characters", field="Idempotency-Key")
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in CONTENT_TYPES:
-        raise UnsupportedContentType(f"must be {' or '.join(CONTENT_TYPES)}", field="Content-Type")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedContentType("the body must not be compressed", field="Content-Encoding")
-    of_each_line = SubmitRequest(
+    check_content_type(request, *CONTENT_TYPES)
+    template = SubmitRequest(
         b"",
         tenant=tenant_of(request, services.settings),
         idempotency_key=idempotency_key,
@@ -114,13 +92,13 @@ async def submit_bulk(
     )
     answers = services.bulk_answers.begin()
     try:
-        bulk = _Bulk(services, answers, of_each_line)
+        bulk = _Bulk(services, answers, template)
         body: Body = request.state.body
         body.is_streamed = True
         stream = request.stream()
         await bulk.submit_all(stream, body)
-        if bulk.ended is not None:
-            await _pass_over(stream, services.settings.body_limit_s)
+        if bulk.ended_by is not None:
+            await _read_and_drop(stream, services.settings.body_limit_s)
         await bulk.end()
     except BaseException:
         answers.close()
@@ -128,10 +106,11 @@ async def submit_bulk(
     return _AnswersResponse(answers)
 
 
-async def _pass_over(stream: AsyncIterator[bytes], within_s: float) -> None:
-    """Read the rest and drop it, because a client may write all of it before it reads.
+async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
+    """Read the rest of a body and drop it, because a client may write all of it before it reads.
 
-    A client that writes for longer is answered all the same, and may find its connection closed while it still writes.
+    A client that writes for longer than ``within_s`` is answered all the same. It may find its connection closed while
+    it still writes.
     """
     with suppress(TimeoutError, TooSlow):
         async with asyncio.timeout(within_s):
@@ -142,16 +121,19 @@ async def _pass_over(stream: AsyncIterator[bytes], within_s: float) -> None:
 class _Bulk:
     """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(self, services: Services, answers: Answers, of_each_line: SubmitRequest) -> None:
-        """``of_each_line``: the request of a line but for its body; each line's key is made of its key."""
+    def __init__(self, services: Services, answers: Answers, template: SubmitRequest) -> None:
+        """``template``: the request of each line but for its body. Each line's key is made of the template's key."""
         self._services = services
         self._answers = answers
-        self._of_each_line = of_each_line
+        self._template = template
         self._lines = self._accepted = self._last = 0
-        self.ended: OmniJobsError | None = None  # why no further line is submitted
+        self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
     async def submit_all(self, stream: AsyncIterator[bytes], body: Body) -> None:
-        """Submit the lines of a body. Raises DatabaseUnavailable, StorageUnavailable, StorageFull."""
+        """Submit the lines of a body and write their answers.
+
+        Raises DatabaseUnavailable, StorageUnavailable, StorageFull.
+        """
         max_line_bytes = self._services.settings.max_body_bytes
         try:
             async with aclosing(groups_of_lines(stream, max_line_bytes, body)) as groups:
@@ -162,9 +144,10 @@ class _Bulk:
         except (RequestTooLarge, ServerBusy) as error:
             if not self._lines:
                 raise
-            self.ended = error  # its jobs are there: a refusal of the whole would not tell of them
+            self.ended_by = error  # no refusal of the whole bulk, because it would hide the jobs that were made
 
     async def _submit(self, group: Sequence[Line]) -> None:
+        """Submit a group of lines and write their answers."""
         requests = [self._request(number, line) for number, line in group if isinstance(line, bytes)]
         results = iter(await self._services.intake.submit_many(requests) if requests else ())
         answers = [(number, line if isinstance(line, OmniJobsError) else next(results)) for number, line in group]
@@ -174,38 +157,35 @@ class _Bulk:
         await self._write([{"line": number} | _answer(answer) for number, answer in answers])
 
     def _request(self, number: int, line: bytes) -> SubmitRequest:
-        key = self._of_each_line.idempotency_key
+        key = self._template.idempotency_key
         # No client can send such a key itself, because its own has no space.
-        return replace(self._of_each_line, body=line, idempotency_key=None if key is None else f"{key} {number}")
+        return replace(self._template, body=line, idempotency_key=None if key is None else f"{key} {number}")
 
     async def end(self) -> None:
-        """Write the last answer: how many lines there were."""
-        last: dict[str, Any] = {
-            "lines": self._lines,
-            "accepted": self._accepted,
-            "refused": self._lines - self._accepted,
-        }
-        if self.ended is not None:
+        """Write the last answer: how many lines there were, and why the bulk ended early if it did."""
+        refused = self._lines - self._accepted
+        last: dict[str, Any] = {"lines": self._lines, "accepted": self._accepted, "refused": refused}
+        if self.ended_by is not None:
             message = (
-                f"{self.ended.message}: no line after line {self._last} was looked at; "
-                "send those as another bulk, with a key of its own"
+                f"{self.ended_by.message}: no line after line {self._last} was submitted; "
+                "send the rest as another bulk, with a key of its own"
             )
-            last |= _answer(type(self.ended)(message, field=self.ended.field))
+            last |= _answer(type(self.ended_by)(message, field=self.ended_by.field))
         await self._write([last])
 
     async def _write(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write answers to the disk. A full disk is met here, before anything was answered."""
+        """Write answers to the disk. A full disk raises its OSError here, before anything was sent to the client."""
         await run_sync(self._answers.write, answers, limiter=self._services.bulk_answers.writes)
 
 
 def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:
     if isinstance(result, OmniJobsError):
-        return {"error": shown(result.to_dict())}
+        return {"error": public_fields(result.to_dict())}
     return {"id": result.job_id, "created": result.created}
 
 
 class _AnswersResponse(StreamingResponse):
-    """Closes them, however far a client reads."""
+    """Sends the answers and then deletes them, however far a client has read."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers.read(), media_type="application/jsonl")

@@ -1,4 +1,4 @@
-"""The status page, and the JSON it shows."""
+"""Routes of the status page: the page, and the JSON that it shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.api.switch_interval import short_turns
+from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
@@ -26,7 +26,7 @@ router = APIRouter(tags=["status"])
 
 
 class StageLoad(BaseModel):
-    """A stage's queue and the workers behind it."""
+    """The stage runs of a stage, and the workers that run them."""
 
     pipeline: str
     stage: str
@@ -34,11 +34,11 @@ class StageLoad(BaseModel):
     queued: int
     running: int
     workers: int
-    slots: int  # stage runs those workers can hold together
+    slots: int  # the stage runs that those workers can hold together
 
 
 class RecentJob(BaseModel):
-    """A job in the list; the whole of it is at /v1/jobs/{id}."""
+    """A job of the list. GET /v1/jobs/{id} returns the whole job."""
 
     id: str
     pipeline: str
@@ -54,7 +54,7 @@ class RecentJob(BaseModel):
 
 
 class Status(BaseModel):
-    """How the platform is doing now."""
+    """The queues, workers and newest jobs at one moment."""
 
     at: datetime
     jobs: dict[JobState, int]  # those that have not ended
@@ -65,13 +65,13 @@ class Status(BaseModel):
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))
 async def status(services: ServicesDep) -> Response:
-    """Queues, workers and the newest jobs."""
+    """Get queues, workers and the newest jobs."""
 
-    def answer() -> Response:
-        with short_turns():
+    def read() -> Response:
+        with short_switch_interval():
             return Response(_status(services).model_dump_json(), media_type="application/json")
 
-    return await run_sync(answer, limiter=services.lists)
+    return await run_sync(read, limiter=services.list_threads)
 
 
 def _status(services: Services) -> Status:
@@ -80,7 +80,7 @@ def _status(services: Services) -> Status:
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
     for count in counts.stage_runs:
         runs[count.pipeline, count.stage][count.state] = count.count
-    known = [(pipeline.name, stage) for pipeline in services.pipelines.values() for stage in pipeline.stages]
+    served = [(pipeline.name, stage) for pipeline in services.pipelines.values() for stage in pipeline.stages]
     stages = [
         StageLoad(
             pipeline=pipeline,
@@ -91,31 +91,22 @@ def _status(services: Services) -> Status:
             workers=sum((worker.pipeline, worker.stage) == (pipeline, stage) for worker in workers),
             slots=sum(worker.slots for worker in workers if (worker.pipeline, worker.stage) == (pipeline, stage)),
         )
-        for pipeline, stage in dict.fromkeys([*known, *runs])  # the queues of a pipeline that is gone show, too
+        for pipeline, stage in dict.fromkeys([*served, *runs])  # with the queues of pipelines that are gone
     ]
     recent = [
         RecentJob(
-            **job.model_dump(include={"id", "pipeline", "status", "created_at", "started_at", "finished_at", "error"}),
-            stages=[_brief(stage) for stage in job.stages],
-            waiting=job.waiting,
-            warnings=job.warnings,
+            # without the text of a stage's progress, which may be long
+            **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text"}}}}),
             artifacts=[artifact.url for artifact in job.artifacts],
         )
-        for job in services.recent.get().jobs
+        for job in services.newest_jobs.get().jobs
     ]
     return Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
 
 
-def _brief(stage: StageRunView) -> StageRunView:
-    """Without the text so far, which may be long."""
-    if stage.progress is None or stage.progress.text is None:
-        return stage
-    return stage.model_copy(update={"progress": stage.progress.model_copy(update={"text": None})})
-
-
 @router.get("/", include_in_schema=False)
 def page() -> Response:
-    """The status page."""
+    """Return the status page."""
     html, policy = _page()
     headers = {
         "Content-Security-Policy": policy,
@@ -128,7 +119,7 @@ def page() -> Response:
 
 @lru_cache(maxsize=1)
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy that allows its own script and style and nothing else."""
+    """Return the page, and a Content-Security-Policy that allows its own script and style and nothing else."""
     html = files("omni_jobs.api.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
     script, style = (_hash_of(tag, html) for tag in ("script", "style"))
     policy = (
@@ -139,5 +130,6 @@ def _page() -> tuple[bytes, str]:
 
 
 def _hash_of(tag: str, html: str) -> str:
+    """Return the digest of the page's one element of this tag, as a policy writes it."""
     [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

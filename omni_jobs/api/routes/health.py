@@ -1,4 +1,4 @@
-"""Routes of health: ``/healthz`` is the process, ``/readyz`` is what it needs."""
+"""Routes of health: ``/healthz`` says that the process answers, ``/readyz`` whether it can take and run jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from omni_jobs.api.routes.pipelines import trouble
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
 from omni_jobs.views import ErrorView
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
 
-_PATIENCE_S = 5.0
+_LONGEST_CHECK_S = 5.0
 
 
 class Check(BaseModel):
@@ -35,74 +34,75 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """``degraded``: without its broker the server still takes and shows jobs; they run once it is back. Where the
-    stage config of a pipeline was broken since the start, this process goes on, and no new one would start."""
+    """Whether the server can take and run jobs, and the checks that say so.
+
+    ``degraded``: without its broker the server still takes and shows jobs, and they run once the broker is back. If
+    a pipeline file was broken since the start, this process goes on, and a new one would not start.
+    """
 
     status: Literal["ready", "degraded", "unavailable"]
     database: Check
     broker: Check
     storage: Check
-    pipelines: dict[str, Check]  # whether jobs can be admitted; a missing checkpoint concerns its pipeline only
+    pipelines: dict[str, Check]  # whether it admits jobs; a missing checkpoint concerns its own pipeline alone
 
 
 @router.get("/healthz", response_model=Health)
 async def healthz() -> Health:
-    """The process answers."""
+    """Answer that the process is alive."""
     return Health()
 
 
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness, "description": "Not ready"}})
 async def readyz(response: Response, services: ServicesDep) -> Readiness:
-    """Whether jobs can be taken and run, and what is in the way. 503 without database or object store."""
-    found: dict[str, Check] = {}
+    """Check whether jobs can be taken and run, and say why not. 503 without database or object store."""
+    checks: dict[str, Check] = {}
     limiter = CapacityLimiter(3)
 
-    async def check(name: str, ask: Callable[[], object], late: OmniJobsError) -> None:
-        found[name] = _failed(late)
-        with move_on_after(_PATIENCE_S):
-            found[name] = await run_sync(_checked, ask, abandon_on_cancel=True, limiter=limiter)
+    async def run(name: str, check: Callable[[], object], late: OmniJobsError) -> None:
+        checks[name] = _check_of(late)
+        with move_on_after(_LONGEST_CHECK_S):
+            checks[name] = await run_sync(_checked, check, abandon_on_cancel=True, limiter=limiter)
 
     async with create_task_group() as group:
-        late = f"no answer within {_PATIENCE_S:g} s"
-        group.start_soon(check, "database", services.db.check, DatabaseUnavailable(late))
-        group.start_soon(check, "broker", services.broker.depths, BrokerUnavailable(late))
-        group.start_soon(check, "storage", services.store.check, StorageUnavailable(late))
+        late = f"no answer within {_LONGEST_CHECK_S:g} s"
+        group.start_soon(run, "database", services.db.check, DatabaseUnavailable(late))
+        group.start_soon(run, "broker", services.broker.depths, BrokerUnavailable(late))
+        group.start_soon(run, "storage", services.store.check, StorageUnavailable(late))
     refused = await run_sync(_refused, services)
-    usable = found["database"].ok and found["storage"].ok
-    whole = found["broker"].ok and not refused
-    response.status_code = 200 if usable else 503
-    return Readiness(
-        status="unavailable" if not usable else "ready" if whole else "degraded",
-        pipelines={**await run_sync(_pipelines, services), **refused},
-        **found,
-    )
+    pipelines = await run_sync(_pipelines, services) | refused
+    status: Literal["ready", "degraded", "unavailable"] = "ready" if checks["broker"].ok and not refused else "degraded"
+    if not (checks["database"].ok and checks["storage"].ok):
+        status, response.status_code = "unavailable", 503
+    return Readiness(status=status, pipelines=pipelines, **checks)
 
 
-def _checked(ask: Callable[[], object]) -> Check:
+def _checked(check: Callable[[], object]) -> Check:
     try:
-        ask()
+        check()
     except OmniJobsError as error:
-        return _failed(error)
+        return _check_of(error)
     except Exception:
-        logger.exception("readyz")  # what is in the way is what this route is for: never a 500
-        return _failed(OmniJobsError("an unforeseen error; the server's log has it"))
+        logger.exception("readyz")  # never a 500, because this route exists to say why the server is not ready
+        return _check_of(OmniJobsError("an unforeseen error; the server's log has it"))
     return Check(ok=True)
 
 
-def _failed(error: OmniJobsError) -> Check:
+def _check_of(error: OmniJobsError) -> Check:
     return Check(ok=False, error=ErrorView(**error.to_dict()))
 
 
 def _refused(services: Services) -> dict[str, Check]:
-    """The pipelines whose files, as they are now, would be refused."""
-    found = {name: services.pipelines.refusal(name) for name in services.pipelines}
+    """Return the pipelines whose files, as they are now, a new process would refuse, with the errors."""
+    errors = {name: services.pipelines.refusal(name) for name in services.pipelines}
     return {
         name: Check(ok=False, error=ErrorView(code=error.code, message=str(error), field=error.field))
-        for name, error in found.items()
+        for name, error in errors.items()
         if error is not None
     }
 
 
 def _pipelines(services: Services) -> dict[str, Check]:
-    found = {name: trouble(services, pipeline) for name, pipeline in services.pipelines.items()}
-    return {name: Check(ok=error is None, error=error) for name, error in found.items()}
+    """Return for each pipeline whether jobs can be admitted to it."""
+    errors = {name: services.unavailable_reason(pipeline) for name, pipeline in services.pipelines.items()}
+    return {name: Check(ok=error is None, error=error) for name, error in errors.items()}

@@ -1,32 +1,22 @@
-"""Routes of pipelines: what this server can be asked for."""
+"""The route of pipelines: those that this server serves."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import OmniJobsError
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.views import ErrorView, PipelineList, PipelineView, StageView
+from omni_jobs.views import PipelineList, PipelineView, StageView
 
-__all__ = ["router", "trouble"]
+__all__ = ["router"]
 
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 
 
 @router.get("", response_model=PipelineList)
 def list_pipelines(services: ServicesDep) -> PipelineList:
-    """What this server can be asked for."""
+    """List the pipelines that this server serves, each with its inputs, outputs, stages and parameters."""
     return PipelineList(pipelines=[_view(services, pipeline) for pipeline in services.pipelines.values()])
-
-
-def trouble(services: Services, pipeline: Pipeline) -> ErrorView | None:
-    """Why no job can be admitted, or None."""
-    try:
-        services.renderers.of(pipeline)
-    except OmniJobsError as error:
-        return ErrorView(**error.to_dict())
-    return None
 
 
 def _view(services: Services, pipeline: Pipeline) -> PipelineView:
@@ -46,5 +36,5 @@ def _view(services: Services, pipeline: Pipeline) -> PipelineView:
             )
             for stage in pipeline.stages.values()
         ],
-        trouble=trouble(services, pipeline),
+        trouble=services.unavailable_reason(pipeline),
     )

@@ -64,7 +64,7 @@ def error_of(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def claimed(api: ApiServer, queue: str = "echo.first", worker: str = "w") -> Claim:
-    """Take what waits at a stage, as a worker there would: by the hint in the broker."""
+    """Claim the stage run of the hint in a queue, as a worker of that stage would."""
     pipeline, stage = queue.split(".")
     file = api.services.pipelines[pipeline]
     new = NewWorker(worker, f"{queue}-1", pipeline, stage, "host-a", 1, 5, file.version, file.digest)
@@ -116,8 +116,8 @@ def test_media_are_stored_and_the_request_refers_to_them(api: ApiServer) -> None
         {"type": "text", "text": "什么？"},
     ]
     assert [medium["media_type"] for medium in claim.media] == ["audio/wav", "image/png"]
-    found = {stored.key for stored in api.services.store.list("jobs/")}
-    assert found == {f"{job_prefix(job.id)}inputs/0", f"{job_prefix(job.id)}inputs/1"}
+    keys = {stored.key for stored in api.services.store.list("jobs/")}
+    assert keys == {f"{job_prefix(job.id)}inputs/0", f"{job_prefix(job.id)}inputs/1"}
     stored = ObjectRef(**{name: claim.media[0][name] for name in ("key", "size", "digest")})
     assert api.services.store.read(stored, max_bytes=len(clip)) == clip
 
@@ -297,7 +297,7 @@ def test_a_damaged_artifact_is_not_passed_on_as_whole(api: ApiServer, speech: st
 
 @pytest.mark.parametrize("wanted", ["bytes=0-0", "bytes=-1", "bytes=1000-600000"])
 def test_no_part_of_a_damaged_artifact_is_passed_on_as_right(api: ApiServer, speech: str, wanted: str) -> None:
-    """Wherever the damage lies."""
+    """The damage may lie in any part."""
     [path] = (api.services.settings.data_dir / "objects").rglob("*,audio.wav")
     damaged = bytearray(SPEECH)
     damaged[700_000] ^= 1
@@ -333,8 +333,8 @@ def test_a_small_artifact_that_is_damaged_is_an_error(api: ApiServer) -> None:
 
 
 def test_pipelines(api: ApiServer) -> None:
-    found = {pipeline["name"]: pipeline for pipeline in api.http.get("/v1/pipelines").json()["pipelines"]}
-    qwen = found["qwen2_5_omni"]
+    pipelines = {pipeline["name"]: pipeline for pipeline in api.http.get("/v1/pipelines").json()["pipelines"]}
+    qwen = pipelines["qwen2_5_omni"]
     assert qwen["voices"] == ["Chelsie", "Ethan"]
     assert qwen["modalities"] == ["text", "audio"]
     assert [stage["name"] for stage in qwen["stages"]] == ["thinker", "talker", "code2wav"]
@@ -475,7 +475,7 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
         ("/healthz", "GET"),
     ],
 )
-def test_a_wrong_method_is_told_the_right_ones(api: ApiServer, path: str, allowed: str) -> None:
+def test_the_answer_to_a_wrong_method_names_the_right_ones(api: ApiServer, path: str, allowed: str) -> None:
     for method in ("OPTIONS", "PUT", "TRACE"):
         answer = api.http.request(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
@@ -508,7 +508,7 @@ ERRORS = [kind for name in error_tree.__all__ if isinstance(kind := getattr(erro
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
-    """Raised inside a route, each leaves as itself."""
+    """Each error that a route raises is answered with its own status and code."""
     from omni_jobs.api.app import create_app
 
     app = create_app(Settings())

@@ -1,4 +1,4 @@
-"""Pages of other origins, and names that lead here: what a browser may be made to do to the API."""
+"""Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
 from __future__ import annotations
 
@@ -208,8 +208,8 @@ def test_a_page_of_another_origin_changes_nothing(api: ApiServer, evil: int, pag
         page.evaluate(FORM, [f"{base}/v1/jobs", ECHO])
         page.wait_for_url(f"{base}/v1/jobs")
         assert "foreign_origin" in page.content()
-    [found] = api.http.get("/v1/jobs").json()["jobs"]
-    assert (found["id"], found["status"]) == (job["id"], "queued")
+    [listed] = api.http.get("/v1/jobs").json()["jobs"]
+    assert (listed["id"], listed["status"]) == (job["id"], "queued")
 
 
 def test_a_name_that_is_pointed_here_reads_nothing(api: ApiServer, page: Page) -> None:

@@ -1,4 +1,4 @@
-"""Many jobs in one request: an answer a line, whatever the lines are and however they come in."""
+"""Many jobs in one request: an answer to each line, for all kinds of lines and of chunks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from omni_jobs.api import held_bodies as held
 from omni_jobs.api.bulk_lines import groups_of_lines
+from omni_jobs.api.held_bodies import Body, HeldBytes
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
 from omni_jobs.database.database import Database
@@ -51,8 +51,8 @@ def line(text: str, **more: Any) -> bytes:
 def answers(api: ApiServer, content: Any, **headers: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     response = api.http.post("/v1/jobs/bulk", content=content, headers=JSONL | headers)
     assert response.status_code == 200, response.text
-    *told, counts = [json.loads(answer) for answer in response.text.splitlines()]
-    return told, counts
+    *lines, counts = [json.loads(answer) for answer in response.text.splitlines()]
+    return lines, counts
 
 
 def jobs_there(api: ApiServer) -> int:
@@ -60,11 +60,11 @@ def jobs_there(api: ApiServer) -> int:
 
 
 def test_a_job_a_line_in_their_order(api: ApiServer) -> None:
-    told, counts = answers(api, b"\n".join(line(f"行 {n}", seed=n) for n in range(600)))
+    lines, counts = answers(api, b"\n".join(line(f"行 {n}", seed=n) for n in range(600)))
     assert counts == {"lines": 600, "accepted": 600, "refused": 0}
-    assert [answer["line"] for answer in told] == list(range(1, 601))
-    assert len({answer["id"] for answer in told}) == jobs_there(api) == 600
-    assert api.http.get(f"/v1/jobs/{told[41]['id']}").json()["seed"] == 41
+    assert [answer["line"] for answer in lines] == list(range(1, 601))
+    assert len({answer["id"] for answer in lines}) == jobs_there(api) == 600
+    assert api.http.get(f"/v1/jobs/{lines[41]['id']}").json()["seed"] == 41
 
 
 def test_a_line_that_is_refused_disturbs_no_other(api: ApiServer) -> None:
@@ -81,11 +81,11 @@ def test_a_line_that_is_refused_disturbs_no_other(api: ApiServer) -> None:
             line("z"),
         ]
     )
-    told, counts = answers(api, content)
+    lines, counts = answers(api, content)
     assert counts == {"lines": 7, "accepted": 2, "refused": 5}
-    assert [answer["line"] for answer in told] == [1, 3, 4, 6, 7, 8, 9]
+    assert [answer["line"] for answer in lines] == [1, 3, 4, 6, 7, 8, 9]
     errors = {
-        answer["line"]: (answer["error"]["code"], answer["error"]["field"]) for answer in told if "error" in answer
+        answer["line"]: (answer["error"]["code"], answer["error"]["field"]) for answer in lines if "error" in answer
     }
     assert errors == {
         3: ("invalid_request", "body"),
@@ -101,10 +101,10 @@ def test_a_line_that_is_refused_disturbs_no_other(api: ApiServer) -> None:
 def test_chunks_fall_anywhere(api: ApiServer, size: int) -> None:
     content = line("é 中 🙂") + b"\n" + line("x" * 9000) + b"\n\n" + line("end")
     chunks = (content[start : start + size] for start in range(0, len(content), size))
-    told, counts = answers(api, chunks)
+    lines, counts = answers(api, chunks)
     assert counts == {"lines": 3, "accepted": 2, "refused": 1}
-    assert [answer["line"] for answer in told] == [1, 2, 4]
-    assert told[1]["error"]["code"] == "request_too_large"
+    assert [answer["line"] for answer in lines] == [1, 2, 4]
+    assert lines[1]["error"]["code"] == "request_too_large"
 
 
 def test_sent_again_with_its_key_it_makes_the_rest(api: ApiServer) -> None:
@@ -118,9 +118,9 @@ def test_sent_again_with_its_key_it_makes_the_rest(api: ApiServer) -> None:
     assert other[1]["id"] == first[1]["id"]
 
 
-def test_what_does_not_fit_is_told_line_by_line(api: ApiServer) -> None:
-    told, counts = answers(api, b"\n".join(line(str(n)) for n in range(1200)))
-    refused = [answer["error"] for answer in told if "error" in answer]
+def test_each_line_that_does_not_fit_is_answered(api: ApiServer) -> None:
+    lines, counts = answers(api, b"\n".join(line(str(n)) for n in range(1200)))
+    refused = [answer["error"] for answer in lines if "error" in answer]
     assert {error["code"] for error in refused} == {"too_many_jobs"}
     assert all(error["retryable"] for error in refused)
     assert counts["accepted"] == jobs_there(api) <= 1000
@@ -148,8 +148,8 @@ def test_a_wrong_request(api: ApiServer, headers: dict[str, str], status: int, f
 def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
     url = f"http://{api.host}:{api.port}"
     with Client(url) as client:
-        found = list(client.submit_bulk([line("a"), b"{}\n"], idempotency_key="k"))
-    assert [(answer.line, answer.id is None, answer.error is None) for answer in found] == [
+        results = list(client.submit_bulk([line("a"), b"{}\n"], idempotency_key="k"))
+    assert [(answer.line, answer.id is None, answer.error is None) for answer in results] == [
         (1, False, True),
         (2, True, False),
     ]
@@ -159,9 +159,9 @@ def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
     assert "2 accepted, 1 refused" in result.output
-    told = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
-    assert [answer.get("id") == found[0].id for answer in told] == [True, False, False]
-    assert (told[1]["error"]["field"], told[2]["created"]) == ("model", True)
+    lines = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer.get("id") == results[0].id for answer in lines] == [True, False, False]
+    assert (lines[1]["error"]["field"], lines[2]["created"]) == ("model", True)
 
 
 # Pipes: they cannot be sought, have no size, and give their lines once.
@@ -185,23 +185,23 @@ def test_standard_input_may_be_a_pipe_and_is_sent_as_it_comes(api: ApiServer) ->
         while not jobs_there(api):
             assert time.monotonic() < deadline, "nothing came while the pipe was open"
             time.sleep(0.05)
-        told, errors = process.communicate(line("the last") + b"\n{}\n", timeout=60)
+        output, errors = process.communicate(line("the last") + b"\n{}\n", timeout=60)
     assert process.returncode == 1
     assert errors.decode() == "301 accepted, 1 refused\n"
-    found = [json.loads(answer) for answer in told.splitlines()]
-    assert [answer["line"] for answer in found] == list(range(1, 303))
+    lines = [json.loads(answer) for answer in output.splitlines()]
+    assert [answer["line"] for answer in lines] == list(range(1, 303))
     assert jobs_there(api) == 301
 
 
 def test_a_fifo(api: ApiServer, tmp_path: Path) -> None:
-    """By its name, as a shell's ``<(…)`` gives it."""
+    """A FIFO is named as an argument, as a shell's ``<(…)`` does."""
     fifo, out = tmp_path / "jobs", tmp_path / "answers.jsonl"
     os.mkfifo(fifo)
     with command(api, str(fifo), "--out", str(out)) as process:
         with open(fifo, "wb") as lines:  # opens once the command reads
             lines.writelines(line(str(n)) + b"\n" for n in range(1000))
-        told, errors = process.communicate(timeout=60)
-    assert (process.returncode, told, errors.decode()) == (0, b"", "1000 accepted, 0 refused\n")
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors.decode()) == (0, b"", "1000 accepted, 0 refused\n")
     assert len(out.read_text(encoding="utf-8").splitlines()) == 1000
 
 
@@ -214,11 +214,11 @@ def test_a_shell_s_process_substitution(api: ApiServer, tmp_path: Path) -> None:
 
 def test_a_pipe_that_is_empty(api: ApiServer) -> None:
     with command(api, "-", stdin=subprocess.DEVNULL) as process:
-        told, errors = process.communicate(timeout=60)
-    assert (process.returncode, told, errors.decode()) == (0, b"", "0 accepted, 0 refused\n")
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors.decode()) == (0, b"", "0 accepted, 0 refused\n")
 
 
-def test_sent_again_after_a_break_with_the_key_that_is_told(
+def test_sent_again_after_a_break_with_the_key_that_the_error_names(
     valkey_server: str, tmp_path: Path, database_url: str, api: ApiServer
 ) -> None:
     """A pipe that pauses too long is refused; the same lines with the key that the error names make the rest."""
@@ -243,9 +243,9 @@ def test_sent_again_after_a_break_with_the_key_that_is_told(
     before = jobs_there(api)
     assert 0 < before < 300
     with command(api, "-", "--idempotency-key", key) as process:
-        told, _ = process.communicate(b"".join(line(str(n)) + b"\n" for n in range(300)), timeout=60)
+        output, _ = process.communicate(b"".join(line(str(n)) + b"\n" for n in range(300)), timeout=60)
     assert process.returncode == 0
-    made = [json.loads(answer).get("created", False) for answer in told.splitlines()]
+    made = [json.loads(answer).get("created", False) for answer in output.splitlines()]
     assert (made.count(True), len(made), jobs_there(api)) == (300 - before, 300, 300)
 
 
@@ -274,7 +274,7 @@ def test_no_server_names_the_key(tmp_path: Path) -> None:
 
 
 async def test_nothing_but_line_ends_lets_others_in_between() -> None:
-    """However many stand in one piece of a body, other requests have their turns while they are read."""
+    """Other requests get their turns at the event loop while a million line ends in one chunk are read."""
     turns = 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -287,7 +287,7 @@ async def test_nothing_but_line_ends_lets_others_in_between() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    body = held.Body(held._Held(1 << 30), Settings(), asyncio.Event().wait, None)  # type: ignore[arg-type]
+    body = Body(HeldBytes(1 << 30), Settings(), asyncio.Event().wait, None)  # type: ignore[arg-type]
     assert [group async for group in groups_of_lines(chunks(), LIMIT, body)] == []
     task.cancel()
     assert turns > 100

@@ -64,7 +64,7 @@ def refusal(answer: httpx2.Response) -> tuple[int, str | None]:
 
 
 def claimed(api: ApiServer, job_id: str) -> Claim:
-    """What is queued of a job, taken by a worker."""
+    """Claim the queued stage run of a job as a worker would."""
     jobs = api.services.jobs
     stage = next(stage for stage in jobs.get(job_id).stages if stage.status == "queued")
     worker = f"w-{stage.name}"
@@ -78,7 +78,7 @@ def claimed(api: ApiServer, job_id: str) -> Claim:
 
 
 def completed(api: ApiServer, job_id: str) -> JobView:
-    """Run what is left of a job, as workers would; its last stage makes ``audio.wav``."""
+    """Run the remaining stages of a job as workers would. Its last stage makes ``audio.wav``."""
     while not (view := api.services.jobs.get(job_id)).status.is_final:
         claim = claimed(api, job_id)
         artifacts = []
@@ -104,7 +104,7 @@ def failed(api: ApiServer, job_id: str) -> JobView:
 
 
 def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx2.Response]:
-    """A request that waits for the job's end, once the server has it."""
+    """Send a request that waits for the job's end. Return once the server polls for it."""
     begun = threading.Event()
     poll = api.services.job_waits._unfinished
 
@@ -210,8 +210,8 @@ def test_a_job_that_waited_too_long_says_so(api: ApiServer) -> None:
     view = api.http.get(f"/v1/jobs/{job.id}").json()
     assert (view["status"], view["error"]["code"]) == ("expired", "deadline_exceeded")
     assert view["started_at"] is None
-    found = api.http.get("/v1/jobs", params={"error_code": "deadline_exceeded"}).json()["jobs"]
-    assert [found_job["id"] for found_job in found] == [job.id]
+    jobs = api.http.get("/v1/jobs", params={"error_code": "deadline_exceeded"}).json()["jobs"]
+    assert [listed["id"] for listed in jobs] == [job.id]
 
 
 # Tenants

@@ -1,4 +1,4 @@
-"""What one client, or many, may not do to the HTTP server: endless heads, silence, bodies that do not end."""
+"""The limits of the HTTP server against endless heads, silent clients and endless bodies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def api(settings: Settings) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def patient(settings: Settings) -> Iterator[ApiServer]:
-    """A server whose time limits play no part."""
+    """A server whose time limits no test reaches."""
     given = {"head_limit_s": 300.0, "body_limit_s": 300.0, "silence_limit_s": 300.0}
     with serve(settings.model_copy(update=given)) as server:
         yield server
@@ -75,14 +75,14 @@ def connected(api: ApiServer) -> socket.socket:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """All until the server closes."""
-    found = b""
+    """Return all bytes until the server closes the connection."""
+    received = b""
     try:
         while piece := connection.recv(65_536):
-            found += piece
+            received += piece
     except ConnectionResetError:
         pass
-    return found
+    return received
 
 
 def parsed(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -105,7 +105,7 @@ def asked(api: ApiServer, request: bytes) -> tuple[int, dict[str, str], dict[str
 
 
 def is_served(api: ApiServer) -> bool:
-    """Whether a client that comes anew gets its answer."""
+    """Return whether a new client gets its answer."""
     with httpx2.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False, timeout=WAIT_S) as client:
         return client.get("/healthz").status_code == 200 and client.post("/v1/jobs", json=ECHO).status_code == 202
 
@@ -162,7 +162,7 @@ def test_an_endless_head_costs_no_memory(tmp_path: Path, valkey_server: str, beg
 
 @pytest.mark.parametrize("size", [200, 17_000])
 def test_trailers(api: ApiServer, size: int) -> None:
-    """They are passed over, up to the bytes that a head may have."""
+    """Trailers are ignored, up to the bytes that a head may have."""
     body = json.dumps(ECHO).encode()
     chunked = b"%x\r\n%s\r\n0\r\n" % (len(body), body) + b"Origin: http://other.example\r\n" * (size // 30) + b"\r\n"
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -189,8 +189,8 @@ def test_trailers(api: ApiServer, size: int) -> None:
     ],
 )
 def test_what_is_no_request(api: ApiServer, request_: bytes, status: int, code: str) -> None:
-    found, _, error = asked(api, request_)
-    assert (found, error["code"]) == (status, code)
+    answered, _, error = asked(api, request_)
+    assert (answered, error["code"]) == (status, code)
 
 
 # Time
@@ -283,7 +283,7 @@ def test_a_client_that_does_not_read_its_answers(api: ApiServer) -> None:
 
 
 def test_a_client_that_does_not_read_its_last_answer(api: ApiServer, settings: Settings) -> None:
-    """The server has closed the connection behind that answer, and has it until it is sent."""
+    """The server has closed the connection after that answer, and keeps the rest of it until it is sent."""
     path = _with_large_answer(api, settings)
     with closing(socket.socket()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -310,7 +310,7 @@ def _with_large_answer(server: ApiServer, settings: Settings) -> str:
 def test_a_client_that_reads_slowly_gets_its_answer_whole(
     request: pytest.FixtureRequest, settings: Settings, limits: str
 ) -> None:
-    """It takes less in the limit of silence than is sent ahead, and longer than a connection may stand idle."""
+    """It reads less within the limit of silence than is buffered, and longer than a connection may be idle."""
     server: ApiServer = request.getfixturevalue(limits)
     path = _with_large_answer(server, settings)
     with closing(socket.socket()) as connection:
@@ -343,7 +343,7 @@ def test_a_long_poll_is_not_cut(api: ApiServer) -> None:
 
 
 def test_after_many_silent_connections_a_new_client_is_served(patient: ApiServer) -> None:
-    """More than there may be; the time limits are far away."""
+    """More connections than the limit are open, and none of them is late."""
     with ExitStack() as stack:
         silent = [stack.enter_context(closing(connected(patient))) for _ in range(128)]
         assert is_served(patient)
@@ -361,7 +361,7 @@ def test_with_few_files_left_a_new_client_is_served(tmp_path: Path, valkey_serve
                 assert client.post("/v1/jobs", json=ECHO).status_code == 202
 
 
-def test_when_every_connection_works_one_more_is_told_to_come_back(patient: ApiServer) -> None:
+def test_when_every_connection_is_busy_one_more_is_answered_server_busy(patient: ApiServer) -> None:
     job = patient.http.post("/v1/jobs", json=ECHO).json()
     poll = f"GET /v1/jobs/{job['id']}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with ExitStack() as stack:
@@ -395,7 +395,7 @@ def test_bodies_that_are_held_back(patient: ApiServer) -> None:
 
 
 def _wait_until_read(api: ApiServer, size: int) -> None:
-    """Until the routes have so many bytes of all bodies together."""
+    """Wait until the routes have read so many bytes of all bodies together."""
     deadline = time.monotonic() + WAIT_S
     while sum(cycle.scope["state"]["body"].received for cycle in _cycles(api)) < size:
         assert time.monotonic() < deadline, "the bodies are not read"
@@ -403,13 +403,13 @@ def _wait_until_read(api: ApiServer, size: int) -> None:
 
 
 def _cycles(api: ApiServer) -> list[Any]:
-    """The requests in work."""
-    found = [getattr(connection, "cycle", None) for connection in list(api.connections)]
-    return [cycle for cycle in found if cycle is not None and "body" in cycle.scope["state"]]
+    """Return the requests that are being handled."""
+    cycles = [getattr(connection, "cycle", None) for connection in list(api.connections)]
+    return [cycle for cycle in cycles if cycle is not None and "body" in cycle.scope["state"]]
 
 
 def test_heads_alone_hold_nothing(patient: ApiServer) -> None:
-    """What a head says of its body counts once it has come."""
+    """The bytes that a head declares count once they have come."""
     with ExitStack() as stack:
         for _ in range(8):
             silent = stack.enter_context(closing(connected(patient)))
@@ -433,7 +433,7 @@ def echo(text: str) -> bytes:
 
 
 def test_a_line_near_the_limit_is_held_once(settings: Settings) -> None:
-    """The limits stand to each other as the defaults do."""
+    """The limits have the proportions of the defaults."""
     lines = [*[echo("x" * 1_000_000)] * 3, echo("y" * 4_190_000)]
     with serve(settings.model_copy(update={"max_held_body_bytes": 2 * settings.max_body_bytes})) as api:
         answer = api.http.post("/v1/jobs/bulk", content=b"\n".join(lines), headers=JSONL)
@@ -442,7 +442,7 @@ def test_a_line_near_the_limit_is_held_once(settings: Settings) -> None:
 
 
 def test_a_bulk_goes_on_while_others_hold_nearly_all_there_is(patient: ApiServer) -> None:
-    """What is small passes in smaller groups. A line without room ends the bulk, whose answers tell what it made."""
+    """Small lines pass in smaller groups. A line without room ends the bulk, and the answers name the jobs made."""
     body, large = echo("x" * 4_150_000), echo("x" * 300_000)
     with ExitStack() as stack:
 
@@ -464,15 +464,15 @@ def test_a_bulk_goes_on_while_others_hold_nearly_all_there_is(patient: ApiServer
         assert answer.status_code == 200, answer.text
         assert json.loads(answer.text.splitlines()[-1])["accepted"] == 600
 
-        found = []
+        answers = []
         with (  # noqa: PT012 — the error comes after the answers
             Client(f"http://{patient.host}:{patient.port}") as client,
-            pytest.raises(ServerBusy, match="no line after line 600 was looked at"),
+            pytest.raises(ServerBusy, match="no line after line 600 was submitted"),
         ):
-            for told in client.submit_bulk([*small, large, *small]):
-                found.append(told)
-        assert [told.line for told in found] == list(range(1, 601))
-        assert all(told.id is not None for told in found)
+            for answer in client.submit_bulk([*small, large, *small]):
+                answers.append(answer)
+        assert [answer.line for answer in answers] == list(range(1, 601))
+        assert all(answer.id is not None for answer in answers)
 
         for connection in held:
             connection.sendall(body[-4:])
@@ -542,7 +542,7 @@ def _rss(pid: int) -> int:
 def test_an_answer_that_does_not_wait_for_the_body_ends_the_connection_and_is_read_whole(
     patient: ApiServer, how: str
 ) -> None:
-    """Neither is it lost to a reset while the client still sends, nor is another request sent behind it."""
+    """The client reads it while it still sends, gets no reset, and sends no other request on the connection."""
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: {how}\r\nContent-Type: text/plain\r\n"
         "Content-Length: 3000000\r\n\r\n"

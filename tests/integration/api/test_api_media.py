@@ -1,4 +1,4 @@
-"""Media over HTTP: the worst that were found are refused at once, and nobody else waits for them."""
+"""Media over HTTP: hostile ones are refused at once, and no other request waits for them."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_text_does_not_wait_for_media(busy: ApiServer) -> None:
     bulk = busy.http.post("/v1/jobs/bulk", content=large, headers={"Content-Type": "application/jsonl"})
     assert json.loads(bulk.text.splitlines()[0])["created"] is True
 
-    # Media are told to come later.
+    # Media are refused, with Retry-After.
     answer = busy.http.post("/v1/jobs", json=body(samples.image_part(samples.image())))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["retryable"]) == (503, "decoders_unavailable", True)

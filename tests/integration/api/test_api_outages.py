@@ -1,4 +1,4 @@
-"""The API while something it needs is away or full: what it says, what still works, and that it recovers by itself."""
+"""The API while a service that it needs is away or full: its answers, what still works, and its recovery."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sound(seconds: float = 0.2) -> dict[str, Any]:
 
 @pytest.fixture
 def settings(valkey_url: str, tmp_path: Path) -> Settings:
-    """On SQLite and a local directory, which need no help to be there."""
+    """Settings on SQLite and a local directory, which are always available."""
     configs = tmp_path / "stage_configs"
     configs.mkdir()
     (configs / "echo.yaml").write_text(PIPELINE)
@@ -84,15 +84,15 @@ def refused(answer: httpx2.Response, code: str) -> None:
     assert 1 <= int(answer.headers["retry-after"]) <= 60
 
 
-def until(look: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+def until(check: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
-    while not look():
+    while not check():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
 def ready(api: ApiServer, part: str) -> tuple[str, str | None]:
-    """The whole's status, and the error code of a part."""
+    """Return the status of /readyz, and the error code of one of its checks."""
     answer = api.http.get("/readyz").json()
     error = answer[part]["error"]
     return answer["status"], None if error is None else error["code"]
@@ -102,14 +102,14 @@ def ready(api: ApiServer, part: str) -> tuple[str, str | None]:
 
 
 def a_worker(api: ApiServer) -> None:
-    """One that has free slots."""
+    """Register a worker that has free slots."""
     echo = api.services.pipelines["echo"]
     new = NewWorker("w", "w", "echo", "first", "host", 1, 8, echo.version, echo.digest)
     api.services.jobs.register_worker(new, 600.0)
 
 
 def announced(api: ApiServer, at_least: int) -> None:
-    """The rescuer hints what waits unannounced, and no hint was needed to get there."""
+    """Let the rescuer publish the hints that are missing."""
     a_worker(api)
     pass_time(api.services.db, 10)
     publisher = HintPublisher(api.services.broker)
@@ -201,7 +201,7 @@ def postgres_database(request: pytest.FixtureRequest) -> Iterator[str]:
 # The object store
 
 
-def test_after_a_failover_to_a_replica_submits_are_told_to_come_again(
+def test_after_a_failover_to_a_replica_submits_are_refused_as_retryable(
     settings: Settings, postgres_database: str
 ) -> None:
     """25006: the database takes no writes for now. Not a bug, so not a 500."""

@@ -1,4 +1,4 @@
-"""Which pipelines a server offers."""
+"""The pipelines that a server serves."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_jobs_of_a_pipeline_that_is_no_longer_served_go_on(settings: Settings) -
 
 def test_a_setting_that_names_none_ends_the_start(settings: Settings) -> None:
     with pytest.raises(ConfigError, match=r"no stage config has the name 'nope'; there are: chat, echo") as caught:
-        Services.open(settings.model_copy(update={"pipelines": ("echo", "nope")}))
+        Services(settings.model_copy(update={"pipelines": ("echo", "nope")}))
     assert caught.value.field == "OMNI_JOBS_PIPELINES"
 
 

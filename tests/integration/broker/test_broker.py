@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,29 +58,41 @@ def test_celery_reads_what_is_published(app: OmniCelery) -> None:
     assert (args, kwargs) == ([[[7, 1], [8, 0]]], {})
 
 
-def test_a_worker_takes_what_it_has_room_for_and_at_most_one_message_more(app: OmniCelery) -> None:
+class Sink:
+    """Takes the hints of one queue while it has room for them: ten in all."""
+
+    queue = "echo.first"
+    per_message = 4
+
+    def __init__(self) -> None:
+        self.hints: list[tuple[int, int]] = []
+
+    def room(self) -> int:
+        return 10 - len(self.hints)
+
+    def popped(self) -> None:
+        pass
+
+    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
+        self.hints += hints
+
+
+def test_a_worker_takes_hints_while_it_has_room_and_at_most_one_message_more(app: OmniCelery) -> None:
     publisher = HintPublisher(app.broker)  # 4 hints a message
     publisher.publish([Hint(1, 0, "echo.first")])
     publisher.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
-    taken: list[tuple[int, int]] = []
+    sink = Sink()
     with app.connection_for_read() as connection:
         channel = connection.default_channel
-        take_pops(
-            channel,
-            queue="echo.first",
-            answered=lambda: None,
-            offer=taken.extend,
-            room=lambda: 10 - len(taken),
-            per_message=4,
-        )
+        take_pops(channel, sink)
         queue = f"{app.settings.broker_key_prefix}echo.first".encode()
         client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
         assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"
-        assert taken == [(1, 0)], "not full, and the first for a while: the queue seems to be short"
+        assert sink.hints == [(1, 0)], "not full, and the first for a while: the queue seems to be short"
         pop((queue, client.rpop(queue)))
-    assert taken == [(n, 0) for n in range(1, len(taken) + 1)]
-    assert 10 <= len(taken) < 10 + 4
-    assert app.broker.depths()["echo.first"] == (101 - len(taken)) // 4
+    assert sink.hints == [(n, 0) for n in range(1, len(sink.hints) + 1)]
+    assert 10 <= len(sink.hints) < 10 + 4
+    assert app.broker.depths()["echo.first"] == (101 - len(sink.hints)) // 4
 
 
 def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:

@@ -210,7 +210,7 @@ def test_a_bulk_ends_where_its_answers_are_too_many(settings: Settings) -> None:
         assert all(answer["created"] for answer in answers)
         assert (last["lines"], last["accepted"], last["refused"]) == (256, 256, 0)
         assert last["error"]["code"] == "request_too_large"
-        assert "no line after line 256 was looked at" in last["error"]["message"]
+        assert "no line after line 256 was submitted" in last["error"]["message"]
         with Client(f"http://{api.host}:{api.port}") as client:
             found = []
             with pytest.raises(RequestTooLarge, match="after line 256"):  # noqa: PT012 — after the answers
@@ -283,7 +283,7 @@ def test_a_bulk_that_has_ended_and_goes_on_is_answered(settings: Settings) -> No
         writer.start()
         found = b""
         try:
-            while b"no line after line 256 was looked at" not in found:
+            while b"no line after line 256 was submitted" not in found:
                 piece = connection.recv(1 << 16)
                 assert piece, found[-1000:]
                 found += piece

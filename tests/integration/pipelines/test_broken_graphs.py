@@ -57,7 +57,7 @@ def test_every_door_says_the_same(configs: Path, monkeypatch: pytest.MonkeyPatch
     assert (checked.exit_code, checked.stderr.strip()) == (1, expected)
 
     with pytest.raises(ConfigError) as caught:
-        Services.open(settings_of(configs))
+        Services(settings_of(configs))
     assert str(caught.value) == expected
 
     for name, value in settings_of(configs).to_environment().items():

@@ -1,4 +1,4 @@
-"""What the API's allocator gives back, in a process of its own."""
+"""The memory that the API's allocator returns to the kernel, measured in a process of its own."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_what_takes_long_is_kept_for_a_while() -> None:
     assert cached.get() == 2
 
 
-def test_an_error_is_told_and_not_kept() -> None:
+def test_an_error_is_raised_and_not_kept() -> None:
     table = Table(takes_s=0.5)
     table.away = True
     cached = CachedValue(table.count, clock=lambda: table.now)

@@ -15,7 +15,7 @@ LONG_S = 60.0  # a wait that is not let go lasts longer than the tests may
 
 
 class Jobs:
-    """Those that have ended, and the polls for them."""
+    """The jobs that have ended, and the polls for them."""
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -33,7 +33,7 @@ class Jobs:
         return set(job_ids) - self.ended
 
     async def poll(self) -> None:
-        """Returns after a poll that began after this call."""
+        """Return after a poll that began after this call."""
         for _ in range(2):  # the first may have begun before
             self.polled.clear()
             await asyncio.to_thread(self.polled.wait, LONG_S)
@@ -51,7 +51,7 @@ async def waits(jobs: Jobs) -> AsyncIterator[JobWaits]:
     waits.release()
 
 
-async def test_each_is_told_of_the_end_of_its_own_job(jobs: Jobs, waits: JobWaits) -> None:
+async def test_each_wait_ends_with_its_own_job(jobs: Jobs, waits: JobWaits) -> None:
     first, again, second = (
         asyncio.create_task(waits.until_ended(job_id, LONG_S)) for job_id in ("job-1", "job-1", "job-2")
     )

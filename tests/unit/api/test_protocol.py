@@ -1,4 +1,4 @@
-"""What omni_jobs.api.protocol relies on in uvicorn. A new version that lacks any of it fails here first."""
+"""The internals of uvicorn on which omni_jobs.api.protocol relies. A version that lacks one fails here first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_attributes_that_are_read() -> None:
 
 
 def test_what_an_answer_does_with_its_connection() -> None:
-    """Ours stands in for ``transport``, and decides by ``keep_alive`` what an answer says of its connection."""
+    """The protocol replaces ``transport``, and sets with ``keep_alive`` whether an answer ends its connection."""
     assert {"transport", "keep_alive"} <= set(RequestResponseCycle.__init__.__code__.co_names)
     used = re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle))
     assert set(used) == {"write", "is_closing", "close"}
@@ -66,21 +66,21 @@ def test_what_an_answer_does_with_its_connection() -> None:
 
 
 def test_a_trailer_comes_as_a_header_after_the_head() -> None:
-    told = []
+    events = []
 
-    class Told:
+    class Callbacks:
         def on_headers_complete(self) -> None:
-            told.append(b"head")
+            events.append(b"head")
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            told.append(name)
+            events.append(name)
 
         def on_message_complete(self) -> None:
-            told.append(b"end")
+            events.append(b"end")
 
-    parser = httptools.HttpRequestParser(Told())
+    parser = httptools.HttpRequestParser(Callbacks())
     parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: y\r\n\r\n")
-    assert told == [b"Transfer-Encoding", b"head", b"X", b"end"]
+    assert events == [b"Transfer-Encoding", b"head", b"X", b"end"]
 
 
 def test_few_files_mean_few_connections() -> None:

@@ -1,4 +1,4 @@
-"""Threads' turns: short while somebody asks for it, as they were afterwards."""
+"""Python's switch interval: short while something asks for it, as it was afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_jobs.api.switch_interval import TURNS, Turns, short_turns
+from omni_jobs.api.switch_interval import short_switch_interval
 
 
 @pytest.fixture(autouse=True)
@@ -18,29 +18,28 @@ def usual() -> Iterator[float]:
     sys.setswitchinterval(usual)
 
 
-def test_turns_are_short_until_the_last_has_ended(usual: float) -> None:
-    turns = Turns()
-    turns.shorten()
-    turns.shorten()
-    turns.restore()
+def test_the_interval_is_short_until_the_last_has_ended(usual: float) -> None:
+    first, second = short_switch_interval(), short_switch_interval()
+    with first:
+        second.__enter__()
     assert sys.getswitchinterval() < usual / 10
-    turns.restore()
+    second.__exit__(None, None, None)
     assert sys.getswitchinterval() == usual
-    turns.shorten()
-    assert sys.getswitchinterval() < usual / 10
+    with short_switch_interval():
+        assert sys.getswitchinterval() < usual / 10
 
 
-def test_one_who_fails_has_them_restored(usual: float) -> None:
-    with pytest.raises(KeyError), short_turns():
+def test_one_who_fails_has_it_restored(usual: float) -> None:
+    with pytest.raises(KeyError), short_switch_interval():
         raise KeyError
     assert sys.getswitchinterval() == usual
 
 
-def test_many_threads_leave_them_as_they_were(usual: float) -> None:
+def test_many_threads_leave_it_as_it_was(usual: float) -> None:
     def shorten() -> None:
         for _ in range(2000):
-            TURNS.shorten()
-            TURNS.restore()
+            with short_switch_interval():
+                pass
 
     threads = [threading.Thread(target=shorten) for _ in range(4)]
     for thread in threads:

@@ -1,0 +1,87 @@
+"""What the routes read of a request beside its body: the job's id, headers, numbers of a query; and its tenant."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+from fastapi.routing import APIRoute
+from pydantic import BeforeValidator
+
+from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.settings import Settings
+from omni_jobs.views import DEFAULT_TENANT
+
+__all__ = ["JOB_ID", "CancelAfter", "JobId", "PlainNumber", "check_query", "idempotency_key_header", "tenant_of"]
+
+JOB_ID = re.compile(r"job-[0-9a-f]{32}")
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
+
+
+async def _job_id(job_id: str) -> str:  # async, because FastAPI calls other functions on a thread
+    if not JOB_ID.fullmatch(job_id):
+        raise NotFound(f"there is no job {job_id!r:.80}", field="job_id")
+    return job_id
+
+
+JobId = Annotated[str, Depends(_job_id)]
+"""The job's id in a path. A text that is no id of a job is answered as the id of an unknown job."""
+
+CancelAfter = Annotated[
+    str | None,
+    Header(
+        alias="Cancel-After",
+        description="time from the submit until the job stops by itself: seconds, or 90s, 15m, 2h; 1 s to 30 days",
+        examples=["15m"],
+    ),
+]
+
+
+def idempotency_key_header(longest: int, use: str) -> Any:
+    """Return the declaration of the header ``Idempotency-Key``. ``use`` ends its description."""
+    return Header(
+        alias="Idempotency-Key",
+        pattern=f"^[!-~]{{1,{longest}}}$",
+        description=f"1 to {longest} visible ASCII characters; {use}",
+    )
+
+
+def tenant_of(request: Request, settings: Settings) -> str:
+    """Return the tenant, DEFAULT_TENANT for a request that names none. Raises InvalidRequest naming the header.
+
+    A proxy in front of the server sets the header; the setting ``tenant_header`` names it.
+    """
+    header = settings.tenant_header
+    values = [] if header is None else request.headers.getlist(header)
+    if not values:
+        return DEFAULT_TENANT
+    if len(values) > 1 or not _TENANT.fullmatch(values[0]):
+        raise InvalidRequest("must be 1 to 64 letters, digits, dots, dashes or underscores, once", field=header)
+    return values[0]
+
+
+async def check_query(request: Request) -> None:
+    """Raise InvalidRequest that names a parameter of the query which the route does not know, or which comes twice."""
+    if not request.scope["query_string"]:
+        return
+    route = request.scope["route"]
+    known = [parameter.alias for parameter in route.dependant.query_params] if isinstance(route, APIRoute) else []
+    seen = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            raise InvalidRequest(f"unknown in this query; known: {', '.join(known) or 'none'}", field=f"{name:.64}")
+        if name in seen:
+            raise InvalidRequest("given twice", field=name)
+        seen.add(name)
+
+
+def _check_number(value: object) -> object:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise ValueError("must be a number, like 5 or 0.5")
+    return value
+
+
+PlainNumber = BeforeValidator(_check_number)
+"""For a number of a query. Python's own reading would accept 1_0, and blanks around the number."""
