@@ -1,6 +1,6 @@
 """The executor: claim → load → run → store → complete.
 
-A charter: what belongs here is one stage run's way through a worker, and how many go at once. Computing is the
+A charter: one stage run's way through a worker belongs here, and the number that go at once. Computing is the
 stage's business (``workers.execution.stage_llm``), objects are the hand-off's, transactions are the ledger's, and
 the pool brings the hints.
 """
@@ -99,7 +99,7 @@ class Executor:
 
     @property
     def in_flight(self) -> int:
-        """How many stage runs are in flight."""
+        """The number of stage runs in flight."""
         return len(self._in_flight)
 
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
@@ -108,12 +108,12 @@ class Executor:
 
     @property
     def hints_in_hand(self) -> int:
-        """How many hints were offered, and neither claimed nor dropped yet."""
+        """The number of hints that were offered, and neither claimed nor dropped yet."""
         return self._offered - self._settled
 
     @property
     def room(self) -> int:
-        """How many more hints are of use; for the thread that offers."""
+        """The number of hints that are of use now; for the thread that offers."""
         if not self._taking or self._suspect_runs or self._waiting.has_suspects:
             return 0
         return self.slots - len(self._in_flight) - self.hints_in_hand
@@ -219,7 +219,7 @@ class Executor:
             raise
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
-        except Exception as error:  # noqa: BLE001 — whatever the model's code raises ends this stage run alone
+        except Exception as error:  # noqa: BLE001 — any error of the model's code ends this stage run alone
             run.reporting = True
             await self._fail(claim, self._as_error(claim, error))
         finally:

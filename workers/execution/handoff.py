@@ -122,7 +122,7 @@ class HandOff:
         return payload is None or payload.nbytes <= self._inline_bytes
 
     def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
-        """Store what does not stand in SQL; return the completion."""
+        """Store the artifacts, and the payload unless it stands in SQL; return the completion."""
         stored: list[ObjectRef] = []
         try:
             payload, ref, inline = result.payload, None, None

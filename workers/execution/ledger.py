@@ -84,7 +84,7 @@ class Ledger:
     # The worker's life.
 
     def take_slot(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
-        """Take the worker's slot, publish hints of what a predecessor held, and keep the lease from then on.
+        """Take the worker's slot, publish hints of the stage runs that a predecessor held, and keep the lease.
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
         Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
@@ -102,20 +102,23 @@ class Ledger:
         self._relay.send(self._slot.serve(keep_trying))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, retire the worker, and end the thread. The lease's end settles what takes longer."""
+        """Write the reports that wait, retire the worker, and end the thread.
+
+        Reports that cannot be written within ``timeout_s`` are lost: the lease's end queues their stage runs again.
+        """
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
         self._thread.put(Turn(last=True))
         self._thread.close(timeout_s + 1.0)
 
-    # The executor's calls. All raise Fenced, and StageError for what the database refuses for good.
+    # The executor's calls. All raise Fenced, and StageError for a report that the database refuses for good.
 
     async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Return the claims that these hints gave; a claim that an earlier call gave may come again."""
         return await self._ask(self._asked.claims, hints)
 
     async def complete(self, completion: Completion) -> Outcome:
-        """Record an attempt's end; what it stored is recorded only if the outcome is ``won``."""
+        """Record an attempt's end; its payload and artifacts are recorded only if the outcome is ``won``."""
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
@@ -148,7 +151,7 @@ class Ledger:
         return await ask.future
 
     def _hand_over(self, before: int) -> None:
-        """Give the thread what was asked, once a whole round of the loop has asked no more than ``before``.
+        """Give the thread the asks that gathered, once a whole round of the loop has asked no more than ``before``.
 
         A transaction costs nearly the same for many. An answer to many is followed by the asks of many.
         """
@@ -165,7 +168,7 @@ class Ledger:
             self._progress = {}
             self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
 
-    # The thread: when.
+    # The thread: its turns.
 
     def _next_timer(self) -> float | None:
         if self._fenced is not None:
@@ -199,12 +202,12 @@ class Ledger:
             logger.critical("%s; another worker may hold its stage runs now", error)
             self._stop_fenced(error if isinstance(error, Fenced) else Fenced(str(error)))
         except Exception as error:
-            # A bug. Without this thread the worker would hold what it has, and do nothing, for ever.
-            logger.exception("the ledger's thread ends")
+            # A bug. Without this thread the worker would hold its stage runs, and do nothing, for ever.
+            logger.exception("the ledger is broken")
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
     def _finish(self) -> None:
-        """Write what waits until the time of ``close`` is over, then retire the worker."""
+        """Write the reports that wait until the time of ``close`` is over, then retire the worker."""
         self._turn.last = False
         while self._fenced is None and self._turn.size and time.monotonic() < self._close_by:
             time.sleep(_FIRST_PAUSE_S)
@@ -232,7 +235,7 @@ class Ledger:
             self._on_loop(self._on_cancel, stage_run_ids)
 
     def _stop_fenced(self, fenced: Fenced) -> None:
-        """Write nothing more of what the worker does; hand what it held to the others, not counted as its loss."""
+        """Write no report any more; queue the held stage runs again, without counting them as lost with the worker."""
         self._fenced = fenced
         self._slot.stop(fenced)
         # A claim whose answer was lost may have been granted.
@@ -241,10 +244,10 @@ class Ledger:
         self._refuse(fenced)
         try:
             self._relay.send(self._slot.retire(fenced))
-            # Others may have taken what it held for lost. It lives: these stage runs did not kill it.
+            # Others may have counted its stage runs as lost with it. It lives, so they did not kill it.
             self._jobs.forgive(self.worker.worker_id, sorted(held))
         except Exception:
-            logger.exception("what this worker held waits for the end of its lease")
+            logger.exception("this worker's stage runs wait for the end of its lease")
 
     def _refuse(self, fenced: Fenced) -> None:
         asks = self._turn.asks()
@@ -253,7 +256,7 @@ class Ledger:
         self._turn = Turn(last=self._turn.last)
         self._on_loop(settle, asks)
 
-    # The thread: what it writes.
+    # The thread: its transactions.
 
     def _write(self, turn: Turn) -> None:
         """Write a turn and answer it. Parts that are written leave it, so that it can be tried again."""

@@ -37,7 +37,7 @@ class Ask(Generic[T, A]):
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """The reports and claims that one turn of the thread writes, in this order: what frees others first."""
+    """The reports and claims that one turn of the thread writes, in this order: ends first, because they free slots."""
 
     completions: list[Ask[Completion, Outcome]] = field(default_factory=list)
     failures: list[Ask[Failure, Outcome]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Turn:
 
     @property
     def size(self) -> int:
-        """How many calls wait for an answer."""
+        """The number of calls that wait for an answer."""
         return len(self.completions) + len(self.failures) + len(self.releases) + len(self.claims)
 
     def asks(self) -> list[Ask[Any, Any]]:

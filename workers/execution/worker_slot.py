@@ -54,7 +54,7 @@ class WorkerSlot:
         self._stopped = threading.Event()
 
     def take(self, keep_trying: Callable[[], bool]) -> Sequence[Hint]:
-        """Make the slot this worker's, and return the hints of what a predecessor in it held.
+        """Make the slot this worker's, and return the hints of the stage runs that a predecessor held.
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
         Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
@@ -96,11 +96,11 @@ class WorkerSlot:
         self._stopped.set()
 
     def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
-        """Give the slot up, after ``stop``; return the hints of what was held. ``fenced``: why it was lost."""
+        """Give the slot up, after ``stop``; return the hints of its stage runs. ``fenced``: the reason of a loss."""
         with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
             return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced)
 
-    # Whether the slot's holder lives.
+    # The life of the slot's holder.
 
     def _refuse_if_alive(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
         """Raise SlotTaken when the holder lives; return when it is dead.
@@ -116,7 +116,7 @@ class WorkerSlot:
         logger.warning("worker %s (pid %d on %s) had this slot and is dead", holder.worker_id, holder.pid, holder.host)
 
     def _runs_no_more(self, holder: SlotHolder) -> bool:
-        """Whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
+        """Return whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
         here = incarnation.pid_space()
         if here is None or holder.pid_space != here or holder.pid_started is None:
             return False

@@ -1,4 +1,4 @@
-"""``chat``: a job's messages and media → the first AR stage's prompt."""
+"""``ChatProcessor``: a job's messages and media become the first AR stage's prompt."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
 
 class ChatProcessor:
-    """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on."""
+    """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on.
+
+    Its name in a stage config is ``chat``.
+    """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Load the prompt renderer of the checkpoint. Raises ConfigError without a model."""
         if model is None:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
         self._renderer = load_renderer(model.architecture, model.path)
 
     def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
-        """Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
-        PayloadCorrupt for embeddings that do not decode.
+        """Return token ids for text alone, the rendered text with decoded media, or the request's embeddings.
+
+        Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable, and
+        PayloadCorrupt or ModelError for embeddings that do not decode or do not fit the model.
         """
         if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("chat makes input for an AR stage", field="kind")
@@ -85,7 +91,7 @@ class ChatProcessor:
 
 
 def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
-    """(field, kind, number) of the media in prompt order."""
+    """Yield (field in the request, kind, number) of each medium, in prompt order."""
     for position, message in enumerate(messages):
         content = message["content"]
         for place, part in enumerate(content if isinstance(content, list) else ()):

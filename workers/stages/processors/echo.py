@@ -1,4 +1,4 @@
-"""Input processor of echo stages: the text of the last user message, and how much came from upstream."""
+"""``EchoProcessor``: the last user message and the size of the payloads become an echo stage's prompt."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ __all__ = ["EchoProcessor"]
 
 
 class EchoProcessor:
-    """Makes an EchoPrompt of any job."""
+    """Makes an EchoPrompt of any job. Its name in a stage config is ``echo``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Needs nothing of either."""
+        """Take a processor's arguments; it needs neither."""
 
     def __call__(self, stage_input: StageInput) -> EchoPrompt:
+        """Return the prompt. Raises ModelError for parameters of another kind of stage."""
         if not isinstance(stage_input.parameters, EchoParameters):
             raise ModelError("an echo stage has echo parameters", field="parameters")
         return EchoPrompt(
@@ -32,7 +33,7 @@ class EchoProcessor:
 
 
 def _last_user_text(messages: Any) -> str:
-    """Parts of one message are joined by newlines, as chat templates do not: this is no model."""
+    """Return the text of the last user message; newlines join its parts, which no chat template does."""
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content", "")
