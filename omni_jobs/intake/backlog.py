@@ -2,7 +2,7 @@
 
 Each API process bounds the backlog by its own knowledge: the jobs that SQL counted last, and the jobs that this
 process has accepted since. It does not know of the jobs that other processes have accepted since its last count.
-So the backlog may exceed the bound by that much, and never by a multiple of the bound.
+So the backlog may exceed the bound by that much: it is at most the bound times the number of API processes.
 """
 
 from __future__ import annotations

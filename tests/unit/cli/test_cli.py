@@ -14,8 +14,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from omni_jobs import client as client_module
 from omni_jobs.cli import Exit, app, servers
+from omni_jobs.client import client as client_module
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, settings
 from omni_jobs.stack import worker_command as worker_command_module

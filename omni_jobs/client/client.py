@@ -1,15 +1,4 @@
-"""The Python client of the HTTP API: typed, synchronous, safe to retry.
-
-    client = Client("http://127.0.0.1:8000")
-    job = client.submit({"model": "qwen2_5_omni", "messages": [user_message("Hello")], "modalities": ["text", "audio"]})
-    job = client.wait(job.id, timeout=600)
-    print(job.result["text"])
-    client.save(job, Path("out"))   # result.json, text.txt, audio.wav
-
-A call is repeated a few times while the server does not answer or has too many jobs waiting. A submit carries an
-idempotency key, so no repetition makes a second job. The server's errors are raised as the classes of
-:mod:`omni_jobs.errors`; ServerUnavailable means that no answer came.
-"""
+"""``Client``: calls the HTTP API, and repeats what may be repeated."""
 
 from __future__ import annotations
 
@@ -37,10 +26,9 @@ from omni_jobs.errors import (
     ServerUnavailable,
     TooManyJobs,
 )
-from omni_jobs.user_message import user_message
 from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
 
-__all__ = ["Client", "error_of", "user_message"]
+__all__ = ["Client", "error_of"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call

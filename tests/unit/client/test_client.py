@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import xxhash
 
-from omni_jobs import client as client_module
 from omni_jobs import errors
 from omni_jobs.client import Client, user_message
+from omni_jobs.client import client as client_module
 from omni_jobs.states import JobState
 
 JOB: dict[str, Any] = {
