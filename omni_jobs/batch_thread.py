@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["BatchThread"]
-
 T = TypeVar("T")
 
 

@@ -55,55 +55,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Literal
 
-__all__ = [
-    "BadMessage",
-    "BrokerUnavailable",
-    "ConfigError",
-    "Conflict",
-    "DatabaseUnavailable",
-    "DeadlineExceeded",
-    "DecodersUnavailable",
-    "EngineDead",
-    "Expired",
-    "Fenced",
-    "ForeignOrigin",
-    "Gone",
-    "HeadTooLarge",
-    "InvalidInput",
-    "InvalidRequest",
-    "MalformedRequest",
-    "ModelError",
-    "ModelMissing",
-    "NotFound",
-    "ObjectCorrupt",
-    "ObjectMissing",
-    "OmniJobsError",
-    "OutOfMemory",
-    "PayloadCorrupt",
-    "PayloadError",
-    "PayloadTooLarge",
-    "Quarantined",
-    "QueueTimeLimit",
-    "RangeNotSatisfiable",
-    "RequestTooLarge",
-    "RetryClass",
-    "ServerBusy",
-    "ServerUnavailable",
-    "SlotTaken",
-    "StackError",
-    "StageError",
-    "StorageError",
-    "StorageFull",
-    "StorageUnavailable",
-    "TimeLimitExceeded",
-    "TooManyJobs",
-    "TooSlow",
-    "UnknownHost",
-    "UnsupportedContentType",
-    "WorkerLost",
-]
-
-
 RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "model_error", "time_limit"]
 """The kind of a failure, by which a stage's ``retries`` bound the attempts. Bad input has none."""
 

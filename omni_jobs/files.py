@@ -15,16 +15,6 @@ from omni_jobs.errors import StorageFull, StorageUnavailable
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = [
-    "byte_views",
-    "map_file",
-    "require_room",
-    "sync_directory",
-    "translate_os_errors",
-    "write_all",
-    "write_atomically",
-]
-
 _BATCH_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
 _BATCH_BUFFERS = 512  # below Linux' IOV_MAX
 _MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 3.13

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from omni_jobs.errors import OmniJobsError, RetryClass
 
-__all__ = ["DEFAULT_RETRIES", "LONGEST_DELAY_S", "RetryLimits", "is_last_chance", "retry_delay"]
-
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 _HARMFUL: tuple[RetryClass, ...] = ("worker_lost", "fenced")  # classes whose failures harm the worker

@@ -26,8 +26,6 @@ from pydantic_settings import (
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["BULK_GROUP_BYTES", "Settings", "packaged_directory", "read_settings", "settings"]
-
 _SECRETS: Final = ("broker_url", "database_url")
 _MAX_SECRET_BYTES: Final = 65_536
 BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk_lines holds beside the one it reads

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["JobState", "StageRunState"]
-
 
 class JobState(StrEnum):
     """The state of a job: one user submission."""

@@ -13,28 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = [
-    "DEFAULT_TENANT",
-    "ArtifactView",
-    "AttemptErrorView",
-    "BulkAnswer",
-    "Counts",
-    "ErrorView",
-    "EventView",
-    "JobView",
-    "Page",
-    "PipelineList",
-    "PipelineView",
-    "ProgressView",
-    "StageCount",
-    "StageRunView",
-    "StageView",
-    "WaitingView",
-    "WarningView",
-    "WorkerView",
-    "merge_results",
-]
-
 DEFAULT_TENANT = "default"
 """The tenant of a job whose submit names none."""
 

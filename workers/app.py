@@ -16,8 +16,6 @@ from omni_jobs.settings import settings
 from workers.consumer.command_line import check_command_line
 from workers.consumer.hint_step import HintStep
 
-__all__ = ["app"]
-
 try:
     app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
 except ConfigError as error:

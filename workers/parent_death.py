@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 
-__all__ = ["end_with_parent"]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -20,8 +20,6 @@ from omni_jobs.api.services import Services
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 
-__all__ = ["create_app"]
-
 
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     """Return the application. It opens its services when it starts, unless it is given open ones.

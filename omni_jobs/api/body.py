@@ -10,8 +10,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge, UnsupportedContentType
 
-__all__ = ["check_content_type", "read_body"]
-
 _JSON = "application/json"
 _MULTIPART = "multipart/form-data"
 _REQUEST = "request"

@@ -17,8 +17,6 @@ from omni_jobs.api.error_answers import answer_to
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.settings import Settings
 
-__all__ = ["KnownPages"]
-
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))
 

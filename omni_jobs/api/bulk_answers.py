@@ -14,8 +14,6 @@ from anyio import CapacityLimiter
 from omni_jobs.errors import RequestTooLarge, ServerBusy
 from omni_jobs.settings import Settings
 
-__all__ = ["AllAnswers", "Answers"]
-
 _IN_MEMORY_BYTES = 1 << 20  # of one bulk; the rest is on the disk
 _LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those of so many largest bulks
 

@@ -10,8 +10,6 @@ from omni_jobs.api.held_bodies import Body
 from omni_jobs.errors import OmniJobsError, RequestTooLarge
 from omni_jobs.settings import BULK_GROUP_BYTES
 
-__all__ = ["Line", "bytes_of", "groups_of_lines"]
-
 _GROUP_LINES = 256
 _PIECE_BYTES = 2 << 10
 

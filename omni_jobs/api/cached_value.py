@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["CachedValue"]
-
 T = TypeVar("T")
 
 _CHEAP_S = 0.05

@@ -19,8 +19,6 @@ from starlette.routing import Route
 from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, StorageFull, TooManyJobs
 from omni_jobs.views import ErrorView
 
-__all__ = ["answer_to", "errors", "install_error_answers", "public_fields"]
-
 logger = logging.getLogger(__name__)
 
 _LONGEST_MESSAGE = 2000

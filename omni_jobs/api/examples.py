@@ -8,8 +8,6 @@ from typing import Any
 
 from omni_jobs.views import DEFAULT_TENANT
 
-__all__ = ["EVENTS", "JOB", "MULTIPART", "RETRIED_JOB", "SUBMITS"]
-
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
 _WAV = base64.b64encode(
     struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", 3236, b"WAVEfmt ", 16, 1, 1, 16_000, 32_000, 2, 16, b"data", 3200)

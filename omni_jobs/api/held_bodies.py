@@ -14,8 +14,6 @@ from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.errors import ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
-__all__ = ["Body", "BoundedBodies", "HeldBytes"]
-
 _TRIM_ABOVE_BYTES = 1 << 20
 _TRIM_AFTER_S = 5.0
 _LARGE_BYTES = 16 << 10  # a larger body takes longer to read than a thread's turn

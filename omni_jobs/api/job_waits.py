@@ -11,8 +11,6 @@ from anyio.to_thread import run_sync
 
 from omni_jobs.errors import OmniJobsError
 
-__all__ = ["JobWaits"]
-
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.05  # between two polls, while polls are quick

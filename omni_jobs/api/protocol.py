@@ -28,8 +28,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from omni_jobs.errors import HeadTooLarge, MalformedRequest, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
-__all__ = ["BoundedProtocol", "ConnectionLimits", "bounded_protocol"]
-
 _SLICE_BYTES = 4096  # the parser gets a head in such pieces, so that its bytes are counted closely enough
 _LINGER_S = 2.0  # how long a refused client may still send, so that it reads its answer and gets no reset
 _LINGER_BYTES = 1 << 20  # how many bytes it may still send

@@ -13,8 +13,6 @@ from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.settings import Settings
 from omni_jobs.views import DEFAULT_TENANT
 
-__all__ = ["JOB_ID", "CancelAfter", "JobId", "PlainNumber", "check_query", "idempotency_key_header", "tenant_of"]
-
 JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")

@@ -14,8 +14,6 @@ from omni_jobs.api.protocol import ConnectionLimits, bounded_protocol
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 
-__all__ = ["Server", "raise_file_limit"]
-
 _GRACE_S = 5
 
 

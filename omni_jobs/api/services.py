@@ -29,8 +29,6 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.views import ErrorView
 
-__all__ = ["Services", "ServicesDep"]
-
 _NEWEST_JOBS = 30  # in the status
 
 

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["short_switch_interval"]
-
 _SHORT_S = 0.0001
 
 _lock = threading.Lock()

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.loader import Pipelines
     from omni_jobs.settings import Settings
 
-__all__ = ["Broker"]
-
 
 class Broker:
     """The queues in Redis. Safe for threads. Loads its client and connects when it is first used."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.loader import Pipelines
     from omni_jobs.settings import Settings
 
-__all__ = ["OmniCelery", "celery_app"]
-
 
 class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
     """A Celery app with its process's settings and pipelines, and with a Broker, which works without Celery."""

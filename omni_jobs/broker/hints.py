@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from omni_jobs.broker.broker import Broker
     from omni_jobs.jobs import Hint
 
-__all__ = ["POISON_SUFFIX", "TASK", "HintPublisher", "hints_in", "read_hints", "write_hints"]
-
 logger = logging.getLogger(__name__)
 
 TASK = "omni_jobs.run_stage"

@@ -12,8 +12,6 @@ from redis.retry import Retry
 
 from omni_jobs.errors import BrokerUnavailable, ConfigError
 
-__all__ = ["CONNECTION_OPTIONS", "RedisLists"]
-
 CONNECTION_OPTIONS: Mapping[str, Any] = {
     "socket_timeout": 5.0,  # seconds; a hung broker must not hold up a publisher for ever
     "socket_connect_timeout": 3.0,

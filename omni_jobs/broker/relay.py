@@ -15,8 +15,6 @@ from omni_jobs.errors import BrokerUnavailable
 if TYPE_CHECKING:
     from omni_jobs.jobs import Hint
 
-__all__ = ["Relay"]
-
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0

@@ -16,8 +16,6 @@ from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import Exit, exit_code, fail
 from omni_jobs.errors import OmniJobsError
 
-__all__ = ["submit_bulk"]
-
 
 def submit_bulk(
     file: options.LinesArgument,

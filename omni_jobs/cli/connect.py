@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from omni_jobs.client import Client
 
-__all__ = ["connect"]
-
 
 def connect(url: str | None) -> Client:
     """Return a client of the server at ``url``.

@@ -11,8 +11,6 @@ from typer.core import TyperGroup
 
 from omni_jobs.errors import NotFound, OmniJobsError
 
-__all__ = ["Exit", "Group", "exit_code", "fail"]
-
 
 class Exit:
     """The exit codes, as ``omni-jobs --help`` lists them."""

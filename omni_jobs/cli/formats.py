@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["in_bytes", "in_seconds", "printable"]
-
 
 def in_seconds(seconds: float | None) -> str:
     """Return a duration as ``0.4 s``, ``12 s`` or ``3 min 05 s``; an empty text for None."""

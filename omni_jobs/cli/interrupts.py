@@ -6,8 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["raised_signals"]
-
 
 @contextmanager
 def raised_signals() -> Iterator[None]:

@@ -10,8 +10,6 @@ from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show, show_json, show_outcome, show_repeatedly, show_warnings
 
-__all__ = ["cancel", "delete", "events", "list_", "result", "retry", "status"]
-
 
 def status(
     job_id: options.NewestOrJobArgument = None,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from omni_jobs.stack.embedded import EmbeddedStack
     from omni_jobs.views import JobView
 
-__all__ = ["show_progress", "show_start", "show_text"]
-
 
 def show_start(stack: EmbeddedStack) -> None:
     """Start the stack, and show its processes meanwhile. Raises the errors of ``EmbeddedStack.start``."""

@@ -11,8 +11,6 @@ from omni_jobs.cli.exits import Exit
 from omni_jobs.cli.options import JsonOption, StageConfigsArgument
 from omni_jobs.cli.screen import show
 
-__all__ = ["check", "list_"]
-
 
 def check(files: StageConfigsArgument) -> None:
     """Check stage configs. Each error names the file, the line and the field.

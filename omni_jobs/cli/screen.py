@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from omni_jobs.views import JobView
 
-__all__ = ["show", "show_json", "show_outcome", "show_repeatedly", "show_warnings"]
-
 
 def show(content: RenderableType) -> None:
     """Print a rich renderable on stdout, as wide as the terminal."""

@@ -19,8 +19,6 @@ from omni_jobs.cli import options
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["api", "migrate", "prune", "rescuer", "up", "worker"]
-
 
 def up(
     pipeline: options.ServePipelinesOption = None,

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from omni_jobs.client import Client
 
-__all__ = ["submit"]
-
 
 def submit(
     text: options.TextArgument = None,

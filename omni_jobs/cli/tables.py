@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from omni_jobs.stack.child import ChildView
     from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
 
-__all__ = [
-    "children_table",
-    "events_table",
-    "failed_attempts",
-    "job_progress",
-    "job_summary",
-    "jobs_table",
-    "timeline",
-    "waiting_reason",
-]
-
 _STYLE_OF_STATE = {
     "completed": "green",
     "succeeded": "green",

@@ -28,8 +28,6 @@ from omni_jobs.errors import (
 )
 from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
 
-__all__ = ["Client", "error_of"]
-
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call
 LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room in the queue, but raises TooManyJobs

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["user_message"]
-
 
 def user_message(
     text: str | None = None,

@@ -46,8 +46,6 @@ from sqlalchemy.types import TypeEngine
 from omni_jobs.database.statement import Call, Statement, execute_pipelined
 from omni_jobs.database.tables import Base, encode_json
 
-__all__ = ["Batch", "Given", "among", "listed", "one_of", "run_all"]
-
 _NOT_EXACT = "rows have changed that this transaction has locked"
 _DIVISION_BY_ZERO = "22012"
 _FEW = 32  # with so many rows or fewer, one statement for several batches costs less than one for each

@@ -9,8 +9,6 @@ from sqlalchemy import Double
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["as_datetime", "now"]
-
 
 class now(FunctionElement[float]):
     """Seconds since 1970 UTC by the database's clock; the same value all through one statement."""

@@ -22,8 +22,6 @@ from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
-__all__ = ["REVISION", "Database"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

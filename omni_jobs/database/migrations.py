@@ -9,8 +9,6 @@ from sqlalchemy import Connection
 
 from omni_jobs.settings import packaged_directory
 
-__all__ = ["downgrade", "newest_revision", "upgrade"]
-
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Bring the schema to this build's revision, or to another later one, in the connection's transaction."""

@@ -13,8 +13,6 @@ from omni_jobs.database.statement import Statement, prepares_nothing
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
 
-__all__ = ["PostgreSQL"]
-
 _BEGIN_WRITING = Statement(text("BEGIN"))
 _BEGIN_READING = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 _IS_READ_ONLY = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")

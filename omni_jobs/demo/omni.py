@@ -20,8 +20,6 @@ from omni_jobs.errors import StageError
 if TYPE_CHECKING:
     from omni_jobs.views import JobView
 
-__all__ = ["OmniDemo"]
-
 PROMPT = "What do you hear, and what do you see? Answer in one sentence."
 SILENCE_RMS = 1e-3  # -60 dB of full scale
 JOB_LIMIT_S = 1800.0

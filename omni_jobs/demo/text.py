@@ -16,8 +16,6 @@ from omni_jobs.errors import StageError
 if TYPE_CHECKING:
     from omni_jobs.views import JobView
 
-__all__ = ["TextDemo"]
-
 PROMPT = "Give me three tips for a good night's sleep."
 MAX_TOKENS = 256
 JOB_LIMIT_S = 1800.0

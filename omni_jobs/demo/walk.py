@@ -23,8 +23,6 @@ from omni_jobs.states import JobState
 if TYPE_CHECKING:
     from omni_jobs.views import JobView
 
-__all__ = ["Demo", "walk"]
-
 
 class Demo(Protocol):
     """A demo of one pipeline with one job."""

@@ -16,8 +16,6 @@ from omni_jobs.prompts import Renderers
 from omni_jobs.requests import AdmittedRequest, ParsedRequest, admit, parse
 from omni_jobs.settings import Settings
 
-__all__ = ["Admissions", "without_frames"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:

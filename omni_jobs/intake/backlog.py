@@ -21,8 +21,6 @@ from anyio.to_thread import run_sync
 
 from omni_jobs.errors import DatabaseUnavailable, TooManyJobs
 
-__all__ = ["Backlog", "Reservation"]
-
 logger = logging.getLogger(__name__)
 
 _SHORTEST_PAUSE_S = 1.0

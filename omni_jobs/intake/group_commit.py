@@ -15,8 +15,6 @@ from omni_jobs.batch_thread import BatchThread
 from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
 from omni_jobs.jobs import Hint, NewJob, SubmitResult
 
-__all__ = ["GroupCommit", "KeyedJob"]
-
 logger = logging.getLogger(__name__)
 
 _LARGEST_TRANSACTION = 256  # jobs

@@ -33,8 +33,6 @@ from omni_jobs.storage import ObjectStore
 if TYPE_CHECKING:
     from omni_jobs.broker.relay import Relay
 
-__all__ = ["Intake"]
-
 Scope = tuple[str, str]
 """A pipeline and a tenant."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from omni_jobs.requests import Media
     from omni_jobs.storage import ObjectStore
 
-__all__ = ["delete_media", "store_media"]
-
 logger = logging.getLogger(__name__)
 
 

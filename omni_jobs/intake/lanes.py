@@ -17,8 +17,6 @@ from anyio.to_thread import run_sync
 from omni_jobs.errors import DecodersUnavailable
 from omni_jobs.intake.submit_request import SubmitRequest
 
-__all__ = ["Lanes"]
-
 T = TypeVar("T")
 
 _SMALL_BYTES = 16 << 10

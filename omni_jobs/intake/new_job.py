@@ -11,8 +11,6 @@ from omni_jobs.views import DEFAULT_TENANT
 if TYPE_CHECKING:
     from omni_jobs.requests import AdmittedRequest
 
-__all__ = ["new_job"]
-
 
 def new_job(
     job_id: str,

@@ -10,8 +10,6 @@ from anyio.to_thread import run_sync
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.prompts import Renderers
 
-__all__ = ["RendererLoads"]
-
 
 class RendererLoads:
     """Loads renderers. For one event loop."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from omni_jobs.views import DEFAULT_TENANT
 
-__all__ = ["SubmitRequest"]
-
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:

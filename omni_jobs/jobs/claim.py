@@ -30,8 +30,6 @@ from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
-__all__ = ["claim"]
-
 _worker = bindparam("worker", type_=Text)
 _ids = bindparam("ids", type_=Text)
 _HAS_LEASE = exists().where(WorkerRow.id == _worker, WorkerRow.lease_until > now())

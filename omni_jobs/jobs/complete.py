@@ -14,8 +14,6 @@ from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Completion, Failure, Outcome
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["cancel", "complete", "fail", "release"]
-
 _ARTIFACTS_OF_JOBS = select(ArtifactRow.job_id, ArtifactRow.name).where(
     one_of(ArtifactRow.job_id, bindparam("ids", type_=Text))
 )

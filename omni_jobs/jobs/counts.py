@@ -9,8 +9,6 @@ from omni_jobs.database.tables import JobRow, StageRunRow, state_is
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import Counts, StageCount
 
-__all__ = ["claimable", "counts", "queued_jobs"]
-
 _ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
 _UNFINISHED = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
 

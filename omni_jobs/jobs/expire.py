@@ -13,8 +13,6 @@ from omni_jobs.jobs.graph import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["EXPIRED_AT_ONCE", "expire_late"]
-
 EXPIRED_AT_ONCE = 500
 """The number of jobs that one transaction expires for each of the two reasons; the next may find more."""
 

@@ -12,8 +12,6 @@ from omni_jobs.jobs.values import Hint
 from omni_jobs.retry import RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["Run", "Step", "next_step", "stage_names", "unneeded_payloads"]
-
 _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
 

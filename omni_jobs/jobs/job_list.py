@@ -30,8 +30,6 @@ from omni_jobs.jobs.job_view import views_of
 from omni_jobs.states import JobState
 from omni_jobs.views import Page
 
-__all__ = ["job_list"]
-
 _LONGEST_PAGE = 100
 _PAGE_BYTES = 2 << 20  # of its jobs' texts, JSON as it is stored; a page holds one job even if that has more
 _FIRST_SIZES = 8

@@ -38,8 +38,6 @@ from omni_jobs.views import (
     merge_results,
 )
 
-__all__ = ["artifact", "events", "is_known", "job_view", "unfinished", "views_of"]
-
 _AnyRow = Row[*tuple[Any, ...]]
 
 # Built once, because SQLAlchemy would visit every part of them with every call.

@@ -30,20 +30,6 @@ from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import WorkerView
 
-__all__ = [
-    "FREED_AT_ONCE",
-    "expire",
-    "forgive",
-    "free_lost",
-    "holder",
-    "register",
-    "renew",
-    "retire",
-    "running_by_worker",
-    "unwanted",
-    "workers",
-]
-
 FREED_AT_ONCE = 500
 """The number of stage runs that one transaction frees; the next may find more."""
 

@@ -10,8 +10,6 @@ from omni_jobs.database.tables import StageRunRow, state_seen
 from omni_jobs.jobs.values import ProgressReport
 from omni_jobs.states import StageRunState
 
-__all__ = ["report"]
-
 _SET_IF_RUNNING = (
     update(StageRunRow)
     .where(

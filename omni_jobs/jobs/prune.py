@@ -36,8 +36,6 @@ from omni_jobs.jobs.values import Garbage, PruneResult, Retention
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 
-__all__ = ["collected", "delete_job", "garbage", "orphans", "prune"]
-
 _AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)

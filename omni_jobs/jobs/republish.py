@@ -22,8 +22,6 @@ from omni_jobs.jobs.lease import running_by_worker
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import StageRunState
 
-__all__ = ["Positions", "republish"]
-
 Positions = dict[tuple[str, str, frozenset[str]], tuple[float, int]]
 """The stage run behind which the next round goes on, as its (announce_at, id), by (pipeline, stage, digests of the
 pipeline files with free slots)."""

@@ -22,8 +22,6 @@ from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["retry"]
-
 _RETRIED = "job.retried"
 
 _START_OVER = (

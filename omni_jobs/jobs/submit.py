@@ -22,8 +22,6 @@ from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
-__all__ = ["PreparedJob", "as_written", "new_job_id", "prepare", "submit"]
-
 _NOW = Statement(select(now()))
 _INSERT_JOBS = Batch.insert(
     JobRow,

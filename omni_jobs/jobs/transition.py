@@ -27,8 +27,6 @@ from omni_jobs.jobs.values import Completion, Hint
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
-__all__ = ["JobTransition"]
-
 _NO_FAILURES: Mapping[str, int] = MappingProxyType({})
 _HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
 _JOB_STATES = {state.value: state for state in JobState}

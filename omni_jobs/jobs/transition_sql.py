@@ -40,24 +40,6 @@ from omni_jobs.database.tables import (
 )
 from omni_jobs.states import StageRunState
 
-__all__ = [
-    "CANCEL_IF_WAITING",
-    "END_IF_RUNNING",
-    "FORGET_PAYLOAD",
-    "INSERT_ARTIFACT",
-    "INSERT_ERROR",
-    "INSERT_EVENT",
-    "INSERT_GARBAGE",
-    "LOCK_JOBS",
-    "LOCK_JOBS_OF_STAGE_RUNS",
-    "QUEUE_IF_PENDING",
-    "REQUEUE_IF_RUNNING",
-    "SET_JOB",
-    "STAGE_RUNS_OF_JOBS",
-    "STAGE_RUNS_OF_SAME_JOBS",
-    "SUCCEED_IF_RUNNING",
-]
-
 _ids = bindparam("ids", type_=Text)
 _JOB_IDS = select(StageRunRow.job_id).where(one_of(StageRunRow.id, _ids))
 _LOCK = (

@@ -16,27 +16,6 @@ from omni_jobs.views import DEFAULT_TENANT
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = [
-    "Claim",
-    "Completion",
-    "Failure",
-    "Garbage",
-    "Hint",
-    "NewArtifact",
-    "NewJob",
-    "NewStage",
-    "NewWorker",
-    "Outcome",
-    "ProgressReport",
-    "PruneResult",
-    "RescueResult",
-    "Retention",
-    "SlotHolder",
-    "StoredArtifact",
-    "SubmitResult",
-    "attempt_after",
-]
-
 
 class Hint(NamedTuple):
     """A message that a stage run may be claimed. It may be lost, late or doubled, because the row is the truth."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from omni_jobs.settings import Settings
     from omni_jobs.storage import ObjectStore
 
-__all__ = ["Pruner", "PrunerPass"]
-
 logger = logging.getLogger(__name__)
 
 _JOBS_AT_ONCE = 500

@@ -25,8 +25,6 @@ from omni_jobs.storage import open_store
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["Rescuer", "run"]
-
 logger = logging.getLogger(__name__)
 
 _PRUNER_STOP_S = 5.0

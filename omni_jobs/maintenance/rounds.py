@@ -14,8 +14,6 @@ from omni_jobs.errors import OmniJobsError
 if TYPE_CHECKING:
     from omni_jobs.database.database import Database
 
-__all__ = ["Rounds"]
-
 logger = logging.getLogger(__name__)
 
 

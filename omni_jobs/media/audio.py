@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["decode_audio", "header_of_audio", "probe_audio"]
-
 MIN_S = 0.1
 _MIN_RATE = 4_000
 _LOUDEST = 100.0  # full scale is 1; samples far beyond it are no audio

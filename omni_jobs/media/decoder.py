@@ -28,8 +28,6 @@ from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.shared_memory import KEPT_BYTES
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 
-__all__ = ["confine", "run"]
-
 _DESCRIPTORS = 64
 _NICE = 10
 _SLACK_BYTES = 64 << 20  # of address space, for the interpreter itself

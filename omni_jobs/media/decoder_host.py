@@ -26,8 +26,6 @@ from pebble import ProcessExpired, ProcessPool
 
 from omni_jobs.media.host_process import LONGEST_MESSAGE
 
-__all__ = ["answer_of_exit", "main"]
-
 _TASKS_EACH = 1_000  # then a decoder is replaced, because libraries leak
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from omni_jobs.errors import DecodersUnavailable
 
-__all__ = ["LONGEST_MESSAGE", "HostProcess"]
-
 logger = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 1 << 18  # bytes of one task or answer as JSON

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["check_size", "decode_image", "header_of_image", "probe_image"]
-
 MIN_SIDE = 28  # pixels: one merged patch of Qwen's vision encoders
 MAX_RATIO = 200  # of the longer side to the shorter; those encoders' processors take no more
 

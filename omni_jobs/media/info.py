@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SAMPLING_RATE", "AudioInfo", "ImageInfo", "MediaInfo", "VideoInfo"]
-
 SAMPLING_RATE = 16_000  # Hz, of Whisper's features and of every model that takes them
 
 

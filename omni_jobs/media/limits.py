@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
-__all__ = ["MediaLimits"]
-
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:

@@ -15,8 +15,6 @@ import numpy as np
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
-__all__ = ["check_index"]
-
 # Boxes whose content is boxes, from its first byte on.
 _CONTAINERS = frozenset(
     (

@@ -9,8 +9,6 @@ import weakref
 
 from omni_jobs.errors import DecodersUnavailable
 
-__all__ = ["KEPT_BYTES", "Exchange", "MemoryFile"]
-
 KEPT_BYTES = 16 << 20  # media and results up to this size use the files that are kept: 5 megapixels
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from omni_jobs.media.limits import MediaLimits
     from omni_jobs.settings import Settings
 
-__all__ = ["FrameSampling", "decode_video", "header_of_video", "probe_video"]
-
 # FFmpeg may use these demuxers alone, because others read playlists, which name other files.
 _DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
 _CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})

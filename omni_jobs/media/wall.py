@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from omni_jobs.settings import Settings
 
-__all__ = ["Kind", "MediaBudget", "MediaWall"]
-
 logger = logging.getLogger(__name__)
 
 Kind = Literal["audio", "image", "video"]

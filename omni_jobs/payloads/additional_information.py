@@ -16,8 +16,6 @@ from omni_jobs.payloads.refusals import brief
 from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import Tensor
 
-__all__ = ["AdditionalInformationPayload", "TensorEntry", "dump_structure", "flatten", "load_structure"]
-
 _Value = TypeVar("_Value", bool, int, float, str, list, dict)  # type: ignore[type-arg]
 
 TensorEntry = Tensor | list[Tensor] | Mapping[str, Tensor]

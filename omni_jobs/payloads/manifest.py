@@ -11,8 +11,6 @@ from omni_jobs.payloads.refusals import brief
 from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.wire_limits import MAX_EXTENT
 
-__all__ = ["PAYLOAD_VERSION", "Manifest", "dump_manifest", "load_manifest"]
-
 PAYLOAD_VERSION: Final = 1
 _FIELDS: Final = ("version", "kind", "job_id", "stage", "attempt")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}\Z")

@@ -8,8 +8,6 @@ from typing import Final
 from omni_jobs.errors import PayloadError
 from omni_jobs.payloads.refusals import brief
 
-__all__ = ["PROMPT_EMBEDS", "TENSORS", "check_name", "is_tensor_name"]
-
 PROMPT_EMBEDS: Final = "prompt_embeds"
 TENSORS: Final = "tensors"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")

@@ -29,8 +29,6 @@ from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Payload"]
-
 _MANIFEST: Final = "omni_jobs.manifest"
 _STRUCTURE: Final = "omni_jobs.structure"
 _VALUES: Final = "omni_jobs.values"

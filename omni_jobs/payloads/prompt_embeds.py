@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-__all__ = ["PromptEmbedsPayload"]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptEmbedsPayload:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
-__all__ = ["as_decode_error", "brief", "over_limit"]
-
 _MAX_CHARACTERS = 80
 
 

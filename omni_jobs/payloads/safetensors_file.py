@@ -21,8 +21,6 @@ from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLim
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["METADATA", "encode_header", "in_file_order", "read_tensors", "split_file"]
-
 METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8

@@ -14,8 +14,6 @@ import orjson
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
-__all__ = ["check_text", "dump", "load"]
-
 _MAX_DEPTH: Final = 512  # Python 3.11's parser gives up at 1,000 levels, 3.12's at 1,500 or more
 _STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _STEPS: Final = {"[": 1, "{": 1, "]": -1, "}": -1}

@@ -15,8 +15,6 @@ from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "ITEM_BYTES", "Tensor", "tensor_bytes"]
-
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1,
     "U8": 1,

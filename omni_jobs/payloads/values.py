@@ -12,8 +12,6 @@ from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.strict_json import check_text, dump, load
 from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 
-__all__ = ["dump_values", "load_values"]
-
 
 def dump_values(values: Mapping[str, Any]) -> str:
     """Return the values as JSON. Raises PayloadError and PayloadTooLarge for values that a reader would refuse."""

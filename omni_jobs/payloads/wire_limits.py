@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MAX_EXTENT", "WRITER_LIMITS", "PayloadLimits"]
-
 MAX_EXTENT: Final = 2**63 - 1
 """The largest offset, and the largest product of a tensor's dimensions and item size, in bytes."""
 

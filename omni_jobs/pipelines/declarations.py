@@ -18,20 +18,6 @@ from typing import Any, Literal
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.parameters import StageKind
 
-__all__ = [
-    "CAUSAL_LM",
-    "COMPONENTS",
-    "ECHO_PRODUCES",
-    "PROCESSORS",
-    "PROMPTS",
-    "ComponentDeclaration",
-    "Components",
-    "Flow",
-    "ProcessorDeclaration",
-    "components_of",
-    "processor",
-]
-
 COMPONENTS = "omni_jobs.components"
 """Entry point group: architecture → its ``Components``."""
 

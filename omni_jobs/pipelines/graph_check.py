@@ -21,8 +21,6 @@ from omni_jobs.pipelines.declarations import (
 from omni_jobs.pipelines.stage_config import Modality, Pipeline, StageConfig
 from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource
 
-__all__ = ["check_graph", "first_problem"]
-
 _FLOW_OF_MODALITY: Mapping[Modality, Flow] = {"text": "text", "audio": "waveform"}
 
 # Flows that a stage makes available beside the one it produces: an AR stage that captures hidden states decodes its

@@ -16,8 +16,6 @@ from omni_jobs.pipelines.graph_check import check_graph, first_problem
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.pipelines.yaml_source import YamlSource
 
-__all__ = ["Pipelines", "load_pipeline", "load_pipelines"]
-
 SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 

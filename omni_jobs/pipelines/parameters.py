@@ -11,17 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = [
-    "EVALUATIONS_PER_STEP",
-    "PARAMETERS_OF_KIND",
-    "ArParameters",
-    "DiffusionParameters",
-    "EchoParameters",
-    "OdeSolver",
-    "StageKind",
-    "StageParameters",
-]
-
 StageKind = Literal["ar", "diffusion", "echo"]
 OdeSolver = Literal["rk4", "midpoint", "euler"]
 

@@ -21,8 +21,6 @@ from omni_jobs.pipelines.declarations import Flow
 from omni_jobs.pipelines.parameters import PARAMETERS_OF_KIND, StageKind, StageParameters
 from omni_jobs.retry import RetryLimits
 
-__all__ = ["EngineSettings", "Flow", "Modality", "ModelConfig", "Pipeline", "StageConfig"]
-
 Modality = Literal["text", "audio"]
 """An output that a job can ask for."""
 

@@ -11,8 +11,6 @@ import yaml
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["FieldPath", "YamlSource"]
-
 FieldPath = tuple[str | int, ...]
 """The keys and list indexes that lead from the document to a field: ("stages", "talker", "inputs")."""
 

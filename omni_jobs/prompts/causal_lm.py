@@ -13,8 +13,6 @@ from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
-__all__ = ["CausalLmPromptRenderer"]
-
 # The names of one number in the config.json of different families; the first one present counts.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 _SIZES = ("hidden_size", "n_embd", "d_model")

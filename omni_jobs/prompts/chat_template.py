@@ -16,8 +16,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
 
-__all__ = ["ChatTemplate"]
-
 
 class ChatTemplate:
     """The chat template of one checkpoint."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["check_checkpoint", "positive", "processor_part", "read_json"]
-
 
 def check_checkpoint(directory: Path) -> None:
     """Raise ConfigError naming the file when the directory is missing, unreadable or has dangling links."""

@@ -16,8 +16,6 @@ from tokenizers import Tokenizer
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.chat_template import ChatTemplate
 
-__all__ = ["PromptTokenizer"]
-
 Messages = Sequence[Mapping[str, Any]]
 
 

@@ -17,8 +17,6 @@ from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
-__all__ = ["CODEC_PROMPT_TOKENS", "QwenOmniPromptRenderer", "smart_resize"]
-
 # Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
 _VIDEO_MIN_PIXELS = 128 * 28 * 28
 _VIDEO_MAX_PIXELS = 768 * 28 * 28

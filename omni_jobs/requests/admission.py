@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
     from omni_jobs.settings import Settings
 
-__all__ = ["AdmittedRequest", "Media", "MediaKind", "ParsedRequest", "admit", "parse"]
-
 MediaKind = Kind | Literal["prompt_embeds"]
 
 _SAFETENSORS = "application/vnd.safetensors"

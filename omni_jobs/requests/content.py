@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
 
-__all__ = ["Contents", "Medium", "decode_base64", "measure"]
-
 _DECODED_AT_ONCE = 64 << 10  # characters of base64: decoding them holds the interpreter's lock for 0.13 ms
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from omni_jobs.errors import InvalidRequest
 
-__all__ = ["LONGEST_S", "cancel_after", "check_deadline", "moment"]
-
 LONGEST_S = 30 * 86_400.0
 """A deadline lies at most so many seconds ahead."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
     from omni_jobs.prompts import PromptRenderer
 
-__all__ = ["check_embeds"]
-
 DTYPES = frozenset({"F16", "BF16", "F32"})
 
 

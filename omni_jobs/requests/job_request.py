@@ -20,18 +20,6 @@ from pydantic import (
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.requests.deadline import moment
 
-__all__ = [
-    "AudioOptions",
-    "AudioPart",
-    "ImagePart",
-    "JobRequest",
-    "Message",
-    "PromptEmbeds",
-    "TextPart",
-    "VideoPart",
-    "refuse",
-]
-
 _MESSAGES = {
     "extra_forbidden": "unknown key",
     "missing": "is required",

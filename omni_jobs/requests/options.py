@@ -13,8 +13,6 @@ from omni_jobs.requests.job_request import JobRequest, refuse
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 
-__all__ = ["audio_of", "modalities_of", "parameters_of"]
-
 
 def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
     """Return the modalities that the job makes, each once; the pipeline's own where the request names none.

@@ -17,8 +17,6 @@ from typing import Any, NoReturn
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
-__all__ = ["SLICE", "Long", "canonical", "parse_body"]
-
 SLICE = 256 << 10
 """Bytes that one call works on: it holds the interpreter's lock for half a millisecond."""
 _MATCHED = 32 << 10  # bytes that a regular expression reads in half a millisecond

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from omni_jobs.stack.cores import use_batch_policy
 
-__all__ = ["API", "RESCUER", "UMASK", "VALKEY", "Child", "ChildState", "ChildView"]
-
 VALKEY, API, RESCUER = "valkey", "api", "rescuer"  # the names of three children; all others are workers
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # pauses before the first restart, the second, …

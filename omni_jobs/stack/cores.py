@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["threads_per_engine", "use_batch_policy"]
-
 
 def threads_per_engine(engines: int) -> int:
     """Return how many threads each of ``engines`` engines on this host may compute with; at least 1.

@@ -21,8 +21,6 @@ from typing import Any
 
 from omni_jobs.errors import StackError
 
-__all__ = ["DataDirectory", "close_to_others", "running_stack"]
-
 LOCK_WAIT_S = 15.0  # the sentinel of a killed stack may still be ending its processes
 POLL_S = 0.1
 

@@ -36,8 +36,6 @@ from omni_jobs.stack.valkey import Valkey
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
 from omni_jobs.storage import open_store
 
-__all__ = ["EmbeddedStack"]
-
 # Defaults of the workers' environment; the operator's own variables win. Models come from disk, and no library sends
 # statistics.
 _WORKER_ENVIRONMENT = {

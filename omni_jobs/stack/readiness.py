@@ -11,8 +11,6 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child
 from omni_jobs.stack.valkey import Valkey
 
-__all__ = ["Readiness"]
-
 API_LIMIT_S = 6.0  # the API's own checks of database, broker and storage take up to 5 s
 
 

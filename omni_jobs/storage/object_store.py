@@ -20,8 +20,6 @@ from omni_jobs.storage.keys import check_key
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Digest", "ObjectRef", "ObjectStore", "StoredObject"]
-
 STREAM_BYTES: Final = 1 << 20
 
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from typing_extensions import Buffer
 
-__all__ = ["S3ObjectStore"]
-
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _MAX_OBJECT_BYTES: Final = 5 << 30  # of one PutObject
 _DELETE_BATCH: Final = 1000  # keys in one DeleteObjects

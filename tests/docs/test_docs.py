@@ -35,7 +35,9 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def kinds() -> dict[str, type[errors.OmniJobsError]]:
-    found = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+    found = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.OmniJobsError)
+    ]
     return {kind.code: kind for kind in found}
 
 

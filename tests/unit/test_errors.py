@@ -12,9 +12,8 @@ from omni_jobs.errors import ConfigError, ObjectCorrupt, OmniJobsError, StageErr
 ALL = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, OmniJobsError)]
 
 
-def test_every_error_is_exported_and_drawn_in_the_tree() -> None:
+def test_every_error_is_drawn_in_the_tree() -> None:
     names = {error.__name__ for error in ALL}
-    assert names | {"RetryClass"} == set(errors.__all__)
     assert errors.__doc__ is not None
     assert all(name in errors.__doc__ for name in names)
 

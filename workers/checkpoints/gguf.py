@@ -25,8 +25,6 @@ from omni_jobs.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["convert_gguf"]
-
 _END_TOKENS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
 
 

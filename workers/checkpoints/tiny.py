@@ -32,8 +32,6 @@ from omni_jobs.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["SPEAKERS", "build_tiny_checkpoint"]
-
 VERSION = 1  # of the built checkpoint; a directory of another version is built anew
 MARKER = "tiny_checkpoint.json"
 

@@ -12,8 +12,6 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 
-__all__ = ["check_command_line", "stage_of_queues"]
-
 
 def stage_of_queues(queues: Iterable[str], pipelines: Pipelines) -> tuple[Pipeline, str]:
     """Return the pipeline and the name of the one stage whose queue ``-Q`` names.

@@ -10,8 +10,6 @@ from celery.worker.consumer.tasks import Tasks
 
 from workers.consumer import kombu_hooks
 
-__all__ = ["HintStep"]
-
 
 class HintStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
     """Runs after the queue is consumed, and again after every reconnect, because each brings a new channel."""

@@ -28,8 +28,6 @@ from redis.exceptions import RedisError, ResponseError
 from omni_jobs.broker.hints import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
 
-__all__ = ["HintSink", "ask_to_stop", "gate_pops", "guard_control", "stop_asked", "take_pops"]
-
 logger = logging.getLogger(__name__)
 
 _ALONE_AFTER_S = 0.003  # some turns of Celery's hub

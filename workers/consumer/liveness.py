@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from omni_jobs.errors import BrokerUnavailable
 
-__all__ = ["Liveness"]
-
 logger = logging.getLogger(__name__)
 
 _CHECKS = 6  # in stall_after_s

@@ -35,8 +35,6 @@ from workers.consumer.stage_host import StageHost
 if TYPE_CHECKING:
     from workers.execution.executor import Executor
 
-__all__ = ["StagePool"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from workers.execution.executor import Executor
     from workers.execution.stage_llm import StageLLM
 
-__all__ = ["StageHost"]
-
 logger = logging.getLogger(__name__)
 
 _DATABASE_PAUSE_S = 1.0

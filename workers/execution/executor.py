@@ -33,8 +33,6 @@ from workers.execution.time_limit import TimeLimit
 from workers.execution.waiting_hints import WaitingHints
 from workers.stages.types import Progress
 
-__all__ = ["Executor"]
-
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 5.0  # for the database to take the reports of a stopping worker; later the lease's end settles them

@@ -23,8 +23,6 @@ from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput, StageResult
 
-__all__ = ["HandOff"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

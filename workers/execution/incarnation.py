@@ -10,8 +10,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["is_stopped", "own_start", "pid_space", "started"]
-
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")  # ended, and not yet collected by its parent
 _STOPPED = ("T", "t")  # by a signal or a debugger

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from omni_jobs.jobs import Jobs
     from omni_jobs.settings import Settings
 
-__all__ = ["Ledger"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -20,8 +20,6 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, 
 if TYPE_CHECKING:
     from omni_jobs.requests import AdmittedRequest
 
-__all__ = ["StageLLM"]
-
 
 def _ignore(progress: Progress) -> None:
     """Take a progress that nobody reads."""

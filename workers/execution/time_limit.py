@@ -11,8 +11,6 @@ from omni_jobs.errors import TimeLimitExceeded
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.types import Progress
 
-__all__ = ["TimeLimit"]
-
 
 def _ignore() -> None:
     """Do nothing more than to cancel the block."""

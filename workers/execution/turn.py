@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import Claim, Completion, Failure, Outcome, ProgressReport
 
-__all__ = ["Ask", "Turn", "settle"]
-
 T = TypeVar("T")
 A = TypeVar("A")
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["WaitingHints"]
-
 _Hint = tuple[int, int]
 
 

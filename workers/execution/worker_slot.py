@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from omni_jobs.jobs import Jobs
     from omni_jobs.settings import Settings
 
-__all__ = ["WorkerSlot"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from workers.stages.engine_args import OmniModelConfig
 
-__all__ = [
-    "CAUSAL_LM",
-    "GROUP",
-    "QWEN2_5_OMNI",
-    "Architecture",
-    "Component",
-    "ModelClass",
-    "component_of",
-    "model_classes",
-]
-
 GROUP = "omni_jobs.models"
 
 

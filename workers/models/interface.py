@@ -16,8 +16,6 @@ import torch
 
 from workers.stages.types import TensorTree
 
-__all__ = ["INFORMATION", "InformedRows", "SupportsAdditionalInformation", "SupportsNamedOutputs"]
-
 INFORMATION = "omni_information"  # key in SamplingParams.extra_args; its value is the key of the loaded information
 
 

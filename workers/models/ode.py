@@ -13,8 +13,6 @@ import torch
 
 from omni_jobs.pipelines.parameters import OdeSolver
 
-__all__ = ["SOLVERS", "SolverStep", "Velocity"]
-
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a time float32 [] and a state float32 [...]; returns the state's change per unit of time, of its shape."""
 

@@ -38,8 +38,6 @@ from workers.execution.time_limit import TimeLimit
 from workers.offline.statistics import StageMeter, StageStatistics
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress, StageResult
 
-__all__ = ["OmniLLM", "OmniOutput"]
-
 T = TypeVar("T")
 
 

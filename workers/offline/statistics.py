@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
-__all__ = ["StageMeter", "StageStatistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:

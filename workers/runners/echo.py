@@ -15,8 +15,6 @@ from workers.stages.types import EchoPrompt, EnginePrompt, OmniModelRunnerOutput
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EchoRunner"]
-
 _TICK_S = 0.2
 _TEXT_CHARACTERS = 1000  # of the prompt's text, in the payload's values; all of it is in the request
 _BLOCK_BYTES = 1 << 13

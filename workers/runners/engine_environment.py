@@ -10,8 +10,6 @@ import os
 
 from workers.stages.devices import Device
 
-__all__ = ["engine_environment"]
-
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # only larger blocks are mapped by themselves; mallopt(3) allows no more
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the main heap keeps so many free bytes at its end

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
-__all__ = ["ProgressSink", "Runner"]
-
 ProgressSink = Callable[[Progress], None]
 """Receives progress on the event loop, as often as the runner likes, because the receiver throttles it."""
 

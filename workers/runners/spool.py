@@ -23,8 +23,6 @@ from omni_jobs.files import require_room
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
 from workers.stages.tensors import from_torch, to_torch
 
-__all__ = ["Spool", "SpoolReader"]
-
 _LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
 

@@ -16,8 +16,6 @@ from typing import Literal
 
 from omni_jobs.errors import ConfigError
 
-__all__ = ["Device", "NvidiaHost", "TorchBuild", "resolve_device"]
-
 logger = logging.getLogger(__name__)
 
 Device = Literal["cpu", "cuda"]

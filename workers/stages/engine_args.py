@@ -12,8 +12,6 @@ from omni_jobs.prompts.checkpoint_files import check_checkpoint
 from omni_jobs.settings import Settings
 from workers.stages.devices import Device, resolve_device
 
-__all__ = ["OmniEngineArgs", "OmniModelConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class OmniModelConfig:

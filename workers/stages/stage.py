@@ -26,8 +26,6 @@ from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult
 
-__all__ = ["InputProcessor", "Stage"]
-
 
 class InputProcessor(Protocol):
     """Makes the engine's prompt from the job and the payloads of earlier stages.

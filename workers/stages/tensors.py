@@ -12,8 +12,6 @@ import torch
 from omni_jobs.errors import PayloadError
 from omni_jobs.payloads import Tensor
 
-__all__ = ["from_torch", "to_torch"]
-
 _OF_DTYPE: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from omni_jobs.media.wall import MediaWall
     from omni_jobs.payloads import Payload
 
-__all__ = [
-    "WAITING",
-    "Artifact",
-    "CodecPrompt",
-    "EchoPrompt",
-    "EnginePrompt",
-    "OmniModelRunnerOutput",
-    "OmniTextPrompt",
-    "OmniTokensPrompt",
-    "Progress",
-    "ReservedMemory",
-    "StageInput",
-    "StageResult",
-    "TensorTree",
-]
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"

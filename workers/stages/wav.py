@@ -10,8 +10,6 @@ import torch
 
 from omni_jobs.errors import ModelError
 
-__all__ = ["encode_wav"]
-
 
 def encode_wav(waveform: object, sampling_rate: int) -> bytes:
     """Return a WAV file of the waveform: a float tensor [S], in -1 … 1. Louder samples are clipped.

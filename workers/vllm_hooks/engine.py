@@ -21,8 +21,6 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.vllm_hooks import check_hooks, register
 
-__all__ = ["Engine", "ParentThread"]
-
 T = TypeVar("T")
 
 _CLOSE_S = 10.0  # then the engine's processes are killed

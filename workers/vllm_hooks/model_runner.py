@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-__all__ = ["AddedRequest", "HookedModelRunner", "StepRows"]
-
 
 @dataclass(frozen=True, slots=True)
 class AddedRequest:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["RewindableGenerator"]
-
 
 class RewindableGenerator(torch.Generator):
     """A CPU generator whose last draw can be taken back through vLLM's offset methods."""

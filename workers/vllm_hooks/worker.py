@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from workers.vllm_hooks.model_runner import HookedModelRunner
 
-__all__ = ["HookedWorker"]
-
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker
 

@@ -15,8 +15,6 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
 from omni_jobs.jobs import StoredArtifact
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")

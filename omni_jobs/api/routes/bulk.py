@@ -29,8 +29,6 @@ from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")

@@ -20,8 +20,6 @@ from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["status"])
 
 

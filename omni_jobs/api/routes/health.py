@@ -15,8 +15,6 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
 from omni_jobs.views import ErrorView
 
-__all__ = ["router"]
-
 logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])

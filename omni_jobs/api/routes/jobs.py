@@ -26,8 +26,6 @@ from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
 from omni_jobs.views import EventView, JobView, Page
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": JOB}}}}

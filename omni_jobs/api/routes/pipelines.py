@@ -8,8 +8,6 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.views import PipelineList, PipelineView, StageView
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 
 

@@ -22,8 +22,6 @@ from torch.nn import functional
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.models.ode import SOLVERS
 
-__all__ = ["CodecRequest", "Denoising", "Speaker", "initial_noise"]
-
 _NO_GUIDANCE = 1e-5  # below this scale Transformers does not compute the unguided half
 
 

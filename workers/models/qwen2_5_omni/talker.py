@@ -29,8 +29,6 @@ from omni_jobs.errors import ModelError
 from omni_jobs.prompts.qwen2_5_omni import CODEC_PROMPT_TOKENS
 from workers.models.interface import InformedRows
 
-__all__ = ["Qwen2_5OmniTalkerForConditionalGeneration"]
-
 _PREFIX = "talker."
 _CODEC_EMBEDDING = "model.embed_tokens.weight"
 _PROJECTION = "thinker_to_talker_proj."

@@ -14,8 +14,6 @@ from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
 from workers.stages.types import CodecPrompt, StageInput
 
-__all__ = ["Talker2Code2WavProcessor"]
-
 
 class Talker2Code2WavProcessor:
     """Cuts the codes at the talker's end token and names the speaker."""

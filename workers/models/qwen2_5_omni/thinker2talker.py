@@ -28,8 +28,6 @@ from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
 from workers.stages.types import OmniTokensPrompt, StageInput
 
-__all__ = ["Thinker2TalkerProcessor"]
-
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _SPEAKERS = "spk_dict.pt"
 

@@ -24,8 +24,6 @@ from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising, Speak
 if TYPE_CHECKING:
     from transformers import Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
 
-__all__ = ["SAMPLING_RATE", "Token2Wav", "load_token2wav"]
-
 SAMPLING_RATE = 24_000  # Hz: BigVGAN makes 240 samples of a mel frame, of which a second has 100
 
 _PREFIX = "token2wav."

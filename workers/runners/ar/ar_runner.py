@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from workers.vllm_hooks.engine import Engine
 
-__all__ = ["ARRunner"]
-
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
 

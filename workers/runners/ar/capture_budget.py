@@ -19,8 +19,6 @@ from pathlib import Path
 
 from omni_jobs.errors import PayloadTooLarge
 
-__all__ = ["ENLARGE_SPOOL", "RAISE_LIMIT", "CaptureBudget", "Reservation", "default_capture_bytes"]
-
 RAISE_LIMIT = "set OMNI_JOBS_CAPTURE_BYTES on the worker"
 ENLARGE_SPOOL = "give the worker a larger spool, whose size is that limit (OMNI_JOBS_SPOOL_DIR; unset: /dev/shm)"
 """Remedies: how an operator makes the budget larger."""

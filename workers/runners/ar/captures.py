@@ -16,8 +16,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-__all__ = ["CAPTURE", "CAPTURE_ROWS", "Capture", "CaptureStore", "CopyRing", "Event", "HostCopies", "Part", "as_bytes"]
-
 CAPTURE = "omni_capture"
 """In ``SamplingParams.extra_args``: the key under which the rows are taken."""
 

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-__all__ = ["CoalescedCalls"]
-
 Call = tuple[Any, ...]
 """The arguments of one call."""
 

@@ -17,8 +17,6 @@ from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
 from workers.stages.types import TensorTree
 from workers.vllm_hooks.model_runner import AddedRequest, StepRows
 
-__all__ = ["GPUARModelRunner"]
-
 _CLOSED_PER_SLOT = 4  # how many captures wait to be taken, as a multiple of the requests in a batch
 _OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})  # in a payload
 

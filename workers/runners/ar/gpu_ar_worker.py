@@ -19,8 +19,6 @@ from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.spool import SpoolReader
 from workers.vllm_hooks.worker import HookedWorker
 
-__all__ = ["GPUARWorker"]
-
 ErrorJSON = dict[str, Any] | None
 """``OmniJobsError.to_dict`` of one request's error; None when there was none."""
 

@@ -15,8 +15,6 @@ from omni_jobs.errors import ModelError
 from workers.models.interface import INFORMATION, InformedRows, SupportsAdditionalInformation
 from workers.vllm_hooks.model_runner import AddedRequest, HookedModelRunner
 
-__all__ = ["OmniGPUModelRunner"]
-
 
 class OmniGPUModelRunner(HookedModelRunner):
     """Gives the model each request's additional information, takes M-RoPE positions from it, and counts requests."""

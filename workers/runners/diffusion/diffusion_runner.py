@@ -22,8 +22,6 @@ from workers.stages.devices import Device
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
-__all__ = ["Batching", "DiffusionRunner"]
-
 logger = logging.getLogger(__name__)
 
 # Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all their rows wait for the last.

@@ -36,8 +36,6 @@ from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
 
-__all__ = ["ARGS", "MAX_LINE_BYTES", "EngineProcess"]
-
 logger = logging.getLogger(__name__)
 
 ARGS = TypeAdapter(OmniEngineArgs)

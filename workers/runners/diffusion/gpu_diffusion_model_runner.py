@@ -19,8 +19,6 @@ from workers.models.qwen2_5_omni.denoising import CodecRequest
 from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav
 from workers.stages.types import CodecPrompt, OmniModelRunnerOutput
 
-__all__ = ["BatchWatcher", "GPUDiffusionModelRunner"]
-
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a primitive")

@@ -15,8 +15,6 @@ from workers.runners.diffusion.gpu_diffusion_model_runner import BatchWatcher, G
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import CodecPrompt
 
-__all__ = ["GPUDiffusionWorker"]
-
 logger = logging.getLogger(__name__)
 
 # (architecture, component) of a stage's model → the function that loads it

@@ -14,8 +14,6 @@ from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
 from workers.stages.types import OmniTextPrompt, OmniTokensPrompt, StageInput
 
-__all__ = ["ChatProcessor"]
-
 AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
 

@@ -10,8 +10,6 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import EchoPrompt, StageInput
 
-__all__ = ["EchoProcessor"]
-
 
 class EchoProcessor:
     """Makes an EchoPrompt of any job. Its name in a stage config is ``echo``."""
