@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_MESSAGE = 2000
 _LONGEST_FIELD = 400
-_HEADERS_OF_A_BUG = {  # its answer passes no middleware, and uvicorn closes the connection after it
+_HEADERS_OF_A_BUG = {  # the answer to a bug passes no middleware, and uvicorn closes the connection after it
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
     "Connection": "close",
@@ -76,16 +76,17 @@ def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -
 
 
 def _answer_exception(request: Request, error: Exception) -> Response:
+    """Return the answer for an exception of a route, or of FastAPI and Starlette. Raise it again if it is a bug."""
     match error:
         case HTTPException():
             return _answer_of_framework(request, error)
         case ClientDisconnect():
             return Response(status_code=400)  # nobody reads it
-        case RequestValidationError():  # of parameters; omni_jobs.requests checks the bodies
+        case RequestValidationError():  # invalid parameters; omni_jobs.requests checks the bodies
             first = error.errors()[0]
             error = InvalidRequest(str(first["msg"]).removeprefix("Value error, "), field=str(first["loc"][-1]))
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            # Of the files that the server writes for itself: the answers of a bulk, a part of an upload.
+            # The server was writing a file of its own: the answers of a bulk, or a part of an upload.
             error = StorageFull("no room is left on the server's disk")
     if not isinstance(error, OmniJobsError):
         raise error  # a bug
@@ -111,7 +112,7 @@ def _answer_of_framework(request: Request, error: HTTPException) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of the request's path. A route that names the path literally goes first."""
+    """Return the methods of the routes that name the request's path literally, or else of all that match it."""
     path = request.url.path
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     of_path = [route for route in routes if route.path == path] or [

@@ -62,7 +62,7 @@ class HeldBytes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self.large_bodies = 0  # of which more is to come
+        self.large_bodies = 0  # large ones that are still coming in
 
 
 class Body:
@@ -77,8 +77,8 @@ class Body:
         self._held = 0
         self._waited_s = 0.0
         self._is_complete = False
-        self._while_coming_in = ExitStack()  # of a large body
-        self._until_answered = ExitStack()
+        self._while_coming_in = ExitStack()  # ends once a large body is complete
+        self._until_answered = ExitStack()  # ends with the request
         self.received = 0
         self.is_streamed = False
 

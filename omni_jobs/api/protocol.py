@@ -161,7 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._in_head and self._head_fed > self.limits.head_bytes and self._discarded is None:
                 self._refuse(HeadTooLarge(f"the request's head has more than {self.limits.head_bytes} bytes"))
         if self._in_head and self in self._idle and "receive" not in self._timers and self._discarded is None:
-            self._start_timer("receive", self.limits.head_s, self._head_is_late)  # its first byte came
+            self._start_timer("receive", self.limits.head_s, self._head_is_late)  # the first byte of a head came
 
     def _feed_body(self, data: bytes) -> None:
         """Give the parser a part of a body. It keeps a trailer until that ends, so the bytes are bounded here."""

@@ -1,4 +1,4 @@
-"""What the routes read of a request beside its body: the job's id, headers, numbers of a query; and its tenant."""
+"""Parameters of requests beside their bodies: a job's id, headers, the numbers of a query, the tenant."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tenant_of(request: Request, settings: Settings) -> str:
 
 
 async def check_query(request: Request) -> None:
-    """Raise InvalidRequest that names a parameter of the query which the route does not know, or which comes twice."""
+    """Raise InvalidRequest for a parameter of the query that the route does not know, or that comes twice."""
     if not request.scope["query_string"]:
         return
     route = request.scope["route"]

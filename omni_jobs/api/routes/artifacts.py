@@ -55,7 +55,6 @@ def get_artifact(
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, immutable, max-age=86400",
-        "X-Content-Type-Options": "nosniff",
     }
     media_type = artifact.media_type if is_shown else "application/octet-stream"
     if if_none_match is not None and _has_etag(if_none_match, headers["ETag"]):

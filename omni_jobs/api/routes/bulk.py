@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from omni_jobs.api.body import check_content_type
 from omni_jobs.api.bulk_answers import Answers
@@ -39,6 +38,15 @@ _ANSWERS = (
     '"retryable": false, "field": "messages"}}\n'
     '{"lines": 2, "accepted": 1, "refused": 1}\n'
 )
+
+
+async def _answers(services: ServicesDep) -> AsyncIterator[Answers]:
+    """Provide the answers of a bulk, and delete them once they are sent or the client has left."""
+    answers = services.bulk_answers.begin()
+    try:
+        yield answers
+    finally:
+        answers.close()
 
 
 @router.post(
@@ -65,6 +73,7 @@ _ANSWERS = (
 async def submit_bulk(
     request: Request,
     services: ServicesDep,
+    answers: Annotated[Answers, Depends(_answers)],
     idempotency_key: Annotated[
         str | None, idempotency_key_header(200, "the key of each line is made of it and of the line's number")
     ] = None,
@@ -88,20 +97,15 @@ async def submit_bulk(
         idempotency_key=idempotency_key,
         expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
-    answers = services.bulk_answers.begin()
-    try:
-        bulk = _Bulk(services, answers, template)
-        body: Body = request.state.body
-        body.is_streamed = True
-        stream = request.stream()
-        await bulk.submit_all(stream, body)
-        if bulk.ended_by is not None:
-            await _read_and_drop(stream, services.settings.body_limit_s)
-        await bulk.end()
-    except BaseException:
-        answers.close()
-        raise
-    return _AnswersResponse(answers)
+    bulk = _Bulk(services, answers, template)
+    body: Body = request.state.body
+    body.is_streamed = True
+    stream = request.stream()
+    await bulk.submit_all(stream, body)
+    if bulk.ended_by is not None:
+        await _read_and_drop(stream, services.settings.body_limit_s)
+    await bulk.end()
+    return StreamingResponse(answers.read(), media_type="application/jsonl")
 
 
 async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
@@ -180,17 +184,3 @@ def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:
     if isinstance(result, OmniJobsError):
         return {"error": public_fields(result.to_dict())}
     return {"id": result.job_id, "created": result.created}
-
-
-class _AnswersResponse(StreamingResponse):
-    """Sends the answers and then deletes them, however far a client has read."""
-
-    def __init__(self, answers: Answers) -> None:
-        super().__init__(answers.read(), media_type="application/jsonl")
-        self._answers = answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._answers.close()

@@ -108,7 +108,6 @@ def page() -> Response:
     html, policy = _page()
     headers = {
         "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }

@@ -32,7 +32,7 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether the server can take and run jobs, and the checks that say so.
+    """The state of the server, and the checks from which it follows.
 
     ``degraded``: without its broker the server still takes and shows jobs, and they run once the broker is back. If
     a pipeline file was broken since the start, this process goes on, and a new one would not start.
