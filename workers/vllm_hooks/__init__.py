@@ -77,7 +77,7 @@ _USED_IN = (
     (_ENGINE, "__init__", "model_config engine_core renderer output_handler"),
     ("vllm.v1.engine.core_client:MPClient", "__init__", "resources"),
 )
-# Attributes and fields that we read.
+# Attributes and fields that we read, and a static method that we replace.
 _FIELDS = (
     (_BATCH, "req_ids num_reqs"),
     ("vllm.v1.worker.gpu_input_batch:CachedRequestState", "generator mrope_positions mrope_position_delta"),
@@ -90,6 +90,7 @@ _FIELDS = (
     ("vllm.multimodal.inputs:PlaceholderRange", "offset length is_embed"),
     (_ENGINE, "errored"),
     ("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    ("vllm.v1.engine.core:EngineCoreProc", "run_engine_core"),
     ("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
     ("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache extra_args"),
 )

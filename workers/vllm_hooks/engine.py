@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -16,9 +17,11 @@ from vllm.plugins import load_general_plugins
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
+from workers.parent_death import end_with_parent
 from workers.vllm_hooks import check_hooks, register
 
 T = TypeVar("T")
@@ -26,6 +29,20 @@ T = TypeVar("T")
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
 _PLUGIN_LOCK = threading.Lock()
+
+
+_run_engine_core = EngineCoreProc.run_engine_core
+
+
+def run_engine_core(*args: Any, **kwargs: Any) -> None:
+    """Run an engine's process as vLLM does, but let it end with its parent from its first moment.
+
+    ``register`` asks for the same too late: vLLM calls it once its engine has had an answer from its parent, for which
+    it waits 5 minutes.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.pid or 0)
+    _run_engine_core(*args, **kwargs)
 
 
 class ParentThread:
@@ -77,6 +94,7 @@ class Engine:
         with _PLUGIN_LOCK:
             load_general_plugins()  # type: ignore[no-untyped-call]
             register()
+        EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
         # Only vLLM's V1 model runner has the hooks, and only this variable selects it.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         parent = ParentThread()
