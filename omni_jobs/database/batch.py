@@ -56,10 +56,10 @@ Given = Mapping[str, ColumnElement[Any]]
 
 
 class Batch:
-    """A statement, and the columns of the rows for which it is run.
+    """An SQL statement that changes many rows at once. It is given the names and types of the rows' columns.
 
-    Values go to the database as they are given. Give those of JSON columns as text, and those of Boolean columns
-    best as 0 and 1, which are quicker to bind.
+    ``run`` takes the rows, a tuple of values each. Values are not converted: give those of JSON columns as text, and
+    those of Boolean columns best as 0 and 1, which are quicker to bind.
     """
 
     def __init__(

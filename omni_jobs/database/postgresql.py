@@ -76,7 +76,7 @@ class PostgreSQL:
         return _code(error) in _EXHAUSTED_CODES
 
     def needs_new_connections(self, error: exc.DBAPIError) -> bool:
-        """Return whether the open connections lead to a replica."""
+        """Return whether the error shows that the open connections lead to a read-only replica, as after a failover."""
         return _code(error) in _WRONG_SERVER_CODES
 
     def is_foreign_session(self, error: exc.DBAPIError) -> bool:

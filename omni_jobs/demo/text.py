@@ -39,7 +39,7 @@ class TextDemo:
         return self._model or smollm2_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return a request with the question alone."""
+        """Return the body of a job that answers the demo's prompt in text."""
         return {
             "model": self.pipeline,
             "messages": [{"role": "user", "content": self._prompt}],

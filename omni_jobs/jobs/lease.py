@@ -213,7 +213,7 @@ def _hints(outcomes: Sequence[Outcome]) -> list[Hint]:
 
 
 def workers(tx: Connection) -> list[WorkerView]:
-    """Return the workers that have a live lease and have loaded their engine, by pipeline, stage and slot."""
+    """Return the workers with a live lease and a loaded engine, sorted by pipeline, stage and slot."""
     running = running_by_worker(tx)
     rows = tx.execute(
         select(WorkerRow.__table__)

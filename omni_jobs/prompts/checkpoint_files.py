@@ -50,9 +50,11 @@ def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, An
 
 
 def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
-    """Return the settings of ``image_processor`` or ``feature_extractor``. Raise ConfigError.
+    """Return the settings with which Hugging Face prepares a checkpoint's media.
 
-    The newer processor_config.json nests them; the older preprocessor_config.json has them at its top.
+    ``part`` is ``image_processor`` (images) or ``feature_extractor`` (audio). The newer processor_config.json has a
+    section for each part; the older preprocessor_config.json has the settings at its top level. Raises ConfigError
+    where neither file can be read.
     """
     nested = read_json(model_dir / "processor_config.json", {}).get(part)
     return nested if isinstance(nested, dict) else read_json(model_dir / "preprocessor_config.json")

@@ -115,7 +115,7 @@ class ObjectStore(ABC):
         """Raise StorageUnavailable or StorageFull, within seconds, unless objects can be stored now."""
 
     def remove_abandoned(self) -> None:  # noqa: B027 - most stores leave nothing behind
-        """Remove the incomplete files of killed writers. Raises StorageUnavailable."""
+        """Remove the incomplete files of writers that were killed an hour ago or earlier. Raises StorageUnavailable."""
 
     # Checks that the implementations share
 

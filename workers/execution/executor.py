@@ -312,7 +312,10 @@ class Executor:
                 self._stop(run)
 
     def abandon(self) -> None:
-        """Stop everything at once and write nothing, because this worker is fenced."""
+        """Stop all stage runs in flight and claim none any more, because this worker is fenced.
+
+        Nothing about them is reported to SQL: their attempts belong to other workers now.
+        """
         self._fenced = True
         self._take_no_more()
         for run in list(self._in_flight.values()):

@@ -83,7 +83,7 @@ class CodecPrompt:
 
 
 class EchoPrompt(NamedTuple):
-    """The prompt of the stage without a model."""
+    """The engine prompt of an echo stage, which has no model: it gives the text back, and as many bytes as asked."""
 
     text: str
     upstream_bytes: int  # of the payloads' tensors

@@ -31,7 +31,7 @@ class BatchWatcher(Protocol):
         """Return whether anyone still waits for this row; asked between steps, and before the vocoder."""
 
     def progress(self, row: int, done: int, total: int) -> None:
-        """Note that ``done`` of ``total`` steps are done; the last one is the vocoder's."""
+        """Receive that ``done`` of the row's ``total`` steps are done. The last turns its spectrogram into sound."""
 
     def finished(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or its own error."""
