@@ -125,9 +125,11 @@ class Intake:
         for request, each in zip(requests, admitted, strict=True):
             refusal: OmniJobsError | None = None
             if isinstance(each, AdmittedRequest):
-                scope = (each.pipeline.name, request.tenant)
-                left[scope] -= 1
-                refusal = _deadline_refusal(each) or (reservations[scope].refusal if left[scope] < 0 else None)
+                refusal = _deadline_refusal(each)
+                if refusal is None:  # a request that is refused takes no room from those after it
+                    scope = (each.pipeline.name, request.tenant)
+                    left[scope] -= 1
+                    refusal = reservations[scope].refusal if left[scope] < 0 else None
                 if refusal is not None and await self._is_known(request):
                     refusal = None
             accepted.append(each if refusal is None else without_frames(refusal))

@@ -557,3 +557,13 @@ def test_what_waits_for_a_count_shares_it_and_keeps_no_reader_waiting(
         assert len(counts) == 1
         monkeypatch.setattr(backlog, "_count", count)
         assert api.http.post("/v1/jobs", json=ECHO).status_code == 202
+
+
+def test_a_line_that_is_too_late_takes_no_room_from_those_after_it(settings: Settings) -> None:
+    with serve(settings.model_copy(update={"max_queued_jobs_per_tenant": 2})) as api:
+        lines = [{**ECHO, "expires_at": 1}] * 3 + [ECHO] * 3
+        content = "\n".join(json.dumps(line) for line in lines)
+        answer = api.http.post("/v1/jobs/bulk", content=content, headers={**JSONL, "X-Tenant": "late"})
+        *answers, _ = [json.loads(line) for line in answer.text.splitlines()]
+    codes = [each["error"]["code"] if "error" in each else "made" for each in answers]
+    assert codes == ["invalid_request"] * 3 + ["made"] * 2 + ["too_many_jobs"]
