@@ -7,8 +7,6 @@ stops none of the others; exit code 1 then. A target that is missed is no failur
 says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -16,8 +16,6 @@ thread. On a busy machine the ratios of CPU time, of this process and the engine
 more than those of the clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

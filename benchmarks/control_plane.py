@@ -7,8 +7,6 @@ call. Ours keeps every job in SQL, with its stages, its attempts and its result;
 chain and a dramatiq pipeline keep nothing. The sides take turns in one run.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

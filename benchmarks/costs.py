@@ -7,8 +7,6 @@ ended. Under load, as fast as 32 clients go, groups share transactions; in a tri
 its own. CPU is user and system time of each process, for the server that of all its processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

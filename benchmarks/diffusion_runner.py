@@ -8,8 +8,6 @@ the first named is faster. On a CPU the time is this process's CPU time, which a
 changes little. torch.compile is measured in its own part, with how long it takes to compile.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence

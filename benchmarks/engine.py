@@ -8,8 +8,6 @@ Both sides take turns. Without --model SmolLM2-135M-Instruct is fetched once; --
 model with random weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

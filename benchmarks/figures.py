@@ -1,7 +1,5 @@
 """What a benchmark found: named medians, written as JSON and shown as a table."""
 
-from __future__ import annotations
-
 import json
 import platform
 import statistics

@@ -16,8 +16,6 @@ the jobs arrive: the service itself takes much of the machine, which it, the dat
 workers and the load all share. Puts and reads of one payload in S3 are measured by themselves as well.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

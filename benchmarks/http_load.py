@@ -1,7 +1,5 @@
 """Keep-alive clients that ask as fast as they are answered, on plain sockets: the load itself must cost little."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

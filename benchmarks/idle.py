@@ -6,8 +6,6 @@ One job at a time through the embedded stack's echo pipeline, by the database's 
 creation to its first claim. And by the client's: from the call of submit to the end of the job.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

@@ -8,8 +8,6 @@ and the memory of the whole stack (PSS: shared pages counted once) beside it. Wi
 the platform and not the model; --quick measures the pipeline without a model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

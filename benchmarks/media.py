@@ -7,8 +7,6 @@ stands the median. A PNG of noise is as large as its pixels: the most there is t
 what a submit does (its header, and then all of it, nothing given back), ``decode`` what a worker does.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import statistics

@@ -13,8 +13,6 @@ same disk. Before each write the files are deleted and what is dirty is written 
 pays for another. On a busy machine the ratios of CPU time tell more than those of the clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import mmap

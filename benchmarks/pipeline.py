@@ -20,8 +20,6 @@ threads as OMP_NUM_THREADS says, by default one: the platform runs three engines
 does OmniLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

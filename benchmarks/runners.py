@@ -5,8 +5,6 @@
 What is measured, and how: benchmarks.ar_runner and benchmarks.diffusion_runner.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The databases of the benchmarks: SQLite, or a PostgreSQL from its wheel with its usual settings."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import tempfile

@@ -6,8 +6,6 @@ vLLM's own: the time of ``LLM(…)`` in a process of its own with the thinker's 
 imports included. Without --model a tiny checkpoint is built; --quick leaves the workers out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

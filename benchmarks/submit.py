@@ -5,8 +5,6 @@
 No worker runs: what is measured is the API, SQL and the hints. The load comes from this process.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Runs the migrations on the connection that :meth:`omni_jobs.database.database.Database.migrate` hands over."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from omni_jobs.database.tables import Base

@@ -1,7 +1,5 @@
 """``BatchThread``: a thread that handles everything that waits in its queue as one batch."""
 
-from __future__ import annotations
-
 import queue
 import sys
 import threading

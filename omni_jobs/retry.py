@@ -1,7 +1,5 @@
 """The rules for retries: whether another attempt follows, and when. Pure; :mod:`omni_jobs.jobs` applies them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

@@ -5,8 +5,6 @@ or ``OMNI_JOBS_DATABASE_URL_FILE`` names, so that no password is in an environme
 ``AWS_SHARED_CREDENTIALS_FILE``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from functools import lru_cache

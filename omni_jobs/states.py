@@ -1,7 +1,5 @@
 """The states of jobs and of stage runs. Only :mod:`omni_jobs.jobs` changes a state."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

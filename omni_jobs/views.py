@@ -3,8 +3,6 @@
 Imports pydantic alone, because the client needs neither a database nor a server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal

@@ -5,8 +5,6 @@ the time, and with pip otherwise. Both use pip's configuration (files and PIP_* 
 certificates, proxy. The locks do not say where packages come from.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import html

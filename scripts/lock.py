@@ -1,7 +1,5 @@
 """Write the locks from pyproject.toml; scripts/lock calls it. Arguments (``--upgrade …``) go to ``uv pip compile``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Stage configs that no worker can run, and what is said of each: field, line, message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["BROKEN", "GOOD", "Broken"]

@@ -1,7 +1,5 @@
 """Processes as /proc shows them: which live, and which started which."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Celery app of the workers: ``celery -A workers.app worker -P custom -Q <pipeline>.<stage> -n <slot>``."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parent death signal: the kernel kills an engine's process when the process that started it ends."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """A plain Celery chain of two tasks that do nothing, on the threads pool, without a database or results."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

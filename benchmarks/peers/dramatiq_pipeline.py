@@ -1,7 +1,5 @@
 """A dramatiq pipeline of two actors that do nothing, without results."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Revision: 0002
 """
 
-from __future__ import annotations
-
 from alembic import op
 
 revision = "0002"

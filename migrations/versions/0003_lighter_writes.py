@@ -5,8 +5,6 @@ The events of a job are deleted with it by whoever deletes it, and the old ones 
 Revision: 0003
 """
 
-from __future__ import annotations
-
 from alembic import op
 
 revision = "0003"

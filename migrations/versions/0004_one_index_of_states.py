@@ -3,8 +3,6 @@
 Revision: 0004
 """
 
-from __future__ import annotations
-
 from alembic import op
 
 revision = "0004"

@@ -6,8 +6,6 @@ so that any worker may take those jobs.
 Revision: 0006
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

@@ -4,8 +4,6 @@ glibc keeps freed memory for later allocations, in an arena per thread, and keep
 that is freed. Bodies of tens of megabytes are rare here and come on many threads, so their memory would stay unused.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

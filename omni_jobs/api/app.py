@@ -1,7 +1,5 @@
 """``create_app``: the HTTP API, a FastAPI application. Importing it loads neither torch nor vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version

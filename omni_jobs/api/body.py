@@ -1,7 +1,5 @@
 """The body of a submit: ``read_body`` checks its type and size before it comes in and meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from fastapi import Request

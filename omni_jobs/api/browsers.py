@@ -6,8 +6,6 @@ Then the header ``Host`` has that name, so only known names are served. An addre
 nobody can point an address elsewhere.
 """
 
-from __future__ import annotations
-
 import ipaddress
 
 from starlette.datastructures import Headers, MutableHeaders

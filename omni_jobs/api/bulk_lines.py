@@ -1,7 +1,5 @@
 """The lines of a bulk: read as they come in, and handed on in groups, so that the body is never in memory whole."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing

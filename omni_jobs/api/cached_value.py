@@ -1,7 +1,5 @@
 """``CachedValue``: caches a value that may be expensive to compute and that many requests read."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors as answers of the API, all in one shape: ``{"error": {"code", "message", "field", …}}``."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """Examples in the OpenAPI document. A test admits every request and reads every answer."""
 
-from __future__ import annotations
-
 import base64
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """``BoundedBodies``: how long a request's body may take to come in, and how many bytes of all are in memory at once."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import ExitStack

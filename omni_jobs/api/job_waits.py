@@ -1,7 +1,5 @@
 """``JobWaits``: requests that wait for a job's end, and the one poll of the database that serves all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Parameters of requests beside their bodies: a job's id, headers, the numbers of a query, the tenant."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``Server``: uvicorn's HTTP server with bounded connections."""
 
-from __future__ import annotations
-
 import resource
 import socket
 from typing import Any

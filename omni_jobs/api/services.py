@@ -1,7 +1,5 @@
 """``Services``: the parts of an API process that its routes work with, one of each."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Annotated

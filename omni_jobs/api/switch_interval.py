@@ -4,8 +4,6 @@ A small submit passes between threads some dozens of times, and waits each time 
 thread. A short switch interval costs a twentieth of the server's throughput, so it is set for those times alone.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``RedisLists``: Redis as the broker uses it, lists to which messages are pushed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

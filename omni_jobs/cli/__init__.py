@@ -1,7 +1,5 @@
 """The ``omni-jobs`` command, with a file per group of commands. A command imports heavy modules only when it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import typer

@@ -1,7 +1,5 @@
 """The command that submits many jobs at once."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

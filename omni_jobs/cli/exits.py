@@ -1,7 +1,5 @@
 """Exit codes, and errors printed as one line on stderr."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Durations, sizes and a model's text, as a terminal shows them."""
 
-from __future__ import annotations
-
 
 def in_seconds(seconds: float | None) -> str:
     """Return a duration as ``0.4 s``, ``12 s`` or ``3 min 05 s``; an empty text for None."""

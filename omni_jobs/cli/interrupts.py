@@ -1,7 +1,5 @@
 """Signals that end a foreground command."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

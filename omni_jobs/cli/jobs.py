@@ -1,7 +1,5 @@
 """The commands for submitted jobs: show, cancel, retry and delete them, and fetch their results."""
 
-from __future__ import annotations
-
 import json
 
 import typer

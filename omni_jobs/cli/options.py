@@ -1,7 +1,5 @@
 """The arguments and options of the commands, as types of their parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands that check and list stage configs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -11,8 +11,6 @@ idempotency key, so no repetition makes a second job. The server's errors are ra
 :mod:`omni_jobs.errors`; ServerUnavailable means that no answer came.
 """
 
-from __future__ import annotations
-
 from omni_jobs.client.client import Client, error_of
 from omni_jobs.client.user_message import user_message
 

@@ -1,7 +1,5 @@
 """``user_message``: media files and a text as one message of a chat completion."""
 
-from __future__ import annotations
-
 import base64
 import mimetypes
 from collections.abc import Sequence

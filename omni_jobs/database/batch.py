@@ -10,8 +10,6 @@ round trip, as one parameter of JSON, because arrays cost the client three times
 parameter for each value would be rendered, parsed and planned anew for each number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from operator import itemgetter

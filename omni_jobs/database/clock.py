@@ -1,7 +1,5 @@
 """The database's clock, the one that leases, deadlines and pauses are compared with; and its times as datetimes."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

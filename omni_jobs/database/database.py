@@ -6,8 +6,6 @@ read(query)                 a transaction that reads one consistent state
 migrate(), check()          the schema
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time

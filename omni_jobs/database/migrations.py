@@ -1,7 +1,5 @@
 """The schema's revisions, applied with Alembic for ``Database.migrate``. Import it only to migrate: it is slow."""
 
-from __future__ import annotations
-
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory

@@ -1,7 +1,5 @@
 """SQLite: its engine, how its writers take turns, and the meaning of its errors."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 import time

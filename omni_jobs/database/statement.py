@@ -8,8 +8,6 @@ and the network, and every round trip costs both sides more than most statements
 not converted: parameters and rows hold the driver's own types, and JSON is text.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property

@@ -5,8 +5,6 @@ alike. JSON is ASCII text: so every string that Python can hold comes back as it
 surrogates, which PostgreSQL's own text and JSON types refuse.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -12,8 +12,6 @@ It starts the embedded stack in a temporary directory, submits over HTTP, shows 
 and stops everything. The exit status is 0 only if all of this succeeded.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

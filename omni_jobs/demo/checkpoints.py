@@ -1,7 +1,5 @@
 """The checkpoints of the demos: one is built, one is downloaded; both are kept in the clone's ``.cache``."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

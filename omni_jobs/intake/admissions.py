@@ -1,7 +1,5 @@
 """``Admissions``: the requests of one API process are parsed and admitted, each in its lane."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

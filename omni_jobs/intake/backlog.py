@@ -5,8 +5,6 @@ process has accepted since. It does not know of the jobs that other processes ha
 So the backlog may exceed the bound by that much: it is at most the bound times the number of API processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -4,8 +4,6 @@ A commit costs a synced write, whatever it holds. One thread writes the jobs of 
 waits for no other. The thread takes jobs that are ready to be written, so no job waits for the admission of another.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future

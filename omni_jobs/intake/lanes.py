@@ -5,8 +5,6 @@ at a time, because each holds the interpreter's lock: two at once take as long a
 request waits for its turn behind both. So do the groups of bulks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar

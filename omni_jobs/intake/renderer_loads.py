@@ -1,7 +1,5 @@
 """``RendererLoads``: a pipeline's tokenizer is loaded on a thread of its own, once for all who wait for it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from anyio import CapacityLimiter

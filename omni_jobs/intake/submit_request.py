@@ -1,7 +1,5 @@
 """``SubmitRequest``: a job that a client asks for, as every door hands it to ``Intake``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from omni_jobs.views import DEFAULT_TENANT

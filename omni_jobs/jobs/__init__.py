@@ -7,8 +7,6 @@ Every method is one transaction (``rescue``: a few) and may be called again when
 publishes the hints that a method returns after the call, best effort.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from functools import partial

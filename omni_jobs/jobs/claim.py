@@ -1,7 +1,5 @@
 """Claim: stage runs become a worker's, by compare-and-set, many at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ends of running stage runs: complete, fail and release; and cancel, which asks for an end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select

@@ -1,7 +1,5 @@
 """The numbers of jobs and stage runs in each state that is not final."""
 
-from __future__ import annotations
-
 from sqlalchemy import Connection, func, select
 
 from omni_jobs.database.clock import now

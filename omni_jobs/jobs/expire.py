@@ -1,7 +1,5 @@
 """Expire: stop jobs past their deadline, and jobs that waited for a stage longer than it lets them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, Row, or_, select

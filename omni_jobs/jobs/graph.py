@@ -1,7 +1,5 @@
 """The rules of a job's stage graph: the next step after a change. Pure; :mod:`omni_jobs.jobs.transition` applies it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

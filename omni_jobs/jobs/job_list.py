@@ -1,7 +1,5 @@
 """Pages of jobs, the newest first. A page is limited in jobs and in bytes."""
 
-from __future__ import annotations
-
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A job as readers see it: its view, its events, its artifacts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Leases: a worker's row, which its heartbeat renews, covers every stage run that the worker holds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Progress of running stage runs: worth showing, not worth waiting for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, select, update

@@ -5,8 +5,6 @@ become rows of ``garbage`` in the same transaction, so that a crash between the 
 have not ended have no ``prune_at``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any

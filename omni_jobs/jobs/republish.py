@@ -10,8 +10,6 @@ A round reads a bounded number of stage runs of a stage, because those of a pipe
 gone may be a million. The next round goes on behind them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select, true, update

@@ -1,7 +1,5 @@
 """Retry: queue a job that has ended again, from the stage that failed or from an earlier one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, bindparam, delete, exists, select, update

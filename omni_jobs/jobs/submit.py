@@ -1,7 +1,5 @@
 """Submit: write jobs and their stage runs together, and each job once however often it is submitted."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import defaultdict

@@ -6,8 +6,6 @@ takes the lock only of jobs that nobody has started. Claims, republished hints a
 are locked, so they wait for nobody.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

@@ -5,8 +5,6 @@ Parameters that hold a new value of a column are called ``new_`` and the column'
 bare name for itself.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import (
     BigInteger,
     Boolean,

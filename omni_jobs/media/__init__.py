@@ -12,8 +12,6 @@ containers that it lists. It checks sizes from headers before it decodes anythin
 field, because only the caller knows it.
 """
 
-from __future__ import annotations
-
 from omni_jobs.media.info import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 
 __all__ = ["AudioInfo", "ImageInfo", "MediaInfo", "VideoInfo"]

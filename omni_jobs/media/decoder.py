@@ -5,8 +5,6 @@ than its limits allow. Media and results pass through files in memory that the s
 answer consists of a few plain values.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

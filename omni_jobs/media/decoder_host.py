@@ -6,8 +6,6 @@ unpickles the decoders' answers in this process, where there is nothing to steal
 and the decoders end with it.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

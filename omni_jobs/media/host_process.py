@@ -1,7 +1,5 @@
 """``HostProcess``: the process of ``omni_jobs.media.decoder_host``, as the server that started it sees it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

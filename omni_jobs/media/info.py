@@ -1,7 +1,5 @@
 """The sizes of an accepted medium: enough to count its tokens without decoding it again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SAMPLING_RATE = 16_000  # Hz, of Whisper's features and of every model that takes them

@@ -1,7 +1,5 @@
 """Memory that a server and one of its decoders share: media on their way in, results on their way out."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

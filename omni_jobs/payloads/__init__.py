@@ -9,8 +9,6 @@ A client's prompt embeddings are a plain safetensors file of one tensor, without
 ``PromptEmbedsPayload.decode`` reads it.
 """
 
-from __future__ import annotations
-
 from omni_jobs.payloads.additional_information import AdditionalInformationPayload, TensorEntry
 from omni_jobs.payloads.manifest import PAYLOAD_VERSION, Manifest
 from omni_jobs.payloads.payload import Payload

@@ -4,8 +4,6 @@ The tensors of a file are flat. ``dump_structure`` records which of them form li
 puts those together again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar

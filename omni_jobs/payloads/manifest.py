@@ -1,7 +1,5 @@
 """The manifest of a payload: which attempt of which stage run wrote it. It is JSON in the file's metadata."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """The names that tensors, their members and values may have in a payload."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The wording of errors about payloads: how they show foreign data, and which payload they name."""
 
-from __future__ import annotations
-
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 
 _MAX_CHARACTERS = 80

@@ -4,8 +4,6 @@ Python's parser also takes duplicate names, NaN and infinities: ``load`` refuses
 safetensors reads -0 as a float and so not as a size.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Final, NoReturn

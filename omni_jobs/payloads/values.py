@@ -1,7 +1,5 @@
 """The values of a payload: small JSON data beside the tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

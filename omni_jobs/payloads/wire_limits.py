@@ -1,7 +1,5 @@
 """The limits on the size of a payload, as a whole and in its parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

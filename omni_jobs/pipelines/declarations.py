@@ -8,8 +8,6 @@ and the workers check a stage graph by the same rules, without torch. The tables
 another package declares its own as entry points: docs/models.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """The checks of a pipeline's stage graph: everything a worker would refuse, found before one starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Literal

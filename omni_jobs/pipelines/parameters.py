@@ -4,8 +4,6 @@ A stage config gives the defaults; a job's ``stages`` object overrides them fiel
 the same class, which refuses unknown names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -6,8 +6,6 @@ pipeline.stage("talker").slots      what one stage may do
 pipeline.digest                     identifies what decides a job's result
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A YAML file's data, with the line of every field, so that an error can name it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

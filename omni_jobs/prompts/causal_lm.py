@@ -1,7 +1,5 @@
 """The prompts of causal language models in the Hugging Face layout, which take text alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

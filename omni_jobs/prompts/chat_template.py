@@ -1,7 +1,5 @@
 """Render a checkpoint's chat template in Jinja's immutable sandbox, set up as Transformers sets it up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Check that a checkpoint directory can be read, and read its small JSON files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

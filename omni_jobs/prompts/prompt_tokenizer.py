@@ -4,8 +4,6 @@
 ``encode`` refuses any other text that changes the prompt's special tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test compares the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ admit(body, pipelines, settings) → AdmittedRequest  everything is checked; not
 The HTTP API and OmniLLM both admit requests here, so both accept and refuse the same.
 """
 
-from __future__ import annotations
-
 from omni_jobs.requests.admission import AdmittedRequest, Media, ParsedRequest, admit, parse
 from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.job_request import JobRequest

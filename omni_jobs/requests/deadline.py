@@ -1,7 +1,5 @@
 """A job's deadline: the header ``Cancel-After`` or the field ``expires_at``, after which the job stops by itself."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from typing import Any

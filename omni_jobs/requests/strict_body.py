@@ -6,8 +6,6 @@ and the JSON parser reads the rest. Long strings that are media in base64 never 
 copied whole, because the kernel takes a tenth of a second to provide 64 MiB.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

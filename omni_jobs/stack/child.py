@@ -1,7 +1,5 @@
 """One child process of the embedded stack: it leads a session of its own and writes to its own log file."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

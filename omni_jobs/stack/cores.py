@@ -1,7 +1,5 @@
 """CPU cores: each engine's share of them, and the scheduling policy of the processes beside the engines."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -8,8 +8,6 @@ valkey/            Valkey's append-only file and configuration
 logs/              the log of each child process, and of the start before as .log.1
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

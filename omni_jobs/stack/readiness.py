@@ -1,7 +1,5 @@
 """Checks that tell when a child of the embedded stack serves."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import httpx2

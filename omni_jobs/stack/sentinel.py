@@ -14,8 +14,6 @@ grandchild (an engine process of vLLM) may change its parent and its process gro
 The module uses only the standard library, because it runs as ``python -I -S sentinel.py`` to be small.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

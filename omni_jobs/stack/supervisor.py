@@ -5,8 +5,6 @@
 The caller's thread only waits, so a signal may interrupt it anywhere.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import signal

@@ -1,7 +1,5 @@
 """The embedded stack's Valkey server: its configuration, command line and address."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

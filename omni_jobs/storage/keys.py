@@ -6,8 +6,6 @@ The shard is a hash of the job's id. Without it all jobs of the moment would sha
 job ids begin with the time: S3 spreads its load by the beginnings of keys, and a local store has a directory for each.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 from zlib import crc32

@@ -1,7 +1,5 @@
 """``python -m tests.chaos``: a run of faults, and what became of the jobs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Nothing of :mod:`omni_jobs.jobs` or :mod:`omni_jobs.storage` is used: their mist
 themselves. ``Sampler`` looks while the faults go on, ``check`` once everything has settled.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -4,8 +4,6 @@ A fault owns its target while it lasts: no other strikes the same worker, server
 it has been undone. Faults of different targets overlap.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

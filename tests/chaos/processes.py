@@ -1,7 +1,5 @@
 """Processes, and a supervisor that restarts what dies: what systemd or compose do for an operator."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

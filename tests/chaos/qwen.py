@@ -4,8 +4,6 @@ Its engines run in processes of their own, as on a GPU, and are killed alone too
 of a few whose results were taken undisturbed at the start: whatever dies, the same comes out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Until it is freed: taken from the worker, to be claimed by any. And until it run
 has ended, which includes its turn behind a backlog and the start of workers.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

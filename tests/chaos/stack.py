@@ -6,8 +6,6 @@ reached through a proxy that can misbehave. Where namespaces may be made, a thir
 stage lives on a "host" of its own: a network namespace behind a cable that can be pulled.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A short seeded run of the driver on each database; ``python -m tests.chaos --help`` tells of long ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

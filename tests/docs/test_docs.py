@@ -3,8 +3,6 @@
 The commands of docs/operations.md are checked with those of README.md, in test_readme.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

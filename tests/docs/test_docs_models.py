@@ -1,7 +1,5 @@
 """docs/models.md shows the example model as it stands in tests/example_model, which tests run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path

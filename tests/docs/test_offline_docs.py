@@ -1,7 +1,5 @@
 """The examples of docs/offline.md run as they stand, each in an interpreter of its own."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What docs/payloads.md shows must be so: its examples run, its numbers are those of the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

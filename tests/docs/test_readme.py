@@ -1,7 +1,5 @@
 """What README.md and docs/operations.md show must exist: commands, options, requests, files, Python code."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

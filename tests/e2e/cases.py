@@ -1,7 +1,5 @@
 """The prompts of the end-to-end tests, as a client sends them and as the oracle takes them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import wave

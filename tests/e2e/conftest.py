@@ -1,7 +1,5 @@
 """The embedded stack with the tiny Qwen2.5-Omni, started once for many tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

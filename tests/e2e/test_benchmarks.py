@@ -1,7 +1,5 @@
 """Every benchmark runs and writes what it found; how fast is not a test's business."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The chat pipeline through the whole stack: tokens and text are Transformers' own, and the text grows as it comes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Speech that the talker's max_tokens cut says so: in the job, at the command line, from OmniLLM."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

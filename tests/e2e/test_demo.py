@@ -1,7 +1,5 @@
 """The first of README's two commands, as a newcomer runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import wave

@@ -1,7 +1,5 @@
 """Jobs through the whole stack give what Transformers gives: tokens, codes, waveform."""
 
-from __future__ import annotations
-
 import io
 import wave
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real model's job outlives its workers; a stage run executed twice gives the same."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

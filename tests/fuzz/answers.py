@@ -8,8 +8,6 @@
   that decodes to the same payload and encodes to the same bytes.
 """
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 error null: accepted. ``tests/unit/payloads/test_payloads_fuzz.py`` asks again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, dataclass

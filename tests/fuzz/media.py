@@ -9,8 +9,6 @@ JSON. The exit code is 1 when the server's side broke: an error of another kind,
 beyond its memory, or an answer that did not come.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

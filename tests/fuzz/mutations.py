@@ -3,8 +3,6 @@
 ``Mutator.damaged(index)`` is the same for the same seed and index, whatever was asked before.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -8,8 +8,6 @@ that a finding can be had again. What breaks a decoder is kept as ``found-…`` 
 the exit code is 1. ``--corpus`` writes the shortest input of each kind of answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

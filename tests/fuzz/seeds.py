@@ -1,7 +1,5 @@
 """Valid files to begin from: what stages and clients write, and the corners of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

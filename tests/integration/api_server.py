@@ -1,7 +1,5 @@
 """The API on a real socket, with everything it needs."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A pipeline, echo as a rule, with real workers: ``celery -A workers.app worker`` processes on real services."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -7,8 +7,6 @@ load    its engine loads until SIGUSR2
 bug     after SIGUSR2 a heartbeat meets an error that nobody foresaw
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

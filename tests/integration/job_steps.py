@@ -1,7 +1,5 @@
 """What the tests of omni_jobs.jobs do to jobs, in few words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """What the tests of AR stages share: runners on the tiny checkpoint, and prompts of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

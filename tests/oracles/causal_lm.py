@@ -1,7 +1,5 @@
 """A tiny causal language model, complete and random: a Llama whose text is printable noise."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

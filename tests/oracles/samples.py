@@ -1,7 +1,5 @@
 """Small media, made in memory: what a client would send."""
 
-from __future__ import annotations
-
 import base64
 import io
 import tempfile

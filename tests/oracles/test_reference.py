@@ -1,7 +1,5 @@
 """The oracle is the right one: two ways round Transformers' trap agree, and the naive way differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The example model of tests/example_model: installed for a test, with a tiny checkpoint and its oracle."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

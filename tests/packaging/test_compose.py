@@ -1,7 +1,5 @@
 """docker-compose.yml and the Dockerfile: their schemas, and what no schema sees: that every name in them exists."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What docker-compose.yml runs in its containers, run here without them: health checks, bucket, secrets."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The locks, the wheel, and the scripts that install them."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The real services that tests use, one file each; sessions share one instance."""
 
-from __future__ import annotations
-
 import os
 from typing import NoReturn
 

@@ -1,7 +1,5 @@
 """The tiny checkpoint, one per seed and session."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 ``database``      a migrated Database, once on SQLite and once on PostgreSQL
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -4,8 +4,6 @@
 ``object_store``  an empty object store: a local directory and S3, in turn
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

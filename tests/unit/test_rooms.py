@@ -1,7 +1,5 @@
 """docs/architecture.md says which room imports which: it must be so, room by room, and each name in it must exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Settings that cannot work are refused where they are read, and give no secret away."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Settings: secrets in files, and what is never shown."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

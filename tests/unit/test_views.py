@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from omni_jobs.views import merge_results
 
 

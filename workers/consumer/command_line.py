@@ -1,7 +1,5 @@
 """The check of a worker's Celery command line: ``-Q`` names one stage's queue, and ``-c`` follows from the stage."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """``HintStep``: the step of Celery's consumer that makes its channel hand hints to the pool."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import bootsteps

@@ -9,8 +9,6 @@
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -6,8 +6,6 @@ has stalled without an error, as consumers of Redis do once in a while. So has o
 turned for as long. Both have to be started anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -4,8 +4,6 @@ Celery's own commands know only the tasks that it executes. Stage runs are not a
 for each would cost more than the rest of a small one. So these commands read the pool when they are called.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command

@@ -5,8 +5,6 @@ stage's business (``workers.execution.stage_llm``), objects are the hand-off's, 
 the pool brings the hints.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -8,8 +8,6 @@ Storage calls block, so they are made on threads of its own. A call that hangs k
 was cancelled; when half of the threads hang the worker must be started anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

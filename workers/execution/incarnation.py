@@ -4,8 +4,6 @@ A pid alone names another process after a restart, in another container and on a
 nothing is known.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

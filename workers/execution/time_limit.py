@@ -1,7 +1,5 @@
 """``TimeLimit``: how long a stage run may take, the time in which its runner holds it back not counted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from types import TracebackType

@@ -9,8 +9,6 @@ Only a claim shows that a hint is a suspect's. If other stage runs are in flight
 back and sets its next hint apart here: first in the line, and claimed by itself.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 _Hint = tuple[int, int]

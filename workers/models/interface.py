@@ -6,8 +6,6 @@ result. The runner does not look into it. Examples: workers.models.qwen2_5_omni.
 which docs/models.md explains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -5,8 +5,6 @@ velocity once a step and has order 1, ``midpoint`` twice with order 2, ``rk4`` f
 error of the whole integration shrinks with that power of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

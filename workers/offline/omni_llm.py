@@ -8,8 +8,6 @@ Admission, stages and results are the same as through the queue. Every stage wor
 for it: the talker speaks the first request while the thinker still thinks about the second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

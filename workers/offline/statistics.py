@@ -1,7 +1,5 @@
 """``StageMeter`` and ``StageStatistics``: counts and times of one stage's runs in one process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runners: ``create_runner`` makes the one that a stage's kind names."""
 
-from __future__ import annotations
-
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.runner import Runner

@@ -4,8 +4,6 @@ A model frees and allocates the same tens of megabytes in every layer. With glib
 each block goes back to the kernel, and each of its pages is faulted in and zeroed anew.
 """
 
-from __future__ import annotations
-
 import os
 
 from workers.stages.devices import Device

@@ -3,8 +3,6 @@
 A charter: only what AR, diffusion and echo runners share belongs here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

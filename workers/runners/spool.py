@@ -5,8 +5,6 @@ is in shared memory if there is some. Its owner holds a lock on it, so that the 
 the directories of killed workers.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

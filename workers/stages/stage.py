@@ -5,8 +5,6 @@ the values that later stages and the user get. It runs nothing and stores nothin
 ``OmniLLM`` both run stages through here, so both give the same results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Conversions between the tensors of payloads and torch's, on the same memory."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """``encode_wav``: a waveform as the bytes of a WAV file, mono, PCM of 16 bits."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

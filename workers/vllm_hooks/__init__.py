@@ -10,8 +10,6 @@
 ``check_hooks`` names every hook that has moved. A test and every start of an engine call it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import multiprocessing

@@ -1,7 +1,5 @@
 """The route of artifacts: the outputs of a job, whole or in part."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated

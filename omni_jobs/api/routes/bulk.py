@@ -4,8 +4,6 @@ Groups of lines are submitted as they come in, so neither the request nor its an
 answers are sent once the request has been read to its end, because a client may write all of it before it reads.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress

@@ -1,7 +1,5 @@
 """Routes of the status page: the page, and the JSON that it shows."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

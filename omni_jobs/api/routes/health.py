@@ -1,7 +1,5 @@
 """Routes of health: ``/healthz`` says that the process answers, ``/readyz`` whether it can take and run jobs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Literal

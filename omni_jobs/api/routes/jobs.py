@@ -1,7 +1,5 @@
 """Routes of jobs: submit, get, list, cancel, retry, delete, and a job's events."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync

@@ -1,7 +1,5 @@
 """The route of pipelines: those that this server serves."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from omni_jobs.api.services import Services, ServicesDep

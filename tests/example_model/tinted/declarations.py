@@ -1,7 +1,5 @@
 """What the stage config may name. Light: the API reads it, without torch and vLLM."""
 
-from __future__ import annotations
-
 from omni_jobs.pipelines.declarations import ComponentDeclaration, ProcessorDeclaration
 
 __all__ = ["TINT", "TINTED", "TINT_SUMMARY"]

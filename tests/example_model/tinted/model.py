@@ -5,8 +5,6 @@ The input at position p of a prompt of P tokens is
     embed(token) + tint + (drift[min(p - P, last)] if p >= P else 0)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

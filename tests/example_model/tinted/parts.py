@@ -1,7 +1,5 @@
 """The parts of a tinted checkpoint: all of it, run by our class in place of LlamaForCausalLM."""
 
-from __future__ import annotations
-
 from workers.models.components import Architecture, Component, ModelClass
 
 __all__ = ["TINTED"]

@@ -1,7 +1,5 @@
 """The input processors: a request → the tinted stage's input; its payload → the summary's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """The HTTP API over a real socket, on SQLite and PostgreSQL, with a real Valkey."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

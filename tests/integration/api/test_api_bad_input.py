@@ -1,7 +1,5 @@
 """Bad input over HTTP: each a clear 4xx naming the field, nothing stored, nothing crashed."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

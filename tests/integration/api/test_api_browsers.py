@@ -1,7 +1,5 @@
 """Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

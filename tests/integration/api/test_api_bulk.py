@@ -1,7 +1,5 @@
 """Many jobs in one request: an answer to each line, for all kinds of lines and of chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Deadlines, tenants, back-pressure, retry, delete and events over HTTP, on both databases."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

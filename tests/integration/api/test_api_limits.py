@@ -1,7 +1,5 @@
 """The limits of the HTTP server against endless heads, silent clients and endless bodies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Media over HTTP: hostile ones are refused at once, and no other request waits for them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

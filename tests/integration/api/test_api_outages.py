@@ -1,7 +1,5 @@
 """The API while a service that it needs is away or full: its answers, what still works, and its recovery."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The pipelines that a server serves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

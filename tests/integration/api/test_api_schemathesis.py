@@ -1,7 +1,5 @@
 """The API against its own document: a short seeded run of schemathesis, all phases."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

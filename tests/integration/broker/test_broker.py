@@ -1,7 +1,5 @@
 """Hints through a real broker: published, counted, refused when it is away."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence

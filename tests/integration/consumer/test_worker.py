@@ -1,7 +1,5 @@
 """Real workers on real services: the way of a job, of a bad message, of a cancel, of a stop."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Cancel reaches what runs, within about a second; what does not stop costs its worker, not its job."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Real vLLM with the tiny checkpoint, one stage. An engine's start is dear, so the
 through one worker's slot in their order.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Workers that are killed, stopped, fenced, cut off, or fed with broken payloads."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """A model that does not load ends its worker with a reason, and nothing of it stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Workers whose pipeline files differ, side by side: each runs the jobs of its own, and none stalls for the others'."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

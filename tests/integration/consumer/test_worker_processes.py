@@ -1,7 +1,5 @@
 """A worker's engine process ends with its worker, however that ends, and the next worker of the slot can start."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

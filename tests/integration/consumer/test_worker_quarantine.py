@@ -1,7 +1,5 @@
 """A job that kills its workers is condemned by itself, not together with its neighbours."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A worker that lives and does not consume notices it itself."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Transactions through trouble, on both databases."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The schema: what the migrations make is what the models say, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Every revision's way to the newest one over jobs that are there: no row is lost or changed, and the jobs go on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path

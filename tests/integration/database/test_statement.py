@@ -1,7 +1,5 @@
 """Statements that the driver runs itself, on both databases, and their trouble with PostgreSQL's sessions."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

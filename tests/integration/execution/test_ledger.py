@@ -1,7 +1,5 @@
 """The ledger on a real database that sometimes does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

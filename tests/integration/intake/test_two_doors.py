@@ -1,7 +1,5 @@
 """The single submit and the bulk: both take and refuse the same, and no submit waits for another's."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Every transition of omni_jobs.jobs, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What happens to jobs late or after their end: expiry, retry, retention, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lists of jobs, and rounds of the rescuer, whatever else waits."""
 
-from __future__ import annotations
-
 import json
 import re
 import tracemalloc

@@ -4,8 +4,6 @@ The model knows no SQL, no locks and no batches: a job is a dictionary of stages
 transition a few assignments. After every step the database must show what it says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial

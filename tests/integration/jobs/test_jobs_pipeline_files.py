@@ -1,7 +1,5 @@
 """A worker runs jobs of its own pipeline file alone, and a job that no live worker may take says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

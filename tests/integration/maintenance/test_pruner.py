@@ -1,7 +1,5 @@
 """The pruner on real databases and object stores: what goes, what stays, and what a kill -9 leaves."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

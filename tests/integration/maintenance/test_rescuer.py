@@ -1,7 +1,5 @@
 """The rescuer as a process, and what a round survives."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """omni_jobs.media.wall: what decoders give, what they are, and what becomes of those that die."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

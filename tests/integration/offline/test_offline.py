@@ -1,7 +1,5 @@
 """``OmniLLM`` without a model: order, errors, streaming. With a model: tests/e2e."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

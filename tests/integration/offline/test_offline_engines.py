@@ -1,7 +1,5 @@
 """``OmniLLM`` with engines: their share of the cores, the budget of their captures, and their end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A graph that no worker can run is refused at every door, in the same words: check, API, readyz, worker."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """Prompts for code2wav, and what its runners start with, on the tiny checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 python -m tests.integration.runners.diffusion_memory CHECKPOINT
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

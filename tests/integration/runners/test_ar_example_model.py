@@ -5,8 +5,6 @@ ranks with 64 tokens a step and a small KV cache, so that prompts come in chunks
 push each other out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ One engine with 64 tokens a step and a KV cache of 1024, so that prompts come in
 and batches push each other out.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The thinker on vLLM: tokens and hidden states as Transformers has them, whatever happens in the batch."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

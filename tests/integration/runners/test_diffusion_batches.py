@@ -1,7 +1,5 @@
 """A code2wav request's result is its own, whatever its batch; what does not fit fails alone; nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """code2wav's engine in a process of its own: the same results and errors, and an end whatever ends first."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

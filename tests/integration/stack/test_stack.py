@@ -1,7 +1,5 @@
 """The embedded stack, whole: Valkey, API, rescuer and the echo pipeline's workers as child processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

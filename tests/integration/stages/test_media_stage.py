@@ -1,7 +1,5 @@
 """A stage's media: what the ``chat`` processor gets from the wall, and what it says of media that do not decode."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

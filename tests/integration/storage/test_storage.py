@@ -1,7 +1,5 @@
 """The contract of object stores, on a local directory and on S3 (SeaweedFS)."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """What object stores do when they are away, slow, broken or full, and that they are well again after it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

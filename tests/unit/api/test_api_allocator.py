@@ -1,7 +1,5 @@
 """The memory that the API's allocator returns to the kernel, measured in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

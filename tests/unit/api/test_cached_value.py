@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from omni_jobs.api.cached_value import CachedValue

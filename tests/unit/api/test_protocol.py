@@ -1,7 +1,5 @@
 """The internals of uvicorn on which omni_jobs.api.protocol relies. A version that lacks one fails here first."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import resource

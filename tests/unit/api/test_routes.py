@@ -1,7 +1,5 @@
 """The routes: each file is a leaf, which no other file of the routes imports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Python's switch interval: short while something asks for it, as it was afterwards."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """workers.checkpoints.gguf: a tiny model written as GGUF comes back as it was."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The client against a real HTTP server that answers from a script."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A worker that consumes nothing while messages wait has stalled; one that is idle, full or brokerless has not."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON in columns comes back exactly as it was given; a batch checks its parameters."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

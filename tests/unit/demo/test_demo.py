@@ -1,7 +1,5 @@
 """omni_jobs.demo.checkpoints: the weights come whole, checked, or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """The executor: each end that a stage run can come to, and the reports that its ledger gets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a process lives: known either way, or said to be unknown."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """The time limit stands still while a runner holds a stage run back."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The line of hints: the oldest first, a suspect's by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from workers.execution.waiting_hints import WaitingHints

@@ -3,8 +3,6 @@
 Time stands still unless a test moves it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

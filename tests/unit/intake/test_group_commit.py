@@ -1,7 +1,5 @@
 """omni_jobs.intake.group_commit: which jobs share a transaction. With a database: tests/integration/api."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future

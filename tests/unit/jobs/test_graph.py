@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from omni_jobs.jobs.graph import Run, Step, next_step

@@ -1,7 +1,5 @@
 """The loop of the rescuer and the pruner: an outage is logged once, and neither it nor a bug ends the loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

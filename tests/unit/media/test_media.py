@@ -1,7 +1,5 @@
 """omni_jobs.media: what is taken, how it is measured, what is refused and how."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """A short run of damaged media through the wall: nothing of the server breaks."""
 
-from __future__ import annotations
-
 import time
 
 from tests.fuzz.media import damaged, fuzz, seeds

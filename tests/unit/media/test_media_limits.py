@@ -1,7 +1,5 @@
 """omni_jobs.media: limits by what a header says, before any memory is taken, and by what comes out."""
 
-from __future__ import annotations
-
 import io
 import struct
 from itertools import product

@@ -1,7 +1,5 @@
 """The solvers on an equation whose solution is known, and what a job may choose."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import get_args

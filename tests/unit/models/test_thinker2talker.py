@@ -1,7 +1,5 @@
 """thinker2talker: the talker's prompt and feed from the thinker's payload, and what it refuses."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

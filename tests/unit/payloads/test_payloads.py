@@ -1,7 +1,5 @@
 """What is written is read back; what is not a payload is refused by name, before memory is taken for it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

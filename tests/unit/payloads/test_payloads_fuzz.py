@@ -1,7 +1,5 @@
 """Bytes of any kind: the corpus answers as it did, and a short run of the fuzzer breaks nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """A client's prompt embeddings: any safetensors file of one float matrix, and nothing else, is taken."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

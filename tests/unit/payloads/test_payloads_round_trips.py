@@ -1,7 +1,5 @@
 """Whatever an array looks like in memory, it comes back equal; sizes beyond memory are told by headers alone."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

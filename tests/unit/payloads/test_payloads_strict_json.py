@@ -1,7 +1,5 @@
 """JSON in payloads means the same to every Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge

@@ -1,7 +1,5 @@
 """What is declared of components and processors is what the workers have, and is light to read."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

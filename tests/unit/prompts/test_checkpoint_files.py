@@ -1,7 +1,5 @@
 """A checkpoint directory that cannot be used is refused with the reason, by the API and by workers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

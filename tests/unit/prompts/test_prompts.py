@@ -1,7 +1,5 @@
 """omni_jobs.prompts against Transformers' own processor, on the tiny checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """omni_jobs.prompts.causal_lm against Transformers' own tokenizer, on a tiny checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings as a job's prompt: what is admitted, every refusal, and what the processor makes of them."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON made to cost much: what it costs is bounded, and no thread has to wait for it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import random

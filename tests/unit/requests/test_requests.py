@@ -1,7 +1,5 @@
 """omni_jobs.requests: what is admitted, and every refusal with the field it names."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The budget of hidden states: never above it, the oldest first, given back on every way out."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """Calls that wait together are sent as one; each caller gets its own answer or error."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A step's capture without an engine under it; tests/integration/runners/test_ar_*.py have one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The spool: what is written is read, and nothing stays behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The hosts are directories that look like one; no test here has a GPU.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

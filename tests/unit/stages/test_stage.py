@@ -1,7 +1,5 @@
 """What a stage asks of its runner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

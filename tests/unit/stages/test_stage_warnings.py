@@ -1,7 +1,5 @@
 """A stage that stopped at its limit warns of what was cut."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

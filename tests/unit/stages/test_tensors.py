@@ -1,7 +1,5 @@
 """Torch tensors share their memory with payloads, both ways."""
 
-from __future__ import annotations
-
 import gc
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A waveform as a WAV file."""
 
-from __future__ import annotations
-
 import io
 import wave
 

@@ -1,7 +1,5 @@
 """Each use of vLLM's private API by name: an upgrade that moves one fails here, readably."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import TypeGuard

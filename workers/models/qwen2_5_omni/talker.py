@@ -10,8 +10,6 @@ codec embedding table is projected once at load and the feed once per request. T
 and vLLM's buffers have the talker's own hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

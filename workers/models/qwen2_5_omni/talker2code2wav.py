@@ -1,7 +1,5 @@
 """The input processor ``talker2code2wav``: it makes code2wav's prompt from the talker's codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -9,8 +9,6 @@ the thinker, its rows [P + N - 1, H] and E its embedding table:
     M-RoPE  the thinker's positions, then two text positions; the same delta
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -6,8 +6,6 @@ Rows are keyed by absolute position. So chunked prefill and recomputation after 
 and a step that ran too far writes behind those that are taken.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

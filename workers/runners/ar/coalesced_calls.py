@@ -4,8 +4,6 @@ A call reaches the engine between two of its steps and costs a message there and
 are sent as one, so that requests that end together wait for one message and not for one after another.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """``GPUARModelRunner``: captures hidden states per request, for the stages that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

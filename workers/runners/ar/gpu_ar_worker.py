@@ -4,8 +4,6 @@
 spool. A request's error is returned as JSON and not raised, because vLLM ends the engine on an exception.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ A charter: only what every AR model needs belongs here, and nothing of one model
 ``workers.models.interface``, vLLM's internals behind ``workers.vllm_hooks.model_runner``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

@@ -7,8 +7,6 @@ whatever its model computes then, and the kernel kills it when its worker ends (
 SIGINT and SIGTERM, because its worker drains before it closes the socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -13,8 +13,6 @@ tensors through the spool:
                       {run, output} or {run, error}                      the output's spool file, or the run's error
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """``GPUDiffusionWorker``: a diffusion stage's device and model."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``ChatProcessor``: a job's messages and media become the first AR stage's prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

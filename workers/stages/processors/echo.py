@@ -1,7 +1,5 @@
 """``EchoProcessor``: the last user message and the size of the payloads become an echo stage's prompt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from omni_jobs.errors import ModelError
