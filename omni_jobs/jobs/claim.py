@@ -17,12 +17,12 @@ from sqlalchemy import (
     update,
 )
 
-from omni_jobs.database.batch import among, listed, one_of
+from omni_jobs.database.bulk_statement import among, listed, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.errors import Fenced
-from omni_jobs.jobs.graph import stage_names
+from omni_jobs.jobs.next_step import stage_names
 from omni_jobs.jobs.values import Claim
 from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState

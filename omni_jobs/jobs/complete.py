@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select
 
-from omni_jobs.database.batch import listed, one_of
+from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
 from omni_jobs.errors import NotFound, StageError
-from omni_jobs.jobs.graph import Run
+from omni_jobs.jobs.next_step import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Completion, Failure, Outcome
 from omni_jobs.states import JobState, StageRunState

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, or_, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is, state_seen
 from omni_jobs.errors import DeadlineExceeded, Expired, QueueTimeLimit
-from omni_jobs.jobs.graph import Run
+from omni_jobs.jobs.next_step import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.states import JobState, StageRunState
 

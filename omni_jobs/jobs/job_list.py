@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from omni_jobs.database.batch import listed, one_of
+from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, state_seen
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.job_view import views_of

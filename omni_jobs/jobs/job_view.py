@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Row, Text, bindparam, select, true
 
-from omni_jobs.database.batch import listed, one_of
+from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.tables import (
     RETRY_TOKEN,

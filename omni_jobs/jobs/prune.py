@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from omni_jobs.database.batch import Batch, listed, one_of
+from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
@@ -37,7 +37,7 @@ from omni_jobs.storage import job_prefix
 _AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)
-_SET_PRUNED = Batch.update(
+_SET_PRUNED = BulkStatement.update(
     JobRow.id,
     {
         "job": Text,

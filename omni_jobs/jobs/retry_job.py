@@ -15,7 +15,7 @@ from omni_jobs.database.tables import (
 )
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.graph import Run
+from omni_jobs.jobs.next_step import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import JobState, StageRunState

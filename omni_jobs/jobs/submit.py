@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
 
-from omni_jobs.database.batch import Batch, listed, one_of
+from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
@@ -21,7 +21,7 @@ from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
 _NOW = Statement(select(now()))
-_INSERT_JOBS = Batch.insert(
+_INSERT_JOBS = BulkStatement.insert(
     JobRow,
     {
         "id": Text,
@@ -48,7 +48,7 @@ _INSERT_JOBS = Batch.insert(
     },
     unless_there=True,
 )
-_INSERT_STAGE_RUNS = Batch.insert(
+_INSERT_STAGE_RUNS = BulkStatement.insert(
     StageRunRow,
     {
         "job_id": Text,

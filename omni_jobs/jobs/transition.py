@@ -15,12 +15,12 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from omni_jobs.database.batch import listed, run_all
+from omni_jobs.database.bulk_statement import listed, run_all
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, OmniJobsError, Quarantined
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.graph import Run, next_step, stage_names, unneeded_payloads
+from omni_jobs.jobs.next_step import Run, next_step, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, Hint
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_delay
 from omni_jobs.states import JobState, StageRunState

@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from omni_jobs.database.batch import Batch, Given, among, one_of
+from omni_jobs.database.bulk_statement import BulkStatement, Given, among, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.statement import Statement
 from omni_jobs.database.tables import (
@@ -76,7 +76,7 @@ def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-SUCCEED_IF_RUNNING = Batch.update(
+SUCCEED_IF_RUNNING = BulkStatement.update(
     StageRunRow.id,
     {
         "stage_run": BigInteger,
@@ -104,7 +104,7 @@ SUCCEED_IF_RUNNING = Batch.update(
         )
     ),
 )
-END_IF_RUNNING = Batch.update(
+END_IF_RUNNING = BulkStatement.update(
     StageRunRow.id,
     {"stage_run": BigInteger, "held_attempt": Integer, "new_state": Text, "new_failures": Text, "at": Seconds},
     lambda given: (
@@ -113,7 +113,7 @@ END_IF_RUNNING = Batch.update(
         .values(state=given["new_state"], failures=given["new_failures"], finished_at=given["at"])
     ),
 )
-REQUEUE_IF_RUNNING = Batch.update(
+REQUEUE_IF_RUNNING = BulkStatement.update(
     StageRunRow.id,
     {
         "stage_run": BigInteger,
@@ -138,7 +138,7 @@ REQUEUE_IF_RUNNING = Batch.update(
         )
     ),
 )
-QUEUE_IF_PENDING = Batch.update(
+QUEUE_IF_PENDING = BulkStatement.update(
     StageRunRow.id,
     {"stage_run": BigInteger, "at": Seconds, "new_announce_at": Seconds},
     lambda given: (
@@ -161,7 +161,7 @@ CANCEL_IF_WAITING = (
     )
     .values(state=StageRunState.CANCELLED.value, finished_at=bindparam("at"), reason=None)
 )
-SET_JOB = Batch.update(
+SET_JOB = BulkStatement.update(
     JobRow.id,
     {
         "job": Text,
@@ -187,7 +187,7 @@ SET_JOB = Batch.update(
         )
     ),
 )
-FORGET_PAYLOAD = Batch.update(
+FORGET_PAYLOAD = BulkStatement.update(
     StageRunRow.id,
     {"stage_run": BigInteger},
     lambda given: (
@@ -196,11 +196,11 @@ FORGET_PAYLOAD = Batch.update(
         .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
     ),
 )
-INSERT_EVENT = Batch.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
-INSERT_ERROR = Batch.insert(
+INSERT_EVENT = BulkStatement.insert(EventRow, {"job_id": Text, "type": Text, "data": Text, "at": Seconds})
+INSERT_ERROR = BulkStatement.insert(
     AttemptErrorRow, {"stage_run_id": BigInteger, "attempt": Integer, "worker": Text, "error": Text, "at": Seconds}
 )
-INSERT_ARTIFACT = Batch.insert(
+INSERT_ARTIFACT = BulkStatement.insert(
     ArtifactRow,
     {
         "job_id": Text,
@@ -211,4 +211,4 @@ INSERT_ARTIFACT = Batch.insert(
         "created_at": Seconds,
     },
 )
-INSERT_GARBAGE = Batch.insert(GarbageRow, {"job_id": Text, "what": Text})
+INSERT_GARBAGE = BulkStatement.insert(GarbageRow, {"job_id": Text, "what": Text})

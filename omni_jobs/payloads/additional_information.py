@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from omni_jobs.errors import PayloadCorrupt
+from omni_jobs.payloads.header_json import dump, load
 from omni_jobs.payloads.names import TENSORS, check_name
 from omni_jobs.payloads.refusals import brief
-from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import Tensor
 
 _Value = TypeVar("_Value", bool, int, float, str, list, dict)  # type: ignore[type-arg]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
+from omni_jobs.payloads.header_json import dump, load
 from omni_jobs.payloads.refusals import brief
-from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.wire_limits import MAX_EXTENT
 
 PAYLOAD_VERSION: Final = 1

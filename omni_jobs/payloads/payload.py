@@ -16,14 +16,14 @@ from omni_jobs.payloads.additional_information import (
     flatten,
     load_structure,
 )
+from omni_jobs.payloads.header_json import check_text
+from omni_jobs.payloads.json_values import dump_values, load_values
 from omni_jobs.payloads.manifest import Manifest, dump_manifest, load_manifest
 from omni_jobs.payloads.names import PROMPT_EMBEDS, TENSORS, is_tensor_name
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
 from omni_jobs.payloads.refusals import as_decode_error, brief, over_limit
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
-from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import Tensor
-from omni_jobs.payloads.values import dump_values, load_values
 from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
+from omni_jobs.payloads.header_json import check_text
 from omni_jobs.payloads.names import PROMPT_EMBEDS
 from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
-from omni_jobs.payloads.strict_json import check_text
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
 from omni_jobs.payloads.wire_limits import PayloadLimits
 

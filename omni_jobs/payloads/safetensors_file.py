@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
+from omni_jobs.payloads.header_json import dump, load
 from omni_jobs.payloads.names import TENSORS
 from omni_jobs.payloads.refusals import brief, over_limit
-from omni_jobs.payloads.strict_json import dump, load
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
 from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
 

@@ -16,8 +16,8 @@ from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.content import Contents, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
+from omni_jobs.requests.json_body import Long, canonical, parse_body
 from omni_jobs.requests.options import audio_of, modalities_of, parameters_of
-from omni_jobs.requests.strict_body import Long, canonical, parse_body
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo

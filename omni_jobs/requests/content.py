@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
 from omni_jobs.media.wall import Kind, MediaWall
 from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, TextPart, VideoPart
-from omni_jobs.requests.strict_body import SLICE, Long
+from omni_jobs.requests.json_body import SLICE, Long
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo

@@ -23,7 +23,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.pipelines.stage_config import Pipeline
-from workers.consumer.liveness import Liveness
+from workers.consumer.stall_watch import StallWatch
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 
@@ -96,7 +96,7 @@ class StageHost:
         self._store: ObjectStore | None = None
         self._llm: StageLLM | None = None
         self.executor: Executor | None = None  # from ``serve`` on
-        self._liveness: Liveness | None = None
+        self._stall_watch: StallWatch | None = None
         self._engine_watch: asyncio.Task[None] | None = None
 
     async def take_slot(self) -> None:
@@ -143,27 +143,27 @@ class StageHost:
             on_broken=self._on_broken,
         )
         self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
-        self._liveness = Liveness(
+        self._stall_watch = StallWatch(
             self._settings.stall_after_s,
             asyncio.get_running_loop(),
             has_room=lambda: executor.room > 0,
             queue_depth=self._queue_depth,
             on_stall=self._on_broken,
         )
-        self._liveness.start()
+        self._stall_watch.start()
 
     def popped(self) -> None:
         """Note that a pop from the stage's queue was answered; for any thread."""
-        if self._liveness is not None:
-            self._liveness.popped()
+        if self._stall_watch is not None:
+            self._stall_watch.popped()
 
     async def close(self, drain_s: float, hurry: asyncio.Event) -> None:
         """Drain for ``drain_s`` seconds or until ``hurry``, hand back what still runs, and close every part.
 
         A part that fails to close is logged, and the next one is closed.
         """
-        if self._liveness is not None:
-            self._liveness.close()
+        if self._stall_watch is not None:
+            self._stall_watch.close()
         if self._engine_watch is not None:
             self._engine_watch.cancel()
         if self.executor is not None:

@@ -26,8 +26,8 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.ledger import Ledger
+from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM
-from workers.execution.time_limit import TimeLimit
 from workers.execution.waiting_hints import WaitingHints
 from workers.stages.types import Progress
 

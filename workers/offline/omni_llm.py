@@ -31,8 +31,8 @@ from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.views import WarningView, merge_results
+from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM
-from workers.execution.time_limit import TimeLimit
 from workers.offline.statistics import StageMeter, StageStatistics
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress, StageResult
 

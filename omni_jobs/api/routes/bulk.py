@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
-from omni_jobs.api.body import check_content_type
+from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import Line, bytes_of, groups_of_lines
 from omni_jobs.api.error_answers import errors, public_fields

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request, Response
 
-from omni_jobs.api.body import read_body
+from omni_jobs.api.body_reader import read_body
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
 from omni_jobs.api.request_parameters import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Text, bindparam, exc, insert, literal_column, select, text, update
 
-from omni_jobs.database.batch import Batch, run_all
+from omni_jobs.database.bulk_statement import BulkStatement, run_all
 from omni_jobs.database.database import Database
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import WorkerRow
@@ -134,7 +134,7 @@ def test_a_statement_sees_what_the_one_before_it_waited_for(database: Database, 
         assert waiting.result() == [[(0,)], [("y",)]]
 
 
-UPDATE = Batch.update(
+UPDATE = BulkStatement.update(
     WorkerRow.id,
     {"worker": Text, "its_host": Text},
     lambda given: update(WorkerRow).where(WorkerRow.id == given["worker"]).values(host=given["its_host"]),

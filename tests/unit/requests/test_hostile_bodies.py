@@ -20,8 +20,8 @@ from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
 from omni_jobs.requests import admit, parse
-from omni_jobs.requests import strict_body as bodies
-from omni_jobs.requests.strict_body import canonical, parse_body
+from omni_jobs.requests import json_body as bodies
+from omni_jobs.requests.json_body import canonical, parse_body
 from omni_jobs.settings import Settings
 from tests import hostile
 

@@ -1,4 +1,4 @@
-"""``Liveness``: a watch on whether this worker consumes, and not only lives.
+"""``StallWatch``: a watch on whether this worker consumes, and not only lives.
 
 A worker consumes when within the last ``stall_after_s`` seconds it popped a hint from its stage's queue, found the
 queue empty (a pop timed out), or had no room for another hint. A worker that did none of this while its queue has work
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _CHECKS = 6  # in stall_after_s
 
 
-class Liveness:
+class StallWatch:
     """Checks one worker on a thread of its own."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Liveness:
         self._consumed_at = 0.0
         self._turned_at = 0.0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="liveness", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
         """Start to watch: from here on silence counts."""
@@ -70,8 +70,8 @@ class Liveness:
                 reason = self._check()
             except Exception as error:
                 # A bug. Nobody would notice a stall any more: a new worker is better than one that is not watched.
-                logger.exception("liveness")
-                reason = f"its liveness cannot be checked: {type(error).__name__}: {error}"
+                logger.exception("stall-watch")
+                reason = f"the watch for stalls failed: {type(error).__name__}: {error}"
             if reason is not None and not self._closed.is_set():
                 self._on_stall(reason)
                 return

@@ -3,7 +3,7 @@
 import pytest
 
 from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
-from omni_jobs.payloads.strict_json import load
+from omni_jobs.payloads.header_json import load
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import BigInteger, Text, bindparam, update
 
-from omni_jobs.database.batch import Batch
+from omni_jobs.database.bulk_statement import BulkStatement
 from omni_jobs.database.tables import EventRow, decode_json, encode_json
 
 JSON = st.recursive(
@@ -44,7 +44,7 @@ def test_what_json_does_not_know_is_refused() -> None:
 
 def test_a_batch_names_parameters_that_no_row_gives() -> None:
     with pytest.raises(ValueError, match=r"no row gives: \['type_1'\]"):
-        Batch.update(
+        BulkStatement.update(
             EventRow.id,
             {"id": BigInteger, "data": Text},
             lambda given: (

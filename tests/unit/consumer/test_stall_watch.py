@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from omni_jobs.errors import BrokerUnavailable
-from workers.consumer.liveness import Liveness
+from workers.consumer.stall_watch import StallWatch
 
 STALL_S = 0.6
 
@@ -24,7 +24,7 @@ def broken() -> int:
     ("has_room", "depth", "reason"),
     [
         (True, lambda: 3, "3 messages wait and none was taken"),
-        (True, broken, "its liveness cannot be checked: RuntimeError: a bug"),
+        (True, broken, "the watch for stalls failed: RuntimeError: a bug"),
         (True, lambda: 0, None),
         (True, unavailable, None),
         (False, lambda: 3, None),
@@ -55,16 +55,16 @@ async def watched(
 ) -> list[str]:
     """Watch for twice as long as a stall takes; return the reasons that were given."""
     reasons: list[str] = []
-    liveness = Liveness(
+    watch = StallWatch(
         STALL_S, asyncio.get_running_loop(), has_room=has_room, queue_depth=depth, on_stall=reasons.append
     )
-    liveness.start()
+    watch.start()
     end = time.monotonic() + 2 * STALL_S
     while time.monotonic() < end:
         if pops:
-            liveness.popped()
+            watch.popped()
         if blocked:
             time.sleep(2 * STALL_S)
         await asyncio.sleep(STALL_S / 20)
-    liveness.close()
+    watch.close()
     return reasons

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_jobs.errors import PayloadError, PayloadTooLarge
+from omni_jobs.payloads.header_json import check_text, dump, load
 from omni_jobs.payloads.names import check_name
 from omni_jobs.payloads.refusals import brief, over_limit
-from omni_jobs.payloads.strict_json import check_text, dump, load
 from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 
 

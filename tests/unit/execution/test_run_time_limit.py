@@ -10,7 +10,7 @@ import pytest
 from omni_jobs.errors import TimeLimitExceeded
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import StageConfig
-from workers.execution.time_limit import TimeLimit
+from workers.execution.run_time_limit import TimeLimit
 from workers.stages.types import WAITING, Progress
 
 FIRST = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "echo.yaml").stage("first")

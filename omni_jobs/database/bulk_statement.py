@@ -1,9 +1,9 @@
 """Statements for many rows, whose text is the same for any number of them.
 
-    Batch       an UPDATE or an INSERT for each of many rows
-    run_all     several batches, on PostgreSQL in one round trip
-    one_of      ``column IN (…)``; the list is one parameter, made by ``listed``
-    among       ``column IN (SELECT …)``
+    BulkStatement   an UPDATE or an INSERT for each of many rows
+    run_all         several of them, on PostgreSQL in one round trip
+    one_of          ``column IN (…)``; the list is one parameter, made by ``listed``
+    among           ``column IN (SELECT …)``
 
 SQLite runs a prepared statement for each row faster than any statement for all. PostgreSQL gets all rows in one
 round trip, as one parameter of JSON, because arrays cost the client three times as much. A statement with a
@@ -46,14 +46,14 @@ from omni_jobs.database.tables import Base, encode_json
 
 _NOT_EXACT = "rows have changed that this transaction has locked"
 _DIVISION_BY_ZERO = "22012"
-_FEW = 32  # with so many rows or fewer, one statement for several batches costs less than one for each
+_FEW = 32  # with so many rows or fewer, one statement for several bulk statements costs less than one for each
 _Type = type[TypeEngine[Any]]
 _InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Given = Mapping[str, ColumnElement[Any]]
 """The values of a row for which a statement is run, by column name."""
 
 
-class Batch:
+class BulkStatement:
     """An SQL statement that changes many rows at once. It is given the names and types of the rows' columns.
 
     ``run`` takes the rows, a tuple of values each. Values are not converted: give those of JSON columns as text, and
@@ -66,7 +66,7 @@ class Batch:
         """``one`` builds the statement for one row of these columns, ``many`` the statement for all rows.
 
         ``many`` is called with a number for the names of its parameters, because one statement may hold several
-        batches. Raises ValueError when ``one`` uses parameters that are no columns.
+        bulk statements. Raises ValueError when ``one`` uses parameters that are no columns.
         """
         self._names = list(columns)
         self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
@@ -81,7 +81,7 @@ class Batch:
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
-        """Return a batch of updates.
+        """Return a bulk statement of updates.
 
         ``columns`` are the types of the rows' columns by name: Text, Integer, BigInteger, Double, Boolean or
         LargeBinary. ``statement`` builds the update from a row; constants in it must be literal columns. ``key`` is
@@ -104,7 +104,7 @@ class Batch:
         alike: Given = MappingProxyType({}),
         unless_there: bool = False,
     ) -> Self:
-        """Return a batch of inserts.
+        """Return a bulk statement of inserts.
 
         ``columns`` are the types of the table's columns by name; a column may be left out if it may be NULL or has a
         server's default. ``alike`` are literals for columns that have the same value in every row. With
@@ -142,7 +142,7 @@ class Batch:
         return self._alone.run(tx, self.parameters(0, rows))
 
     def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
-        """Return PostgreSQL's call that runs the batch and returns these columns of the changed rows, unordered."""
+        """Return PostgreSQL's call that runs the statement and returns these columns of the changed rows, unordered."""
         if columns not in self._returning:
             self._returning[columns] = Statement(self._many(0).returning(*columns))
         return self._returning[columns], self.parameters(0, rows)
@@ -188,21 +188,21 @@ class Batch:
 
 def run_all(
     tx: Connection,
-    work: Sequence[tuple[Batch, Sequence[tuple[Any, ...]]]],
+    work: Sequence[tuple[BulkStatement, Sequence[tuple[Any, ...]]]],
     *,
     exact: int = 0,
     commit: bool = False,
 ) -> None:
-    """Run several batches, each for its rows.
+    """Run several bulk statements, each for its rows.
 
-    They must touch disjoint rows, and none may depend on another: on PostgreSQL batches of few rows become CTEs of
-    one statement and share a snapshot. Each of the first ``exact`` batches must change every row it is given;
-    otherwise RuntimeError is raised and everything is rolled back. ``commit`` is that of ``execute_pipelined``.
+    They must touch disjoint rows, and none may depend on another: on PostgreSQL those of few rows become CTEs of one
+    statement and share a snapshot. Each of the first ``exact`` statements must change every row it is given; otherwise
+    RuntimeError is raised and everything is rolled back. ``commit`` is that of ``execute_pipelined``.
     """
-    parts = [(number, batch, rows) for number, (batch, rows) in enumerate(work) if rows]
+    parts = [(number, bulk, rows) for number, (bulk, rows) in enumerate(work) if rows]
     if tx.dialect.name == "sqlite":
-        for number, batch, rows in parts:
-            if batch.run(tx, rows) != len(rows) and number < exact:
+        for number, bulk, rows in parts:
+            if bulk.run(tx, rows) != len(rows) and number < exact:
                 raise RuntimeError(_NOT_EXACT)
         return
     are_few = sum(len(rows) for _, _, rows in parts) <= _FEW
@@ -215,24 +215,22 @@ def run_all(
         raise
 
 
-def _all_of(group: Sequence[tuple[int, Batch, Sequence[tuple[Any, ...]]]], exact: int) -> Call:
-    """Return one call for all batches of a group, given as (number, batch, rows)."""
+def _all_of(group: Sequence[tuple[int, BulkStatement, Sequence[tuple[Any, ...]]]], exact: int) -> Call:
+    """Return one call for all bulk statements of a group, given as (number, bulk, rows)."""
     parameters = {"expected": str(sum(len(rows) for number, _, rows in group if number < exact))}
-    for number, batch, rows in group:
-        parameters |= batch.parameters(number, rows)
-    return _together(exact, *((number, batch) for number, batch, _ in group)), parameters
+    for number, bulk, rows in group:
+        parameters |= bulk.parameters(number, rows)
+    return _together(exact, *((number, bulk) for number, bulk, _ in group)), parameters
 
 
 @cache
-def _together(exact: int, *parts: tuple[int, Batch]) -> Statement:
-    """Return the statement that runs these (number, batch).
+def _together(exact: int, *parts: tuple[int, BulkStatement]) -> Statement:
+    """Return the statement that runs these (number, bulk).
 
-    It divides by zero when the batches with a number below ``exact`` do not change as many rows as expected. It must
-    fail by itself, because the message may commit before its results are read here.
+    It divides by zero when those with a number below ``exact`` do not change as many rows as expected. It must fail by
+    itself, because the message may commit before its results are read here.
     """
-    counts = [
-        (number, select(func.count()).select_from(batch.part(number)).scalar_subquery()) for number, batch in parts
-    ]
+    counts = [(number, select(func.count()).select_from(bulk.part(number)).scalar_subquery()) for number, bulk in parts]
     checked: Any = sum((count for number, count in counts if number < exact), literal_column("0"))
     is_exact = checked == sql_cast(bindparam("expected", type_=Text), Integer)
     others = (count for number, count in counts if number >= exact)
