@@ -2,7 +2,7 @@
 
 stall   after SIGUSR1 Celery pops nothing any more, and says nothing
 deaf    a stage run does not stop when it is cancelled
-hang    reading an object never ends
+hang    reading an object never ends; the process waits 3 s for what hangs in it, not 45
 load    its engine loads until SIGUSR2
 bug     after SIGUSR2 a heartbeat meets an error that nobody foresaw
 """
@@ -19,6 +19,7 @@ from celery import bootsteps
 from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
+from workers.consumer import pool
 from workers.consumer.hint_step import HintStep
 from workers.execution.stage_llm import StageLLM
 from workers.runners.echo import EchoRunner
@@ -56,6 +57,11 @@ def hang(*_: object, **__: object) -> memoryview:
     raise AssertionError
 
 
+def hang_in_reads() -> None:
+    LocalObjectStore.read = hang  # type: ignore[method-assign]
+    pool._CLOSE_S = 3.0
+
+
 def load_until_told() -> None:
     told = threading.Event()
     start = StageLLM.start
@@ -84,7 +90,7 @@ def meet_a_bug() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     "stall": lambda: app.steps["consumer"].add(Stall),
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
-    "hang": lambda: setattr(LocalObjectStore, "read", hang),
+    "hang": hang_in_reads,
     "load": load_until_told,
     "bug": meet_a_bug,
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.app.control import Inspect
 from sqlalchemy import select
 
 from omni_jobs.broker.hints import TASK
@@ -191,36 +192,41 @@ def test_no_thread_of_a_worker_takes_a_core_from_a_model_by_waking_up(stack: Ech
         assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
 
 
+def inspect(stack: EchoStack) -> Inspect:
+    """Celery's ``inspect``, which returns once all workers of the stack have answered: they are named."""
+    return stack.app.control.inspect(destination=[worker.slot for worker in stack.workers], timeout=5.0)
+
+
 def test_celery_inspect_shows_the_pool(stack: EchoStack) -> None:
-    stats = stack.app.control.inspect(timeout=5.0).stats()
+    stats = inspect(stack).stats()
     assert stats is not None
     pools = [stats[worker.slot]["pool"] for worker in stack.workers]
     assert [pool["slots"] for pool in pools] == [8, 8]
 
 
 def test_celery_inspect_lists_the_stage_runs_in_flight(stack: EchoStack) -> None:
-    inspect = stack.app.control.inspect(timeout=5.0)
+    asked = inspect(stack)
     first = stack.workers[0].slot
-    done = (inspect.stats() or {})[first]["total"].get(TASK, 0)
+    done = (asked.stats() or {})[first]["total"].get(TASK, 0)
     job_id = stack.submit("seen", first={"delay_s": 60})
     view = stack.running(job_id, "first")
-    [run] = (inspect.active() or {})[first]
+    [run] = (asked.active() or {})[first]
     assert (run["name"], run["hostname"], run["worker_pid"]) == (TASK, first, stack.workers[0].process.pid)
     told = run["kwargs"]
     assert (told["job_id"], told["pipeline"], told["stage"], told["attempt"]) == (job_id, "echo", "first", 1)
     assert view.stages[0].started_at is not None
     assert abs(run["time_start"] - view.stages[0].started_at.timestamp()) < 60
-    assert (inspect.query_task(run["id"], "0") or {})[first] == {run["id"]: ["active", run]}
+    assert (asked.query_task(run["id"], "0") or {})[first] == {run["id"]: ["active", run]}
     [answer] = stack.app.control.revoke(run["id"], reply=True, timeout=5.0, destination=[first])
     assert "omni-jobs cancel" in answer[first]["error"]
     [answer] = stack.app.control.terminate(run["id"], reply=True, timeout=5.0, destination=[first])
     assert "omni-jobs cancel" in answer[first]["error"]
     stack.jobs.cancel(job_id)
     stack.ended(job_id)
-    stack.until(lambda: (inspect.active() or {}).get(first) == [] or None, 20)
-    assert (inspect.stats() or {})[first]["total"] == {TASK: done + 1}
+    stack.until(lambda: (asked.active() or {}).get(first) == [] or None, 20)
+    assert (asked.stats() or {})[first]["total"] == {TASK: done + 1}
     lives(stack)
-    assert (inspect.stats() or {})[first]["total"] == {TASK: done + 2}
+    assert (asked.stats() or {})[first]["total"] == {TASK: done + 2}
 
 
 def test_celerys_own_command_shows_them(stack: EchoStack) -> None:
@@ -228,6 +234,7 @@ def test_celerys_own_command_shows_them(stack: EchoStack) -> None:
     stack.running(job_id, "first")
     environment = {**os.environ, **stack.variables}
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "inspect", "active", "--json", "-t", "10"]
+    command += ["-d", ",".join(worker.slot for worker in stack.workers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
