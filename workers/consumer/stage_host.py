@@ -66,7 +66,6 @@ class StageHost:
         self._pipeline = pipeline
         self._stage = stage
         self._slots = slots
-        self._keep_trying = keep_trying
         self._on_room = on_room
         self._on_broken = on_broken
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
@@ -91,7 +90,13 @@ class StageHost:
             heartbeat_s=settings.heartbeat_s,
         )
         self._ledger = Ledger(
-            jobs, self.worker, self._relay, settings, on_cancel=self._on_cancel, on_fenced=self._on_fenced
+            jobs,
+            self.worker,
+            self._relay,
+            settings,
+            keep_trying=keep_trying,
+            on_cancel=self._on_cancel,
+            on_fenced=self._on_fenced,
         )
         self._store: ObjectStore | None = None
         self._llm: StageLLM | None = None
@@ -113,7 +118,7 @@ class StageHost:
             except DatabaseUnavailable as error:
                 logger.error("waiting: %s", error)
             await asyncio.sleep(_DATABASE_PAUSE_S)
-        await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop(), self._keep_trying)
+        await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop())
         logger.info("%s: the slot is taken", self.worker.slot)
 
     async def load(self) -> None:
@@ -132,7 +137,7 @@ class StageHost:
 
         if self._llm is None or self._store is None:
             raise RuntimeError("the engine is not loaded")
-        await asyncio.to_thread(self._ledger.serve, self._keep_trying)
+        await asyncio.to_thread(self._ledger.serve)
         executor = self.executor = Executor(
             self._llm,
             self._ledger,

@@ -4,9 +4,13 @@ A pid alone names another process after a restart, in another container and on a
 nothing is known.
 """
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
 
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")  # ended, and not yet collected by its parent
@@ -29,36 +33,41 @@ def own_start() -> int | None:
 
 
 def started(pid: int) -> int | None:
-    """Return the start of the process of this pid, in ticks since the boot. None: it is not there, or a zombie.
+    """Return the start of the process of this pid, in ticks since the boot. None: there is none, or a zombie.
 
     Raises OSError when that cannot be read: of other users' processes, or because no more files can be opened.
     """
-    fields = _status(pid)
-    return None if fields is None or fields[0] in _DEAD else int(fields[19])
+    found = _stat(pid)
+    return None if found is None else found[1]
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger holds the process of this pid, so that it does nothing. Raises OSError."""
-    fields = _status(pid)
-    return fields is not None and fields[0] in _STOPPED
+def state(pid: int, space: str | None, start: int | None) -> Literal["runs", "stopped", "gone"] | None:
+    """Return the state of the process that this pid names in its space, if it started at ``start``. None: not known.
 
-
-def _status(pid: int) -> list[str] | None:
-    """Return the fields of ``stat`` from the state on; None when there is no such process. Raises OSError."""
-    try:
-        # The name stands in brackets and may hold anything.
-        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        if _exists(pid):  # and /proc hides it (hidepid)
-            raise
+    "stopped": a signal or a debugger holds it. "gone": it has ended, and the pid may be another process's.
+    """
+    if start is None or space is None or space != pid_space():
         return None
-
-
-def _exists(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        found = _stat(pid)
+    except OSError as error:
+        logger.warning("nobody can tell whether process %d runs: %s", pid, error)
+        return None
+    if found is None or found[1] != start:
+        return "gone"
+    return "stopped" if found[0] in _STOPPED else "runs"
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """Return the process's state, a letter, and its start; None for a zombie or no such process. Raises OSError."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        try:
+            with suppress(PermissionError):
+                os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        raise  # it is there, and /proc hides it (hidepid)
+    fields = text.rpartition(")")[2].split()  # the name before stands in brackets and may hold anything
+    return None if fields[0] in _DEAD else (fields[0], int(fields[19]))

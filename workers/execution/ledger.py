@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
-from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken, StageError
+from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
 from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Outcome, ProgressReport
-from workers.execution.turn import Ask, Turn, settle
 from workers.execution.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
@@ -38,8 +39,44 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
 
+class _Ask(NamedTuple, Generic[T, A]):
+    """A call of the executor, and the future of its answer."""
+
+    argument: T
+    future: asyncio.Future[A]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """The reports and claims that the thread writes together, in this order: ends first, because they free slots."""
+
+    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
+    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
+    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
+    claims: list[_Ask[Sequence[tuple[int, int]], list[Claim]]] = field(default_factory=list)
+    progress: dict[int, ProgressReport] = field(default_factory=dict)
+    last: bool = False  # the worker retires after it
+
+    @property
+    def asks(self) -> Sequence[list[_Ask[Any, Any]]]:
+        return self.completions, self.failures, self.releases, self.claims
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.asks))
+
+    def add(self, later: _Turn) -> None:
+        for asks, more in zip(self.asks, later.asks, strict=True):
+            asks.extend(more)
+        self.progress |= later.progress
+        self.last |= later.last
+
+
 class Ledger:
-    """All coroutines run on one event loop; ``take_slot``, ``serve`` and ``close`` block: call them in a thread."""
+    """Claims, reports and renews for one worker: the executor's only way to the database.
+
+    Call the coroutines on one event loop, and ``take_slot``, ``serve`` and ``close`` in a thread, because they block.
+    """
 
     def __init__(
         self,
@@ -48,11 +85,13 @@ class Ledger:
         relay: Relay,
         settings: Settings,
         *,
+        keep_trying: Callable[[], bool],
         on_cancel: Callable[[list[int]], None],
         on_fenced: Callable[[Fenced], None],
     ) -> None:
         """Prepare the thread.
 
+        ``keep_trying``: whether to wait on for a database that is away before the worker serves.
         ``on_cancel`` is called on the event loop with the ids of stage runs that are to stop, ``on_fenced`` when
         nothing of this worker's is written any more.
         """
@@ -62,16 +101,16 @@ class Ledger:
         self._settings = settings
         self._on_cancel = on_cancel
         self._on_fenced = on_fenced
-        self._slot = WorkerSlot(jobs, worker, settings)
-        self._thread: BatchThread[Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
+        self._slot = WorkerSlot(jobs, worker, settings, keep_trying)
+        self._thread: BatchThread[_Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
         self._fenced: Fenced | None = None  # set by the thread, once
         # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked = Turn()  # and not handed over yet
+        self._asked = _Turn()  # and not handed over yet
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
-        self._turn = Turn()  # not written yet
+        self._turn = _Turn()  # not written yet
         self._held: set[int] = set()  # stage runs that are claimed and not reported yet
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
@@ -81,23 +120,23 @@ class Ledger:
 
     # The worker's life.
 
-    def take_slot(self, loop: asyncio.AbstractEventLoop, keep_trying: Callable[[], bool]) -> None:
-        """Take the worker's slot, publish hints of the stage runs that a predecessor held, and keep the lease.
+    def take_slot(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the worker's slot, publish the hints of a predecessor's stage runs, and renew the lease from then on.
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
         Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
         """
         self._loop = loop
-        self._relay.send(self._slot.take(keep_trying))
+        self._relay.send(self._slot.take())
         self._renew_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
-    def serve(self, keep_trying: Callable[[], bool]) -> None:
-        """Announce that the engine is loaded, so that claims are answered.
+    def serve(self) -> None:
+        """Record that the engine is loaded, so that claims are answered.
 
         Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take_slot``.
         """
-        self._relay.send(self._slot.serve(keep_trying))
+        self._relay.send(self._slot.serve())
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the reports that wait, retire the worker, and end the thread.
@@ -106,7 +145,7 @@ class Ledger:
         """
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
-        self._thread.put(Turn(last=True))
+        self._thread.put(_Turn(last=True))
         self._thread.close(timeout_s + 1.0)
 
     # The executor's calls. All raise Fenced, and StageError for a report that the database refuses for good.
@@ -138,11 +177,11 @@ class Ledger:
         """Drop the progress of a stage run that has ended."""
         self._progress.pop(stage_run_id, None)
 
-    async def _ask(self, asks: list[Ask[T, A]], argument: T) -> A:
+    async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
             raise self._fenced
         loop = asyncio.get_running_loop()
-        ask: Ask[T, A] = Ask(argument, loop.create_future())
+        ask: _Ask[T, A] = _Ask(argument, loop.create_future())
         asks.append(ask)
         if self._asked.size == 1:
             loop.call_soon(self._hand_over, 0)
@@ -157,12 +196,12 @@ class Ledger:
         if asked > before:
             asyncio.get_running_loop().call_soon(self._hand_over, asked)
             return
-        turn, self._asked = self._asked, Turn()
+        turn, self._asked = self._asked, _Turn()
         self._thread.put(turn)
 
     def _hand_over_progress(self) -> None:
         if self._progress:
-            self._thread.put(Turn(progress=self._progress))
+            self._thread.put(_Turn(progress=self._progress))
             self._progress = {}
             self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
 
@@ -175,7 +214,7 @@ class Ledger:
             return self._retry_at
         return min(self._renew_at, self._check_at) if self._held else self._renew_at
 
-    def _handle(self, turns: list[Turn]) -> None:
+    def _handle(self, turns: list[_Turn]) -> None:
         for turn in turns:
             self._turn.add(turn)
         if self._fenced is not None:
@@ -188,9 +227,13 @@ class Ledger:
     def _attempt(self) -> None:
         """Renew the lease and write the turn. While the database is away the turn stays, to be tried again."""
         try:
-            self._renew_if_due()
+            if time.monotonic() >= self._renew_at:
+                # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
+                self._renew_at = time.monotonic() + self._settings.heartbeat_s
+                self._stop_runs(self._slot.renew())
             self._write(self._turn)
-            self._check_cancels_if_due()
+            if self._held and time.monotonic() >= self._check_at:
+                self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
             logger.error("%d reports and claims wait: %s", self._turn.size, error)
@@ -217,16 +260,6 @@ class Ledger:
                 logger.exception("could not retire, the lease will run out")
             self._fenced = Fenced("this worker has retired")
 
-    def _renew_if_due(self) -> None:
-        if time.monotonic() >= self._renew_at:
-            # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
-            self._renew_at = time.monotonic() + self._settings.heartbeat_s
-            self._stop_runs(self._slot.renew())
-
-    def _check_cancels_if_due(self) -> None:
-        if self._held and time.monotonic() >= self._check_at:
-            self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
-
     def _stop_runs(self, stage_run_ids: Sequence[int]) -> None:
         self._check_at = time.monotonic() + self._settings.cancel_check_s
         if stage_run_ids:
@@ -248,15 +281,13 @@ class Ledger:
             logger.exception("this worker's stage runs wait for the end of its lease")
 
     def _refuse(self, fenced: Fenced) -> None:
-        asks = self._turn.asks()
-        for ask in asks:
-            ask.error = fenced
-        self._turn = Turn(last=self._turn.last)
-        self._on_loop(settle, asks)
+        for asks in self._turn.asks:
+            self._answer(asks, [fenced] * len(asks))
+        self._turn.progress.clear()
 
     # The thread: its transactions.
 
-    def _write(self, turn: Turn) -> None:
+    def _write(self, turn: _Turn) -> None:
         """Write a turn and answer it. Parts that are written leave it, so that it can be tried again."""
         if turn.completions and turn.claims and not (turn.failures or turn.releases):
             self._write_in_one(turn)
@@ -268,12 +299,13 @@ class Ledger:
             self._jobs.report_progress(list(turn.progress.values()))
             turn.progress = {}
 
-    def _write_in_one(self, turn: Turn) -> None:
+    def _write_in_one(self, turn: _Turn) -> None:
         """Write completions, and the claims that come in their place, in one transaction, unless that is refused."""
-        hints = _by_hint(turn.claims)
         completions = [ask.argument for ask in turn.completions]
+        asked = [ask.argument for ask in turn.claims]
+        hints = list(chain.from_iterable(asked))
         try:
-            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, list(hints))
+            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, hints)
         except DatabaseUnavailable:
             raise
         except Fenced:
@@ -281,17 +313,15 @@ class Ledger:
         except Exception:
             logger.exception("a turn of %d failed in the database: in parts once more", turn.size)
             return
-        self._note_outcomes(turn.completions, outcomes)
-        self._note_claims(turn.claims, hints, claims)
-        self._settle_all(turn.completions)
-        self._settle_all(turn.claims)
+        self._answer(turn.completions, self._note_ends(completions, outcomes))
+        self._answer(turn.claims, self._note_claims(asked, claims))
 
-    def _write_group(self, asks: list[Ask[T, A]], write: Callable[[list[Ask[T, A]]], None]) -> None:
+    def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
         """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
         if not asks:
             return
         try:
-            write(asks)
+            self._answer(asks, write([ask.argument for ask in asks]))
         except (DatabaseUnavailable, Fenced):
             raise
         except Exception as error:
@@ -301,46 +331,37 @@ class Ledger:
                     del asks[0]
                 return
             logger.exception("%s failed in the database", write.__name__)
-            asks[0].error = StageError(f"the database refused it: {type(error).__name__}")
-        self._settle_all(asks)
+            self._answer(asks, [StageError(f"the database refused it: {type(error).__name__}")])
 
-    def _complete(self, asks: list[Ask[Completion, Outcome]]) -> None:
-        self._note_outcomes(asks, self._jobs.complete([ask.argument for ask in asks]))
+    def _complete(self, completions: list[Completion]) -> Sequence[Outcome]:
+        return self._note_ends(completions, self._jobs.complete(completions))
 
-    def _fail(self, asks: list[Ask[Failure, Outcome]]) -> None:
-        self._note_outcomes(asks, [self._jobs.fail(ask.argument) for ask in asks])
+    def _fail(self, failures: list[Failure]) -> Sequence[Outcome]:
+        return self._note_ends(failures, [self._jobs.fail(failure) for failure in failures])
 
-    def _note_outcomes(self, asks: Sequence[Ask[Any, Outcome]], outcomes: Sequence[Outcome]) -> None:
-        for ask, outcome in zip(asks, outcomes, strict=True):
-            ask.answer = outcome
-            self._held.discard(ask.argument.stage_run_id)
+    def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        self._held.difference_update(end.stage_run_id for end in ends)
         self._relay.send([hint for outcome in outcomes for hint in outcome.hints])
+        return outcomes
 
-    def _release(self, asks: list[Ask[tuple[int, int], None]]) -> None:
-        self._relay.send(self._jobs.release([ask.argument for ask in asks], self.worker.worker_id))
-        for ask in asks:
-            ask.answer = None
-            self._held.discard(ask.argument[0])
+    def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
+        self._relay.send(self._jobs.release(attempts, self.worker.worker_id))
+        self._held.difference_update(stage_run_id for stage_run_id, _ in attempts)
+        return [None] * len(attempts)
 
-    def _claim(self, asks: list[Ask[Sequence[tuple[int, int]], list[Claim]]]) -> None:
-        hints = _by_hint(asks)
-        self._note_claims(asks, hints, self._jobs.claim(self.worker.worker_id, list(hints)))
+    def _claim(self, asked: list[Sequence[tuple[int, int]]]) -> Sequence[list[Claim]]:
+        hints = list(chain.from_iterable(asked))
+        return self._note_claims(asked, self._jobs.claim(self.worker.worker_id, hints))
 
-    def _note_claims(
-        self,
-        asks: Sequence[Ask[Any, list[Claim]]],
-        hints: Mapping[tuple[int, int], Ask[Any, list[Claim]]],
-        claims: Sequence[Claim],
-    ) -> None:
-        for ask in asks:
-            ask.answer = []
-        for claim in claims:
-            hints[claim.hint].answer.append(claim)
-            self._held.add(claim.stage_run_id)
+    def _note_claims(self, asked: list[Sequence[tuple[int, int]]], claims: Sequence[Claim]) -> Sequence[list[Claim]]:
+        """Note the stage runs as held; return the claims of each ask's hints."""
+        self._held.update(claim.stage_run_id for claim in claims)
+        by_hint = {claim.hint: claim for claim in claims}
+        return [[by_hint[hint] for hint in hints if hint in by_hint] for hints in asked]
 
-    def _settle_all(self, asks: list[Ask[T, A]]) -> None:
-        """Answer the asks on the loop, and take them out of their turn."""
-        self._on_loop(settle, asks.copy())
+    def _answer(self, asks: list[_Ask[T, A]], answers: Sequence[A | OmniJobsError]) -> None:
+        """Answer the asks on the event loop, and take them out of their turn."""
+        self._on_loop(_settle, [(ask.future, answer) for ask, answer in zip(asks, answers, strict=True)])
         asks.clear()
 
     def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
@@ -349,8 +370,11 @@ class Ledger:
                 self._loop.call_soon_threadsafe(function, argument)
 
 
-def _by_hint(
-    asks: Sequence[Ask[Sequence[tuple[int, int]], list[Claim]]],
-) -> dict[tuple[int, int], Ask[Sequence[tuple[int, int]], list[Claim]]]:
-    """Return the asks by each of their hints."""
-    return {hint: ask for ask in asks for hint in ask.argument}
+def _settle(answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
+    for future, answer in answers:
+        if future.done():  # the caller was cancelled
+            continue
+        if isinstance(answer, OmniJobsError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

@@ -38,12 +38,13 @@ _DATABASE_WAS_AWAY_S = 0.5  # a query that took longer
 
 
 class WorkerSlot:
-    """One worker's slot. All methods block and are safe for threads."""
+    """Takes, renews and retires a worker's row in SQL, for its ledger. All methods block and are safe for threads."""
 
-    def __init__(self, jobs: Jobs, worker: NewWorker, settings: Settings) -> None:
-        """Prepare; nothing is written yet."""
+    def __init__(self, jobs: Jobs, worker: NewWorker, settings: Settings, keep_trying: Callable[[], bool]) -> None:
+        """Prepare; nothing is written yet. ``keep_trying``: whether to wait on for a database that is away."""
         self.worker = worker
         self._jobs = jobs
+        self._keep_trying = keep_trying
         self._lease_s = settings.lease_s
         self._heartbeat_s = settings.heartbeat_s
         self._registering = threading.Lock()
@@ -51,18 +52,18 @@ class WorkerSlot:
         self._ended: Fenced | None = None  # why ``serve`` must not begin any more
         self._stopped = threading.Event()
 
-    def take(self, keep_trying: Callable[[], bool]) -> Sequence[Hint]:
+    def take(self) -> Sequence[Hint]:
         """Make the slot this worker's, and return the hints of the stage runs that a predecessor held.
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
         Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
         """
         while True:
-            holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot))
             if holder is not None:
-                self._refuse_if_alive(holder, keep_trying)
+                self._refuse_if_alive(holder)
             try:
-                hints = self._persist(partial(self._register, instead_of=holder), keep_trying)
+                hints = self._persist(partial(self._register, instead_of=holder))
                 break
             except SlotTaken as error:  # it renewed a moment ago, or another worker came first
                 logger.warning("%s meanwhile", error)
@@ -70,12 +71,12 @@ class WorkerSlot:
             self._kill_if_stopped(holder)
         return hints
 
-    def serve(self, keep_trying: Callable[[], bool]) -> Sequence[Hint]:
-        """Announce that the engine is loaded; from then on the worker may claim. Return hints as ``take`` does.
+    def serve(self) -> Sequence[Hint]:
+        """Record that the engine is loaded; from then on the worker may claim. Return hints as ``take`` does.
 
         Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take``.
         """
-        return self._persist(self._register_serving, keep_trying)
+        return self._persist(self._register_serving)
 
     def renew(self) -> Sequence[int]:
         """Renew the lease; return the ids of the stage runs to stop, because their jobs are to end.
@@ -100,7 +101,7 @@ class WorkerSlot:
 
     # The life of the slot's holder.
 
-    def _refuse_if_alive(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+    def _refuse_if_alive(self, holder: SlotHolder) -> None:
         """Raise SlotTaken when the holder lives; return when it is dead.
 
         A process that can be seen from here proves it either way: alive, it may still be unable to renew, because
@@ -109,25 +110,14 @@ class WorkerSlot:
         if not holder.has_lease:
             logger.warning("worker %s had this slot, and its lease is over", holder.worker_id)
             return
-        if not self._runs_no_more(holder):
-            self._refuse_if_renewed(holder, keep_trying)
+        state = incarnation.state(holder.pid, holder.pid_space, holder.pid_started)
+        if state == "runs":
+            raise self._taken(holder)
+        if state != "gone":
+            self._refuse_if_renewed(holder)
         logger.warning("worker %s (pid %d on %s) had this slot and is dead", holder.worker_id, holder.pid, holder.host)
 
-    def _runs_no_more(self, holder: SlotHolder) -> bool:
-        """Return whether the holder's process is known to be gone. Raises SlotTaken when it is known to run."""
-        here = incarnation.pid_space()
-        if here is None or holder.pid_space != here or holder.pid_started is None:
-            return False
-        try:
-            if incarnation.started(holder.pid) != holder.pid_started:
-                return True
-            if not incarnation.is_stopped(holder.pid):
-                raise self._taken(holder)
-        except OSError as error:
-            logger.warning("nobody can tell whether process %d runs: %s", holder.pid, error)
-        return False
-
-    def _refuse_if_renewed(self, holder: SlotHolder, keep_trying: Callable[[], bool]) -> None:
+    def _refuse_if_renewed(self, holder: SlotHolder) -> None:
         """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""
         pause = self._heartbeat_s / 2
         watch_s = _WATCH_BEATS * (holder.heartbeat_s or self._heartbeat_s) + _WATCH_MORE_S
@@ -137,7 +127,7 @@ class WorkerSlot:
                 raise SlotTaken(f"slot {self.worker.slot} may be taken: asked to stop before that was known")
             left -= pause
             asked_at = time.monotonic()
-            seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot), keep_trying)
+            seen = self._persist(lambda: self._jobs.slot_holder(self.worker.slot))
             if time.monotonic() - asked_at > _DATABASE_WAS_AWAY_S:  # from the holder as well, which tries again later
                 left = watch_s + _LONGEST_PAUSE_S
             if seen is None or not seen.has_lease:
@@ -154,14 +144,12 @@ class WorkerSlot:
 
     def _kill_if_stopped(self, holder: SlotHolder) -> None:
         """Kill the process that lost its slot if it is stopped, so that its engine frees the device's memory."""
-        if holder.pid_started is None or holder.pid_space != incarnation.pid_space():
-            return
-        try:
-            if incarnation.started(holder.pid) == holder.pid_started and incarnation.is_stopped(holder.pid):
-                logger.warning("process %d, which had this slot, is stopped: killed", holder.pid)
+        if incarnation.state(holder.pid, holder.pid_space, holder.pid_started) == "stopped":
+            logger.warning("process %d, which had this slot, is stopped: killed", holder.pid)
+            try:
                 os.kill(holder.pid, signal.SIGKILL)
-        except OSError as error:
-            logger.warning("process %d, which had this slot, cannot be killed: %s", holder.pid, error)
+            except OSError as error:
+                logger.warning("process %d, which had this slot, cannot be killed: %s", holder.pid, error)
 
     # Its row.
 
@@ -176,7 +164,7 @@ class WorkerSlot:
             self._serves = True
         return hints
 
-    def _persist(self, call: Callable[[], T], keep_trying: Callable[[], bool]) -> T:
+    def _persist(self, call: Callable[[], T]) -> T:
         """Return the call's result; call again while the database is away. Raises its error when told to give up."""
         pause = _FIRST_PAUSE_S
         while True:
@@ -184,7 +172,7 @@ class WorkerSlot:
                 return call()
             except DatabaseUnavailable as error:
                 logger.error("the database has no place for this worker yet: %s", error)
-                if not keep_trying():
+                if not self._keep_trying():
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -124,13 +124,14 @@ class Bench:
             self.worker,
             self.hints,  # type: ignore[arg-type]
             settings or Settings(heartbeat_s=0.1, lease_s=5),
+            keep_trying=lambda: False,
             on_cancel=self.unwanted.extend,
             on_fenced=self.fenced.append,
         )
 
     async def start(self) -> None:
-        await asyncio.to_thread(self.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
-        await asyncio.to_thread(self.ledger.serve, lambda: False)
+        await asyncio.to_thread(self.ledger.take_slot, asyncio.get_running_loop())
+        await asyncio.to_thread(self.ledger.serve)
 
     def submit(self, count: int = 1) -> list[tuple[int, int]]:
         """New jobs; their hints."""
@@ -242,7 +243,7 @@ async def test_fenced_is_final(bench: Bench) -> None:
 async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Database, begun: bool) -> None:
     """Asked to stop, the pool waits no longer for ``serve``, whose thread goes on."""
     bench = Bench(database)
-    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop())
     entered, go_on = threading.Event(), threading.Event()
     register = bench.jobs.register_worker
 
@@ -254,7 +255,7 @@ async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Dat
 
     bench.jobs.register_worker = held_up  # type: ignore[method-assign]
     if begun:
-        serving = asyncio.create_task(asyncio.to_thread(bench.ledger.serve, lambda: False))
+        serving = asyncio.create_task(asyncio.to_thread(bench.ledger.serve))
         await asyncio.to_thread(entered.wait, 20)
         closing = asyncio.create_task(asyncio.to_thread(bench.ledger.close))
         await until(lambda: bench.ledger._slot._stopped.is_set())
@@ -264,7 +265,7 @@ async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Dat
         go_on.set()
         await asyncio.to_thread(bench.ledger.close)
         with pytest.raises(Fenced, match="asked to stop"):
-            await asyncio.to_thread(bench.ledger.serve, lambda: False)
+            await asyncio.to_thread(bench.ledger.serve)
     await until(lambda: bench.jobs.slot_holder("slot") is None)
     assert bench.jobs.slot_holder("slot") is None
 
@@ -367,10 +368,10 @@ async def test_a_dead_predecessors_slot_is_taken_at_once_before_the_engine_is_lo
     [claim] = predecessor.hold()
     newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
     async with asyncio.timeout(20):
-        await asyncio.to_thread(newcomer.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+        await asyncio.to_thread(newcomer.ledger.take_slot, asyncio.get_running_loop())
     assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
     assert newcomer.jobs.workers() == [], "it does not serve yet"
-    await asyncio.to_thread(newcomer.ledger.serve, lambda: False)
+    await asyncio.to_thread(newcomer.ledger.serve)
     assert [worker.id for worker in newcomer.jobs.workers()] == [newcomer.worker.worker_id]
     await asyncio.to_thread(newcomer.ledger.close)
 
@@ -392,7 +393,8 @@ async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, s
     with _sleeper() as process:
         if space is None:
             process.send_signal(signal.SIGSTOP)
-            await until(lambda: incarnation.is_stopped(process.pid))
+            here, start = incarnation.pid_space(), incarnation.started(process.pid)
+            await until(lambda: incarnation.state(process.pid, here, start) == "stopped")
         holder = Silent(database, worker=of_process(process.pid, incarnation.started(process.pid), space))
         [claim] = holder.hold()
         newcomer = Bench(database)
@@ -533,9 +535,9 @@ def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
 async def test_the_slot_of_a_living_worker_is_refused(database: Database, known: bool, loading: bool) -> None:
     about = of_process(os.getpid(), incarnation.started(os.getpid())) if known else None
     holder = Bench(database, worker=about)
-    await asyncio.to_thread(holder.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    await asyncio.to_thread(holder.ledger.take_slot, asyncio.get_running_loop())
     if not loading:
-        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+        await asyncio.to_thread(holder.ledger.serve)
     newcomer = Bench(database)
     with pytest.raises(SlotTaken) as caught:
         await newcomer.start()
@@ -544,18 +546,18 @@ async def test_the_slot_of_a_living_worker_is_refused(database: Database, known:
     await asyncio.to_thread(newcomer.ledger.close)
     assert holder.fenced == []
     if loading:
-        await asyncio.to_thread(holder.ledger.serve, lambda: False)
+        await asyncio.to_thread(holder.ledger.serve)
     assert len(await holder.ledger.claim(holder.submit())) == 1
     await asyncio.to_thread(holder.ledger.close)
 
 
 async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(database: Database) -> None:
     bench = Bench(database)
-    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop())
     with database.begin() as transaction:
         transaction.execute(delete(WorkerRow))  # its lease was over, and a rescuer came by
     await until(lambda: bench.jobs.slot_holder("slot"))
-    await asyncio.to_thread(bench.ledger.serve, lambda: False)
+    await asyncio.to_thread(bench.ledger.serve)
     assert len(await bench.ledger.claim(bench.submit())) == 1
     assert bench.fenced == []
     await asyncio.to_thread(bench.ledger.close)
@@ -563,11 +565,11 @@ async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(data
 
 async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database) -> None:
     bench, rival = Bench(database), Bench(database)
-    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop(), lambda: False)
+    await asyncio.to_thread(bench.ledger.take_slot, asyncio.get_running_loop())
     rival.jobs.register_worker(rival.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
     await until(lambda: bench.fenced)
     with pytest.raises(Fenced, match=rival.worker.worker_id):
-        await asyncio.to_thread(bench.ledger.serve, lambda: False)
+        await asyncio.to_thread(bench.ledger.serve)
     await asyncio.to_thread(bench.ledger.close)
 
 
