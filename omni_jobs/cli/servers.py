@@ -64,31 +64,27 @@ def up(
 
 
 def _settings_for_one_user() -> Settings:
-    """Return the settings of a process that runs without the embedded stack, and keep its files private.
+    """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
-    Only this user may read files that it writes, and the data directory if it uses one. Raises StackError if the
-    data directory stays open to other users.
+    Raises StackError if the data directory stays open to other users.
     """
     from omni_jobs.errors import StackError
     from omni_jobs.settings import settings
     from omni_jobs.stack.child import UMASK
-    from omni_jobs.stack.data_directory import close_to_others
+    from omni_jobs.stack.data_directory import make_private
 
     os.umask(UMASK)
     current = settings()
     if current.database_url is None or current.storage_url is None:
         try:
-            close_to_others(current.data_dir.expanduser().resolve())
+            make_private(current.data_dir.expanduser().resolve())
         except OSError as error:
             raise StackError(f"the data directory cannot be used: {error}") from error
     return current
 
 
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
-    """Return the names of the pipelines to start, and the checkpoint directories that ``models`` gives by name.
-
-    ``models`` are the values of --model: a path, or PIPELINE=PATH.
-    """
+    """Return the names of the pipelines to start, and the checkpoint directories that ``models`` (--model) names."""
     from omni_jobs.pipelines.loader import load_pipelines
 
     known = load_pipelines(settings.resolved_stage_configs)
@@ -110,9 +106,9 @@ def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tupl
 
 
 def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
-    """Return the name of the pipeline that runs this checkpoint: the only one, or the only one of its architecture.
+    """Return the only pipeline's name, or that of the only one whose architecture is the checkpoint's.
 
-    ``architectures`` maps the pipelines' names to their architectures. Raises BadParameter, and ConfigError.
+    ``architectures`` maps pipelines to architectures. Raises BadParameter and ConfigError.
     """
     from omni_jobs.errors import ConfigError
     from omni_jobs.prompts import architectures_of
@@ -146,10 +142,12 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.api.server import Server, raise_file_limit
     from omni_jobs.api.services import Services
 
-    given = {"api_host": host, "api_port": port}
-    settings = _settings_for_one_user().model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
+    settings = _settings_for_one_user()
+    given = {
+        "api_host": settings.api_host if host is None else host,
+        "api_port": settings.api_port if port is None else port,
+    }
+    settings = settings.model_copy(update=given)
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
@@ -177,13 +175,7 @@ def worker(
     """
     from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import settings
-    from omni_jobs.stack.worker_command import (
-        POOL_ENVIRONMENT,
-        as_shell_line,
-        check_worker_installed,
-        replace_process,
-        worker_command,
-    )
+    from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, as_shell_line, check_worker_installed, worker_command
 
     configs = settings().resolved_stage_configs
     config = load_pipelines(configs).named(pipeline, field="pipeline")
@@ -193,7 +185,8 @@ def worker(
         return
     check_worker_installed(config, stage)
     _settings_for_one_user()
-    replace_process(command, {"OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT})
+    environment = {**os.environ, "OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT}
+    os.execvpe(command[0], command, environment)  # noqa: S606 — signals to this process id reach the worker
 
 
 def rescuer() -> None:

@@ -1,4 +1,4 @@
-"""One child process of the embedded stack: it leads a session of its own and writes to its own log file."""
+"""A child process of the embedded stack: Valkey, the API, the rescuer or a worker."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class ChildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """The state of a child at one moment, for an operator."""
+    """What an operator may know of a child: its state, process id, restarts and log file at one moment."""
 
     name: str
     state: ChildState
@@ -45,7 +45,10 @@ class ChildView:
 
 
 class Child:
-    """A process that the stack keeps running. Only the supervisor's thread may use it; any thread may call ``view``."""
+    """A process that the stack keeps running, and its state. It leads a session of its own and writes to its own log.
+
+    Only the supervisor's thread may use it; any thread may call ``view``.
+    """
 
     def __init__(
         self,
@@ -56,20 +59,18 @@ class Child:
         directory: Path,
         log: Path,
         pass_fds: Sequence[int] = (),
-        batch_policy: bool = False,
     ) -> None:
-        """``batch_policy`` puts the process under SCHED_BATCH (:mod:`omni_jobs.stack.cores`)."""
+        """Keep what ``start`` needs: the process inherits ``pass_fds`` and works in ``directory``."""
         self.name = name
-        self.command = list(command)
         self.log = log
         self.state = ChildState.WAITING
         self.restarts = 0
         self.restart_at = 0.0  # when a child in RESTARTING is started, by time.monotonic()
         self._crashes = 0  # in a row
-        self._environment = dict(environment)
+        self._command = command
+        self._environment = environment
         self._directory = directory
-        self._pass_fds = tuple(pass_fds)
-        self._batch_policy = batch_policy
+        self._pass_fds = pass_fds
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at: float | None = None
         self._ready_at: float | None = None
@@ -82,21 +83,25 @@ class Child:
         return self._process.pid if self._process else None
 
     @property
-    def exit_status(self) -> int | None:
-        """The exit status of the last process, negative for a signal; None while it runs."""
-        return self._process.returncode if self._process else None
-
-    @property
     def runs(self) -> bool:
         """True while a process runs."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def exit_in_words(self) -> str:
+        """How the last process ended: ``signal SIGKILL`` or ``exit status 1``."""
+        status = self._process.returncode if self._process else None
+        return f"signal {signal.Signals(-status).name}" if status and status < 0 else f"exit status {status}"
+
     def start(self, on_exit: Callable[[int], None]) -> int:
-        """Start the process; return its id. When it ends, a thread calls ``on_exit`` with that id. Raises OSError."""
+        """Start a process of this child, and return its id. Raises OSError.
+
+        Once the process has ended, a thread calls ``on_exit`` with that id.
+        """
         with open(self.log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                self.command,
+                self._command,
                 env=self._environment,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
@@ -106,7 +111,7 @@ class Child:
                 pass_fds=self._pass_fds,
                 umask=UMASK,
             )
-        if self._batch_policy:
+        if self.name != API:  # the API competes with its decoders, and people wait for its answers
             use_batch_policy(self._process.pid)
         self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
         self.state = ChildState.STARTING
@@ -121,12 +126,12 @@ class Child:
         return process.pid
 
     def mark_ready(self) -> None:
-        """Record that the process serves now."""
+        """Set the state to READY, because the process serves now."""
         self._ready_at = time.monotonic()
         self.state = ChildState.READY
 
     def schedule_restart(self) -> None:
-        """Record that the process died, and set ``restart_at``. The pause grows while it keeps dying."""
+        """Set the state to RESTARTING, and ``restart_at`` after a pause, which grows with each crash in a row."""
         if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
             self._crashes = 0
         self.restart_at = time.monotonic() + BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]
@@ -135,14 +140,14 @@ class Child:
         self.state = ChildState.RESTARTING
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to the process, but not to its children, because it ends these in order."""
-        if self._process is not None and self._process.returncode is None:
+        """Send SIGTERM to the process if it runs; not to its own children, because it ends them in order."""
+        if self._process is not None and self.runs:
             self.state = ChildState.STOPPING
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """Return the last lines that the process wrote to its log since its start."""
+        """Return the last lines, ``count`` at the most, that this child's log got since its last start."""
         with suppress(OSError), open(self.log, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - 64 * 1024))
@@ -150,7 +155,7 @@ class Child:
         return []
 
     def view(self) -> ChildView:
-        """Return the state of the child at this moment."""
-        started, until = self._started_at, self._ready_at or self._ended_at or time.monotonic()
-        start_s = None if started is None else until - started
+        """Return the state of the child at this moment, for an operator."""
+        until = self._ready_at or self._ended_at or time.monotonic()
+        start_s = None if self._started_at is None else until - self._started_at
         return ChildView(self.name, self.state, self.pid, start_s, self.restarts, self.log)

@@ -1,26 +1,22 @@
-"""CPU cores: each engine's share of them, and the scheduling policy of the processes beside the engines."""
+"""CPU cores: how many threads an engine may use, and a scheduling policy for the processes beside the engines."""
 
 import os
 
 
 def threads_per_engine(engines: int) -> int:
-    """Return how many threads each of ``engines`` engines on this host may compute with; at least 1.
+    """Return how many threads each engine may compute with if ``engines`` of them share this host's cores; at least 1.
 
-    One core is left over, because an engine's threads wait for each other: if anything else delays one, all stand
-    still.
+    One core stays free for other processes, because a delay of one of an engine's threads stops all of them.
     """
     return max(1, (len(os.sched_getaffinity(0)) - 1) // max(1, engines))
 
 
 def use_batch_policy(process: int = 0) -> bool:
-    """Put this thread and its future children under SCHED_BATCH, so that their wake-ups do not preempt a model.
+    """Put a thread and its future children under SCHED_BATCH, so that their wake-ups do not preempt a model's threads.
 
-    A broker or a worker's control threads wake up hundreds of times a second. Under the usual policy Linux interrupts
-    the model's thread each time; under SCHED_BATCH the one that wakes up waits some milliseconds for a core. Its share
-    of the cores stays the same.
-
-    ``process`` is the id of another process, whose main thread is meant; 0 is the calling thread. Return False if
-    nothing changed, because the operator chose another policy or the system refuses it.
+    The thread is the main thread of the process with the id ``process``; 0 means the calling thread. It wakes up
+    hundreds of times a second, and then waits some milliseconds for a core; its share of the cores stays the same.
+    Return False if nothing changed, because the operator chose another policy or the system refuses this one.
     """
     try:
         if os.sched_getscheduler(process) != os.SCHED_OTHER:

@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 
 def running_stack(path: Path) -> dict[str, Any] | None:
-    """Return ``stack.json`` of the stack that runs in this directory (``url``, ``pid``); None if none runs."""
+    """Return ``url``, ``pid`` and ``started_at`` of the stack that serves in this directory; None if none does."""
     path = path.expanduser()
     try:
         with open(path / "stack.lock", "rb") as lock:
@@ -38,11 +38,11 @@ def running_stack(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def close_to_others(path: Path) -> None:
-    """Make the directory, or take other users' access to it away, because only this user may read its jobs.
+def make_private(path: Path) -> None:
+    """Make a data directory that only this user can access, or take other users' access to an existing one away.
 
-    A directory with other things than a stack's in it is not changed. Raises StackError for a directory that stays
-    open to other users, and OSError.
+    A directory that holds other things than a stack's is not changed. Raises StackError if the directory stays open
+    to other users, and OSError.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = path.stat()
@@ -63,26 +63,21 @@ def close_to_others(path: Path) -> None:
 
 
 class DataDirectory:
-    """A data directory; this process owns it between ``open`` and ``close``."""
+    """The data directory of one embedded stack, which this process owns between ``open`` and ``close``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         self.logs = self.path / "logs"
         self.valkey = self.path / "valkey"
-        self._lock: int | None = None
-
-    @property
-    def lock_fd(self) -> int | None:
-        """The file descriptor of the lock. A process that inherits it keeps the directory locked. None if not open."""
-        return self._lock
+        self.lock_fd: int | None = None  # while open; a process that inherits it keeps the directory locked
 
     def open(self) -> None:
-        """Make the directory and take its lock.
+        """Make the directory and lock it for this process.
 
         Raises StackError if another stack has it, if it stays open to other users, or if it cannot be used.
         """
         try:
-            close_to_others(self.path)
+            make_private(self.path)
             for directory in (self.logs, self.valkey):
                 directory.mkdir(exist_ok=True, mode=0o700)
             lock = os.open(self.path / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -93,7 +88,7 @@ class DataDirectory:
         except BaseException:
             os.close(lock)
             raise
-        self._lock = lock
+        self.lock_fd = lock
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
 
@@ -113,33 +108,32 @@ class DataDirectory:
                 time.sleep(POLL_S)
 
     def write_stack_file(self, **facts: Any) -> None:
-        """Write ``facts`` to ``stack.json``, which only this user can read."""
+        """Write ``facts`` to ``stack.json``, where ``running_stack`` finds them; only this user can read the file."""
         partial = self.path / "stack.json.partial"
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(facts, file, indent=2)
         partial.replace(self.path / "stack.json")
 
     def log_of(self, name: str) -> Path:
-        """Return the path of a new log for a child; the log of the start before gets the suffix ``.1``."""
+        """Return the path of a child's new log, and rename the log of the last start, so that it ends in ``.log.1``."""
         log = self.logs / f"{name}.log"
         with suppress(FileNotFoundError):
             log.replace(log.with_suffix(".log.1"))
         return log
 
     def close(self, *, remove: bool = False) -> None:
-        """Remove ``stack.json`` and release the lock; with ``remove``, remove the whole directory."""
-        if self._lock is None:
+        """Remove ``stack.json`` and release the lock; with ``remove``, remove the whole directory. Idempotent."""
+        if self.lock_fd is None:
             return
         with suppress(FileNotFoundError):
             (self.path / "stack.json").unlink()
         if remove:
             shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-        self._lock = None
+        os.close(self.lock_fd)
+        self.lock_fd = None
 
 
 def _is_alive(pid: str) -> bool:
-    """Return True if a process of this id runs."""
     if not pid.isdigit():
         return False
     try:

@@ -3,12 +3,9 @@
     Valkey (from its wheel) ─┐
     migrate ─────────────────┴→ API, rescuer, one worker per stage → ready → … → stop
 
-The children run the same commands as in production, with other URLs. Nothing outlives the stack: a supervisor thread
-(:mod:`omni_jobs.stack.supervisor`) stops them, and if this process is killed, its sentinel does
-(:mod:`omni_jobs.stack.sentinel`).
+The children run the same commands as in production, with other URLs. Nothing outlives the stack: the supervisor's
+thread stops them, and if this process is killed, its sentinel does.
 """
-
-from __future__ import annotations
 
 import os
 import secrets
@@ -17,9 +14,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from pydantic import SecretStr
 
@@ -51,12 +48,12 @@ _WORKER_ENVIRONMENT = {
 
 
 class EmbeddedStack:
-    """The whole system as child processes.
+    """A context manager that runs the whole system as child processes.
 
         with EmbeddedStack(Settings(data_dir=…, models={"qwen2_5_omni": path}), pipelines=["qwen2_5_omni"]) as stack:
             Client(stack.url).submit(…)
 
-    After ``start``, ``url`` is the API's address, and ``settings`` has this stack's own URLs.
+    After ``start``, ``url`` is the API's address, and ``settings`` are those of the children.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class EmbeddedStack:
         """Check pipelines and checkpoints; start nothing yet.
 
         One worker runs per stage of ``pipelines``, and has ``start_limit_s`` seconds to load its model. ``port`` is
-        the API's, 0 or None for a free one. A ``temporary`` stack removes its data directory when it stops.
+        the API's; 0 or None takes a free one. A ``temporary`` stack removes its data directory when it stops.
 
         Raises NotFound for an unknown pipeline, and ConfigError for a wrong stage config, a missing or unfit
         checkpoint, or a worker that is not installed.
@@ -86,7 +83,10 @@ class EmbeddedStack:
         self._pipelines = [known.named(name, field="pipeline") for name in pipelines]
         self._check_models()
         self._directory = DataDirectory(settings.data_dir)
-        self._spool = settings.spool_dir or _memory_backed_directory() / f"omni-jobs-{secrets.token_hex(4)}"
+        self._removes_spool = settings.spool_dir is None
+        memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
+        temporary_files = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        self._spool = settings.spool_dir or temporary_files / f"omni-jobs-{secrets.token_hex(4)}"
         self._listener: socket.socket | None = None
         self._sentinel: Sentinel | None = None
         self._supervisor: Supervisor | None = None
@@ -107,11 +107,11 @@ class EmbeddedStack:
     # Life.
 
     def start(self) -> None:
-        """Start everything, and return when every part is ready.
+        """Start every child, and return when all are ready.
 
         Raises StackError if a child died (with the last lines of its log) or was not ready in time, or if another
         process has the data directory or the port; StorageUnavailable or StorageFull if the local object directory
-        takes no objects. After any exception, a signal's included, everything is stopped.
+        takes no objects. Any exception, a signal's included, stops every child.
         """
         try:
             self._prepare().start()
@@ -120,25 +120,23 @@ class EmbeddedStack:
             raise
 
     def wait(self) -> None:
-        """Block until the stack has ended. Raises the error that ended it, if it was one."""
+        """Block until all children have ended. Raises the error that ended the stack, if it was one."""
         if self._supervisor is not None:
             self._supervisor.wait()
 
     def stop(self) -> None:
-        """Stop everything: SIGTERM, a bounded wait, SIGKILL. Safe to call twice. Interrupted, it skips the wait."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Safe to call twice. An interrupt ends the wait."""
         try:
             if self._supervisor is not None:
                 self._supervisor.stop()
         finally:
             self._release()
 
-    def __enter__(self) -> EmbeddedStack:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -155,7 +153,9 @@ class EmbeddedStack:
     def _prepare(self) -> Supervisor:
         """Take the data directory and the port, start the sentinel, and return the supervisor, not yet started."""
         self._directory.open()
-        self._check_object_directory()
+        given = self._given.model_copy(update={"data_dir": self._directory.path})
+        if given.resolved_storage_url.startswith("file:"):
+            open_store(given).check()
         self._listener = self._listen()
         self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
         removed = [self._spool] if self._removes_spool else []
@@ -165,9 +165,8 @@ class EmbeddedStack:
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         valkey = Valkey(self._directory.valkey)
-        self.settings = self._given.model_copy(
+        self.settings = given.model_copy(
             update={
-                "data_dir": self._directory.path,
                 "stage_configs": self._given.resolved_stage_configs,
                 "pipelines": tuple(pipeline.name for pipeline in self._pipelines),
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
@@ -184,20 +183,11 @@ class EmbeddedStack:
             api_url=self.url,
             database_url=self.settings.resolved_database_url,
             sentinel=self._sentinel,
-            on_ready=self._write_stack_file,
+            on_ready=lambda: self._directory.write_stack_file(url=self.url, pid=os.getpid(), started_at=time.time()),
             start_limit_s=self._start_limit_s,
             temporary=self._temporary,
         )
         return self._supervisor
-
-    def _write_stack_file(self) -> None:
-        self._directory.write_stack_file(url=self.url, pid=os.getpid(), started_at=time.time())
-
-    def _check_object_directory(self) -> None:
-        """Raise StorageUnavailable if the local object directory takes no objects, or StorageFull."""
-        settings = self._given.model_copy(update={"data_dir": self._directory.path})
-        if settings.resolved_storage_url.startswith("file:"):
-            open_store(settings).check()
 
     def _listen(self) -> socket.socket:
         """Open the API's socket here, so that no other process takes the port, also while the API restarts."""
@@ -215,37 +205,30 @@ class EmbeddedStack:
         plain |= {"PYTHONUNBUFFERED": "1"}
         shared = plain | self.settings.to_environment()
         omni_jobs = [sys.executable, "-m", "omni_jobs.cli"]
-        children = [
-            self._child(VALKEY, valkey.command(), plain),
-            self._child(API, [*omni_jobs, "api", "--fd", str(listener)], shared, pass_fds=(listener,)),
-            self._child(RESCUER, [*omni_jobs, "rescuer"], shared),
-        ]
+        commands = {
+            VALKEY: (valkey.command(), plain),
+            API: ([*omni_jobs, "api", "--fd", str(listener)], shared),
+            RESCUER: ([*omni_jobs, "rescuer"], shared),
+        }
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
         for_workers = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)} | shared | POOL_ENVIRONMENT
         for pipeline in self._pipelines:
             for stage in pipeline.stages:
                 command = worker_command(pipeline, stage, self.settings)
-                children.append(self._child(f"worker {pipeline.queue(stage)}", command, for_workers))
-        return children
-
-    def _child(
-        self, name: str, command: list[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
-    ) -> Child:
-        return Child(
-            name,
-            command,
-            environment=environment,
-            directory=self._directory.path,
-            log=self._directory.log_of(name.replace(" ", "-")),
-            pass_fds=pass_fds,
-            batch_policy=name != API,  # the API competes with its decoders, and people wait for its answers
-        )
+                commands[f"worker {pipeline.queue(stage)}"] = command, for_workers
+        return [
+            Child(
+                name,
+                command,
+                environment=environment,
+                directory=self._directory.path,
+                log=self._directory.log_of(name.replace(" ", "-")),
+                pass_fds=(listener,) if name == API else (),
+            )
+            for name, (command, environment) in commands.items()
+        ]
 
     # After the last child.
-
-    @property
-    def _removes_spool(self) -> bool:
-        return self._given.spool_dir is None
 
     def _release(self) -> None:
         """Give back everything that ``_prepare`` took."""
@@ -258,9 +241,3 @@ class EmbeddedStack:
             self._sentinel.stop()
             self._sentinel = None
         self._directory.close(remove=self._temporary)
-
-
-def _memory_backed_directory() -> Path:
-    """Return /dev/shm where it can be written to, otherwise the directory for temporary files."""
-    shared_memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
-    return shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())

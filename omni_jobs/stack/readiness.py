@@ -1,4 +1,4 @@
-"""Checks that tell when a child of the embedded stack serves."""
+"""``Readiness``: tells whether a child of the embedded stack serves."""
 
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ API_LIMIT_S = 6.0  # the API's own checks of database, broker and storage take u
 
 
 class Readiness:
-    """Checks the children of one stack, each in its own way."""
+    """Asks the children of one stack whether they serve. The supervisor uses it."""
 
     def __init__(self, valkey: Valkey, api_url: str, jobs: Jobs) -> None:
         self._valkey = valkey
@@ -22,7 +22,7 @@ class Readiness:
         self._registered: set[int] = set()  # process ids of workers
 
     def serves(self, child: Child) -> bool:
-        """Return True if the child, which runs, serves."""
+        """Return True if this child, whose process runs, serves: it answers, or a worker has loaded its model."""
         if child.name == VALKEY:
             return self._valkey.answers()
         if child.name == API:
@@ -30,10 +30,7 @@ class Readiness:
         return child.name == RESCUER or self._is_registered(child)  # a rescuer serves as soon as it runs
 
     def _api_answers(self) -> bool:
-        """Return True if the API answers and reaches the database.
-
-        An S3 server that is away does not count, because the API then tells each client so.
-        """
+        """Return True if the API reaches the database; it starts without an S3 server, and tells its clients so."""
         with suppress(httpx2.HTTPError, ValueError, KeyError):
             answer = httpx2.get(f"{self._api_url}/readyz", timeout=API_LIMIT_S, trust_env=False)
             return bool(answer.json()["database"]["ok"])

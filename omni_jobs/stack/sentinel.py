@@ -29,12 +29,12 @@ KILL_S = 5.0  # for killed processes to end
 
 
 class Sentinel:
-    """The supervisor's side: a running sentinel process."""
+    """A running sentinel process, as the supervisor sees it."""
 
     def __init__(self, *, lock_fd: int | None, remove: Sequence[Path]) -> None:
         """Start the sentinel, which removes the directories ``remove`` if this process is killed.
 
-        It inherits ``lock_fd``, so the data directory stays locked until all sessions have ended.
+        The sentinel inherits ``lock_fd``, so that the data directory stays locked until all sessions have ended.
         """
         import subprocess  # the sentinel itself does not need it
 
@@ -51,14 +51,14 @@ class Sentinel:
             self.send(f"remove {directory}")
 
     def send(self, order: str) -> None:
-        """Send an order of the module's list."""
+        """Send an order to the sentinel: ``session PID``, ``forget PID``, ``remove DIRECTORY`` or ``done``."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # somebody killed the sentinel: the stack goes on without it
                 self._process.stdin.write(order + "\n")
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Let the sentinel leave without ending or removing anything, and wait for its end."""
+        """Wait for the sentinel's end, after an order to end no session and to remove no directory."""
         self.send("done")
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -67,8 +67,6 @@ class Sentinel:
 
 def processes_of(sessions: Collection[int]) -> list[int]:
     """Return the ids of the living processes of these sessions, without zombies."""
-    if not sessions:
-        return []
     pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -81,9 +79,9 @@ def processes_of(sessions: Collection[int]) -> list[int]:
 
 
 def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
-    """Send SIGTERM, wait up to ``grace_s`` seconds, send SIGKILL. Return the processes that still live then.
+    """End these sessions' processes by SIGTERM, and by SIGKILL after ``grace_s`` seconds; at once if that is 0.
 
-    With ``grace_s`` 0 only SIGKILL is sent.
+    Return the ids of the processes that still live.
     """
     if grace_s > 0:
         _signal(processes_of(sessions), signal.SIGTERM)
@@ -109,7 +107,6 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _wait_gone(sessions: Collection[int], limit_s: float) -> list[int]:
-    """Wait up to ``limit_s`` seconds for the sessions to end; return the processes that still live."""
     deadline = time.monotonic() + limit_s
     while (left := processes_of(sessions)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -117,7 +114,7 @@ def _wait_gone(sessions: Collection[int], limit_s: float) -> list[int]:
 
 
 def main() -> None:
-    """Follow the orders on standard input; end the sessions if it ends without ``done``."""
+    """Follow the orders on standard input; end all sessions if the input ends without ``done``."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles Ctrl-C and a service manager's stop
     sessions: set[int] = set()

@@ -1,13 +1,12 @@
-"""The thread that owns the embedded stack's children, from the first start to the last SIGKILL.
+"""``Supervisor``: the thread that owns the embedded stack's children, from the first start to the last SIGKILL.
 
-    start broker → migrate the database → start the others → all ready → restart any that dies → stop all
+    start the broker → migrate the database → start the others → all ready → restart any that dies → stop all
 
 The caller's thread only waits, so a signal may interrupt it anywhere.
 """
 
 import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,14 +30,14 @@ POLL_S = 0.1
 
 
 class _Stopped(Exception):
-    """Leaves the supervising thread's loops once ``Supervisor.stop`` is called."""
+    """``Supervisor.stop`` was called: leaves the loops of the supervisor's thread."""
 
 
 class Supervisor:
-    """Starts the children, restarts those that die, and stops all of them; in one thread of its own.
+    """Starts the embedded stack's children, restarts those that die, and stops all of them, in one thread of its own.
 
-    The children lead sessions of their own. A session is ended whole, so that a worker's engine processes never
-    outlive it.
+    Each child leads a session of its own. A session is ended whole, so that a worker's engine processes never outlive
+    their worker.
     """
 
     def __init__(
@@ -53,9 +52,10 @@ class Supervisor:
         start_limit_s: float,
         temporary: bool,
     ) -> None:
-        """The first of ``children`` is Valkey, which the others use. They must be ready within ``start_limit_s``.
+        """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
 
-        The thread calls ``on_ready`` once all are. Children of a ``temporary`` stack get less time to stop.
+        The thread calls ``on_ready`` once all children are ready, which they must be within ``start_limit_s`` seconds.
+        The children of a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
@@ -76,18 +76,18 @@ class Supervisor:
     # The caller's thread.
 
     def start(self) -> None:
-        """Start the thread, and return when every child is ready. Raises StackError and other OmniJobsErrors."""
+        """Start all children, and return when they are ready. Raises StackError and other OmniJobsErrors."""
         self._thread.start()
         self._settled.wait()
         self._raise_failure()
 
     def wait(self) -> None:
-        """Block until all children have ended. Raises the error that ended them, if it was one."""
+        """Block until all children have ended. Raises the error that ended the stack, if it was one."""
         self._ended.wait()
         self._raise_failure()
 
     def stop(self) -> None:
-        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Interrupted meanwhile, it skips the wait."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. An interrupt of this call ends the wait."""
         if self._thread.ident is None:  # never started
             return
         self._exits.put(None)
@@ -147,7 +147,7 @@ class Supervisor:
         while waiting:
             dead = self._next_exit(POLL_S)
             if dead is not None:
-                raise _failed(dead, f"ended with {_exit_in_words(dead.exit_status)} while starting")
+                raise _failed(dead, f"ended with {dead.exit_in_words} while starting")
             for child in [child for child in waiting if readiness.serves(child)]:
                 child.mark_ready()
                 waiting.remove(child)
@@ -170,8 +170,10 @@ class Supervisor:
         while True:
             unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
             dead = self._next_exit(POLL_S if unsettled else None)
-            if dead is not None:
-                self._end_session(dead)
+            if dead is not None and dead.pid is not None:
+                end_sessions({dead.pid}, grace_s=0)  # it may have left processes, such as a worker's engine
+                self._sessions.discard(dead.pid)
+                self._sentinel.send(f"forget {dead.pid}")
                 dead.schedule_restart()
             for child in unsettled:
                 if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
@@ -185,13 +187,6 @@ class Supervisor:
         except OSError as error:  # no memory, too many processes, or no room for its log
             logger.error("%s does not start; another try follows: %s", child.name, error)
             child.schedule_restart()
-
-    def _end_session(self, child: Child) -> None:
-        """End the processes that a dead child left running (a worker's engine processes) before it is restarted."""
-        if child.pid is not None:
-            end_sessions({child.pid}, grace_s=0)
-            self._sessions.discard(child.pid)
-            self._sentinel.send(f"forget {child.pid}")
 
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""
@@ -220,7 +215,3 @@ def _failed(child: Child, what: str) -> StackError:
     child.state = ChildState.FAILED
     lines = "\n".join(f"    {line}" for line in child.last_lines())
     return StackError(f"{child.name} {what}; the end of {child.log}:\n{lines}")
-
-
-def _exit_in_words(status: int | None) -> str:
-    return f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit status {status}"

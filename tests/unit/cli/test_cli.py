@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_a_worker_of_nothing() -> None:
 
 
 def test_a_worker_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_command_module, "_is_installed", lambda name: False)
+    monkeypatch.setattr(worker_command_module, "find_spec", lambda name: find_spec(name) if name == "workers" else None)
     result = run("worker", "-p", "qwen2_5_omni", "-s", "talker")
     assert result.exit_code == 1
     assert "pip install 'omni-jobs[worker-cuda]'" in result.output
