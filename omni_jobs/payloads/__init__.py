@@ -9,16 +9,15 @@ A client's prompt embeddings are a plain safetensors file of one tensor, without
 ``PromptEmbedsPayload.decode`` reads it.
 """
 
-from omni_jobs.payloads.additional_information import AdditionalInformationPayload, TensorEntry
+from omni_jobs.payloads.additional_information import AdditionalInformationPayload
 from omni_jobs.payloads.manifest import PAYLOAD_VERSION, Manifest
 from omni_jobs.payloads.payload import Payload
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
-from omni_jobs.payloads.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
+from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
 from omni_jobs.payloads.wire_limits import PayloadLimits
 
 __all__ = [
     "FLOAT_DTYPES",
-    "INTEGER_DTYPES",
     "PAYLOAD_VERSION",
     "AdditionalInformationPayload",
     "Manifest",
@@ -26,5 +25,4 @@ __all__ = [
     "PayloadLimits",
     "PromptEmbedsPayload",
     "Tensor",
-    "TensorEntry",
 ]

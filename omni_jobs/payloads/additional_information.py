@@ -1,19 +1,23 @@
-"""Additional information: the named tensors and small values of a payload.
+"""Additional information: the named tensors and the small JSON values of a payload.
 
-The tensors of a file are flat. ``dump_structure`` records which of them form lists and dicts; ``load_structure``
-puts those together again.
+The tensors of a file are flat: ``tensors.NAME``, and ``tensors.NAME.MEMBER`` for a member of a list or a dict.
+``dump_structure`` records which of them form lists and dicts, and ``load_structure`` puts them together again.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-from omni_jobs.errors import PayloadCorrupt
-from omni_jobs.payloads.header_json import dump, load
-from omni_jobs.payloads.names import TENSORS, check_name
-from omni_jobs.payloads.refusals import brief
+from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
+from omni_jobs.payloads.header_json import check_text, dump, load
+from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.tensor import Tensor
+from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
 
+TENSORS: Final = "tensors"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _Value = TypeVar("_Value", bool, int, float, str, list, dict)  # type: ignore[type-arg]
 
 TensorEntry = Tensor | list[Tensor] | Mapping[str, Tensor]
@@ -22,14 +26,12 @@ TensorEntry = Tensor | list[Tensor] | Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AdditionalInformationPayload:
-    """Named tensors and small JSON values.
+    """The named tensors and small JSON values of a payload. A name is 1 to 64 of ``A-Z a-z 0-9 _ -``.
 
     tensors  name → a tensor, a list of tensors, or a dict of tensors
     values   name → any JSON
     key      the payload's key in the object store, for errors
     stage    the stage that reads it, for errors
-
-    A name is 1 to 64 of ``A-Z a-z 0-9 _ -``.
     """
 
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
@@ -38,9 +40,9 @@ class AdditionalInformationPayload:
     stage: str | None = field(default=None, compare=False)
 
     def tensor(self, name: str, *, dtypes: frozenset[str] | None = None, rank: int | None = None) -> Tensor:
-        """Return the tensor of that name.
+        """Return the tensor called ``name``.
 
-        Raises PayloadCorrupt when it is missing, is a list or dict, or has another dtype or rank than asked for.
+        Raises PayloadCorrupt when it is missing, is a list or dict, or has none of ``dtypes`` or another rank.
         """
         entry = self.tensors.get(name)
         path = f"{TENSORS}.{name}"
@@ -55,7 +57,7 @@ class AdditionalInformationPayload:
         return entry
 
     def value(self, name: str, type_: type[_Value]) -> _Value:
-        """Return the value of that name. Raises PayloadCorrupt when it is missing or not of exactly that type."""
+        """Return the value called ``name``. Raises PayloadCorrupt when it is missing or not exactly a ``type_``."""
         if name not in self.values:
             self._refuse("missing", f"values.{name}")
         value = self.values[name]
@@ -67,17 +69,31 @@ class AdditionalInformationPayload:
         raise PayloadCorrupt(message, field=path, key=self.key, stage=self.stage)
 
 
+def _check_name(name: object, field: str) -> None:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise PayloadError(f"{brief(name)} is not a name: 1 to 64 of A-Z a-z 0-9 _ -", field=field)
+
+
+# Tensors
+
+
+def is_flat_name(name: str) -> bool:
+    """Return whether a tensor of a file may have this name: ``tensors.NAME`` or ``tensors.NAME.MEMBER``."""
+    prefix, *parts = name.split(".")
+    return prefix == TENSORS and 1 <= len(parts) <= 2 and all(map(_NAME.match, parts))
+
+
 def flatten(tensors: Mapping[str, TensorEntry]) -> list[tuple[str, Tensor]]:
-    """Return every tensor with its name in the file. Raises PayloadError for a name that is not allowed."""
+    """Return every tensor with its flat name. Raises PayloadError for a name that is not allowed."""
     flat: list[tuple[str, Tensor]] = []
     for name, entry in tensors.items():
-        check_name(name, TENSORS)
+        _check_name(name, TENSORS)
         path = f"{TENSORS}.{name}"
         if isinstance(entry, Tensor):
             flat.append((path, entry))
         elif isinstance(entry, Mapping):
             for member in entry:
-                check_name(member, path)
+                _check_name(member, path)
             flat += [(f"{path}.{member}", tensor) for member, tensor in entry.items()]
         else:
             flat += [(f"{path}.{index}", tensor) for index, tensor in enumerate(entry)]
@@ -85,28 +101,27 @@ def flatten(tensors: Mapping[str, TensorEntry]) -> list[tuple[str, Tensor]]:
 
 
 def dump_structure(tensors: Mapping[str, TensorEntry]) -> str:
-    """Return the structure as JSON: name → null for a tensor, a length for a list, names for a dict."""
-    return dump({name: _members(entry) for name, entry in tensors.items()}, "structure")
-
-
-def _members(entry: TensorEntry) -> int | list[str] | None:
-    if isinstance(entry, Tensor):
-        return None
-    return list(entry) if isinstance(entry, Mapping) else len(entry)
+    """Return as JSON which tensors form lists and dicts: name → null for a tensor, a length, or a dict's names."""
+    structure: dict[str, int | list[str] | None] = {}
+    for name, entry in tensors.items():
+        if isinstance(entry, Tensor):
+            structure[name] = None
+        else:
+            structure[name] = list(entry) if isinstance(entry, Mapping) else len(entry)
+    return dump(structure, "structure")
 
 
 def load_structure(text: str, tensors: dict[str, Tensor]) -> dict[str, TensorEntry]:
-    """Build the entries that the structure describes from the tensors of the file.
+    """Return the entries that ``dump_structure`` described, made of the flat ``tensors``, which lose those used.
 
-    Removes every tensor that it uses from ``tensors``. Raises PayloadError for a structure that is not valid, or
-    that names a tensor the file lacks.
+    Raises PayloadError for a structure that is not valid, or that names a tensor the file lacks.
     """
     structure = load(text, "structure")
     if not isinstance(structure, dict):
         raise PayloadCorrupt("not a JSON object", field="structure")
     entries: dict[str, TensorEntry] = {}
     for name, members in structure.items():
-        check_name(name, "structure")
+        _check_name(name, "structure")
         path = f"{TENSORS}.{name}"
         if members is None:
             entries[name] = _take(tensors, path)
@@ -114,7 +129,7 @@ def load_structure(text: str, tensors: dict[str, Tensor]) -> dict[str, TensorEnt
             entries[name] = [_take(tensors, f"{path}.{index}") for index in range(members)]
         elif isinstance(members, list):
             for member in members:
-                check_name(member, f"structure.{name}")
+                _check_name(member, f"structure.{name}")
             entries[name] = {member: _take(tensors, f"{path}.{member}") for member in members}
         else:
             raise PayloadCorrupt(f"{brief(members)} is no structure of a tensor", field=f"structure.{name}")
@@ -125,3 +140,62 @@ def _take(tensors: dict[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise PayloadCorrupt("missing", field=name)
     return tensors.pop(name)
+
+
+# Values
+
+
+def dump_values(values: Mapping[str, Any]) -> str:
+    """Return the values as JSON. Raises PayloadError and PayloadTooLarge for values that a reader would refuse."""
+    _check_values(values, WRITER_LIMITS)
+    text = dump(dict(values), "values")
+    _check_size(text, WRITER_LIMITS)
+    return text
+
+
+def load_values(text: str, limits: PayloadLimits) -> dict[str, Any]:
+    """Parse the JSON of ``dump_values`` and check the values. Raises PayloadError and PayloadTooLarge."""
+    _check_size(text, limits)
+    values = load(text, "values")
+    _check_values(values, limits)
+    return dict(values)
+
+
+def _check_size(text: str, limits: PayloadLimits) -> None:
+    size = len(text.encode())
+    if size > limits.max_values_bytes:
+        raise PayloadTooLarge(over_limit(size, limits.max_values_bytes), field="values")
+
+
+def _check_values(values: object, limits: PayloadLimits) -> None:
+    """Refuse what JSON does not carry unchanged: other types, non-finite numbers, lone surrogates, deep nesting."""
+    if not isinstance(values, Mapping):
+        raise PayloadError("not an object", field="values")
+    for name, value in values.items():
+        _check_name(name, "values")
+        _check_value(value, f"values.{name}", limits.max_values_depth)
+
+
+def _check_value(value: object, field: str, depth: int) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        check_text(value, field)
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise PayloadError("an integer of more than 64 bits", field=field)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise PayloadError("a number that is not finite", field=field)
+    elif isinstance(value, Mapping | list | tuple):
+        if depth == 0:
+            raise PayloadTooLarge("nested too deeply", field=field)
+        if isinstance(value, Mapping):
+            for name in value:
+                if not isinstance(name, str):
+                    raise PayloadError(f"the name {brief(name)} is not text", field=field)
+                check_text(name, field)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _check_value(item, field, depth - 1)
+    else:
+        raise PayloadError(f"JSON has no {type(value).__name__}", field=field)

@@ -1,4 +1,4 @@
-"""The manifest of a payload: which attempt of which stage run wrote it. It is JSON in the file's metadata."""
+"""The manifest of a payload, JSON in its file's metadata: which attempt of which stage run wrote the payload."""
 
 import re
 from dataclasses import dataclass

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Final
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.files import map_file, translate_os_errors, write_atomically
 from omni_jobs.payloads.additional_information import (
+    TENSORS,
     AdditionalInformationPayload,
     dump_structure,
+    dump_values,
     flatten,
+    is_flat_name,
     load_structure,
+    load_values,
 )
 from omni_jobs.payloads.header_json import check_text
-from omni_jobs.payloads.json_values import dump_values, load_values
 from omni_jobs.payloads.manifest import Manifest, dump_manifest, load_manifest
-from omni_jobs.payloads.names import PROMPT_EMBEDS, TENSORS, is_tensor_name
-from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
-from omni_jobs.payloads.refusals import as_decode_error, brief, over_limit
+from omni_jobs.payloads.prompt_embeds import PROMPT_EMBEDS, PromptEmbedsPayload
+from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
 from omni_jobs.payloads.tensor import Tensor
 from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
@@ -45,7 +47,7 @@ class Payload:
     # Encoding
 
     def buffers(self) -> list[memoryview]:
-        """Return the file's bytes: the header, then a view of each tensor that is not empty. Copies no tensor.
+        """Return the encoded payload: its header, then a view of each tensor that is not empty. Copies no tensor.
 
         Raises PayloadError for names, values or sizes that a reader would refuse.
         """
@@ -53,22 +55,21 @@ class Payload:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the file, in bytes."""
+        """The size of the encoded payload, in bytes. Raises PayloadError as ``buffers`` does."""
         return len(self._header) + self.tensor_bytes
 
     @property
     def tensor_bytes(self) -> int:
-        """The size of all tensors, without the header, in bytes."""
+        """The size of all tensors of the payload, without the header, in bytes."""
         return sum(tensor.nbytes for _, tensor in self._in_file_order)
 
     def write(self, path: Path) -> int:
-        """Write the file, whole or not at all, and return its size in bytes. It is not synced.
+        """Write the payload to a file, whole or not at all, and return its size in bytes. The file is not synced.
 
         Raises PayloadError as ``buffers`` does, and StorageUnavailable.
         """
-        buffers = self.buffers()
         with translate_os_errors("writing the payload", str(path)):
-            return write_atomically(path, buffers)
+            return write_atomically(path, self.buffers())
 
     @cached_property
     def _header(self) -> bytes:
@@ -93,7 +94,7 @@ class Payload:
 
     @classmethod
     def open(cls, path: Path, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None) -> Payload:
-        """Map a file into memory and decode it; the mapping lives as long as one of the tensors.
+        """Map a payload's file into memory and decode it; the mapping lives as long as one of the tensors.
 
         Nobody may truncate or change the file meanwhile, because the tensors are views of it: a writer replaces it
         as a whole. Raises PayloadTooLarge or PayloadCorrupt, and StorageUnavailable when it cannot be opened.
@@ -102,10 +103,7 @@ class Payload:
         with translate_os_errors("opening the payload", key):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                size = os.fstat(fd).st_size
-                if size > limits.max_bytes:
-                    raise PayloadTooLarge(over_limit(size, limits.max_bytes), field="size", key=key, stage=stage)
-                mapped = map_file(fd, size)
+                mapped = map_file(fd, os.fstat(fd).st_size)
             finally:
                 os.close(fd)
         return cls.decode(mapped, limits, key=key, stage=stage)
@@ -114,7 +112,7 @@ class Payload:
     def decode(
         cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None
     ) -> Payload:
-        """Check the bytes and return the payload they hold. Its tensors are views, which keep the buffer alive.
+        """Return the payload that ``buffer`` holds, checked. Its tensors are views, which keep the buffer alive.
 
         Raises PayloadTooLarge or PayloadCorrupt, naming the field, ``key`` and ``stage``.
         """
@@ -128,7 +126,7 @@ class Payload:
         header, data = split_file(buffer, limits)
         metadata = _read_metadata(header.pop(METADATA, None))
         manifest = load_manifest(metadata[_MANIFEST])
-        tensors = read_tensors(header, data, limits, is_name=is_tensor_name)
+        tensors = read_tensors(header, data, limits, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name))
         embeds = tensors.pop(PROMPT_EMBEDS, None)
         prompt_embeds = PromptEmbedsPayload(embeds) if embeds is not None else None
         additional_information = None

@@ -7,11 +7,10 @@ text and not used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.payloads.header_json import check_text
-from omni_jobs.payloads.names import PROMPT_EMBEDS
 from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
@@ -20,6 +19,8 @@ from omni_jobs.payloads.wire_limits import PayloadLimits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
+
+PROMPT_EMBEDS: Final = "prompt_embeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class PromptEmbedsPayload:
         return cls(Tensor.from_numpy(array))
 
     def encode(self) -> bytes:
-        """Return a safetensors file of this one tensor."""
+        """Return the embeddings as the bytes of a safetensors file with one tensor, ``prompt_embeds``."""
         return b"".join([encode_header([(PROMPT_EMBEDS, self.embeds)], None), self.embeds.data])
 
     @classmethod
     def decode(cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None) -> PromptEmbedsPayload:
-        """Check a client's file and return its embeddings: a view, which keeps the buffer alive.
+        """Return the embeddings of a client's safetensors file, checked: a view, which keeps the buffer alive.
 
         Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it. The numbers are not
         checked here, because that reads every byte: see ``check_finite``.
@@ -67,13 +68,12 @@ class PromptEmbedsPayload:
             raise as_decode_error(error, key=key, within=PROMPT_EMBEDS) from error
 
     def check_finite(self, *, key: str | None = None) -> None:
-        """Read every element; raise PayloadCorrupt for an infinity or a NaN, which would spread through a batch."""
+        """Raise PayloadCorrupt if an embedding holds an infinity or a NaN, which would spread through a batch."""
         if not self.embeds.is_finite():
             raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key)
 
 
 def _check_metadata(metadata: object) -> None:
-    """Raise PayloadError unless the metadata are texts, the only values that safetensors allows."""
     if not isinstance(metadata, dict):
         raise PayloadCorrupt("not an object of texts", field=METADATA)
     for name, text in metadata.items():

@@ -6,7 +6,7 @@ _MAX_CHARACTERS = 80
 
 
 def brief(value: object) -> str:
-    """Return a value for an error message: ASCII, about 80 characters; "a list" or "an object" for JSON's two."""
+    """Return a foreign value as an error message shows it: ASCII, about 80 characters; "a list", "an object"."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):
@@ -18,14 +18,14 @@ def brief(value: object) -> str:
 
 
 def over_limit(size: int, limit: int) -> str:
-    """Return the message for ``size`` bytes where ``limit`` are allowed."""
+    """Return the error message for ``size`` bytes where ``limit`` bytes are allowed."""
     return f"{size} bytes, the limit is {limit}"
 
 
 def as_decode_error(
     error: PayloadError, *, key: str | None, stage: str | None = None, within: str | None = None
 ) -> PayloadTooLarge | PayloadCorrupt:
-    """Return ``error`` as the error of a decoder: of one of its two classes, naming the payload's key and the stage.
+    """Return ``error`` as the error that a decoder raises: of one of two classes, naming the payload's key and stage.
 
     ``within`` is prefixed to the error's field where the field does not begin with it.
     """

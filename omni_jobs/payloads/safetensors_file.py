@@ -13,7 +13,6 @@ import numpy as np
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.payloads.header_json import dump, load
-from omni_jobs.payloads.names import TENSORS
 from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
 from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
@@ -30,17 +29,14 @@ _ALIGNMENT: Final = 8
 
 
 def in_file_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Sort named tensors by item size, widest first, then by name.
-
-    This order aligns every tensor to its item size without gaps.
-    """
+    """Sort (name, tensor) pairs by item size, widest first, then by name: so all are aligned without gaps."""
     return sorted(tensors, key=lambda pair: (-ITEM_BYTES[pair[1].dtype], pair[0]))
 
 
 def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the bytes before the tensors: the header's length and the header, padded to 8 bytes.
+    """Return the bytes of a safetensors file before its tensors: the header's length and the padded header.
 
-    ``tensors`` come in the order of the file; without ``metadata`` the header has none. Raises PayloadTooLarge.
+    ``tensors`` are in the order of the file. Raises PayloadTooLarge.
     """
     header: dict[str, Any] = {} if metadata is None else {METADATA: metadata}
     end = 0
@@ -58,7 +54,10 @@ def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, 
 
 
 def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], memoryview]:
-    """Return the parsed header and a read-only view of the data. Raises PayloadCorrupt and PayloadTooLarge."""
+    """Return a safetensors file's parsed header and a read-only view of the tensors' bytes after it.
+
+    Raises PayloadCorrupt and PayloadTooLarge.
+    """
     file = memoryview(buffer).cast("B").toreadonly()
     if file.nbytes > limits.max_bytes:
         raise PayloadTooLarge(over_limit(file.nbytes, limits.max_bytes), field="size")
@@ -81,13 +80,13 @@ def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], m
 def read_tensors(
     header: Mapping[str, Any], data: memoryview, limits: PayloadLimits, *, is_name: Callable[[str], bool]
 ) -> dict[str, Tensor]:
-    """Return every tensor by its name in the file: views of ``data``, which they cover exactly.
+    """Check every tensor of a header; return them by name: views of ``data``, which they cover exactly.
 
     ``header`` is the parsed header without its metadata; ``is_name`` says whether a tensor may have a name. Raises
     PayloadCorrupt and PayloadTooLarge.
     """
     if len(header) > limits.max_tensors:
-        raise PayloadTooLarge(f"{len(header)} tensors, at most {limits.max_tensors}", field=TENSORS)
+        raise PayloadTooLarge(f"{len(header)} tensors, at most {limits.max_tensors}", field="tensors")
     for name in header:
         if not is_name(name):
             raise PayloadCorrupt(f"no tensor may be called {brief(name)} here", field="header")
@@ -108,7 +107,10 @@ def read_tensors(
             raise PayloadCorrupt(f"truncated: ends at {end} of {data.nbytes} bytes", field=f"{name}.data_offsets")
         if start % ITEM_BYTES[entry["dtype"]]:
             raise PayloadCorrupt("not aligned to its item size", field=f"{name}.data_offsets")
-        tensors[name] = _view(name, entry, data[start:end])
+        tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), data[start:end])
+        # Libraries that compute with a BOOL have undefined behaviour for other bytes than 0 and 1.
+        if entry["dtype"] == "BOOL" and needed and np.frombuffer(data[start:end], np.uint8).max() > 1:
+            raise PayloadCorrupt("a BOOL that is neither 0 nor 1", field=name)
         covered = end
     if covered != data.nbytes:
         raise PayloadCorrupt(f"{data.nbytes - covered} bytes after the last tensor", field="size")
@@ -137,10 +139,3 @@ def _read_tensor_bytes(name: str, entry: dict[str, Any], limits: PayloadLimits) 
         return tensor_bytes(entry["dtype"], entry["shape"], max_rank=limits.max_rank)
     except PayloadError as error:
         raise PayloadCorrupt(error.message, field=f"{name}.{error.field}") from error
-
-
-def _view(name: str, entry: dict[str, Any], data: memoryview) -> Tensor:
-    # Libraries that compute with a BOOL have undefined behaviour for other bytes than 0 and 1.
-    if entry["dtype"] == "BOOL" and data.nbytes and np.frombuffer(data, np.uint8).max() > 1:
-        raise PayloadCorrupt("a BOOL that is neither 0 nor 1", field=name)
-    return Tensor(entry["dtype"], tuple(entry["shape"]), data)

@@ -15,26 +15,6 @@ from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ITEM_BYTES: Final[Mapping[str, int]] = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-}
-"""The allowed dtypes, by their names in safetensors, with the bytes of one element."""
-
-FLOAT_DTYPES: Final = frozenset({"F16", "BF16", "F32", "F64"})
-INTEGER_DTYPES: Final = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
-
 _NUMPY_NAMES: Final[Mapping[str, str]] = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -50,6 +30,13 @@ _NUMPY_NAMES: Final[Mapping[str, str]] = {
     "F64": "float64",
 }
 _DTYPES: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()} | {"bfloat16": "BF16"}
+
+ITEM_BYTES: Final[Mapping[str, int]] = {"BF16": 2} | {
+    dtype: np.dtype(name).itemsize for dtype, name in _NUMPY_NAMES.items()
+}
+"""The allowed dtypes, by their names in safetensors, with the bytes of one element."""
+
+FLOAT_DTYPES: Final = frozenset({"F16", "BF16", "F32", "F64"})
 
 _BF16_EXPONENT: Final = 0x7F80  # an exponent of ones is an infinity or a NaN
 _CHECKED_ITEMS: Final = 1 << 16  # in one step of is_finite, so that its temporaries fit the CPU's cache
@@ -84,7 +71,7 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Tensor:
-        """Return a tensor that views the array; it is copied only where it is not contiguous or not little-endian.
+        """Return a tensor that views an array; the array is copied if it is not contiguous or not little-endian.
 
         Raises PayloadError for a dtype that a payload cannot hold.
         """
@@ -104,7 +91,7 @@ class Tensor:
         return np.frombuffer(self.data, dtype=np.dtype(name)).reshape(self.shape)
 
     def is_finite(self) -> bool:
-        """Return whether no element is an infinity or a NaN. Reads every byte, in pieces of 65,536 elements."""
+        """Return whether no element of the tensor is an infinity or a NaN. Reads every byte."""
         if self.dtype not in FLOAT_DTYPES:
             return True
         flat = np.frombuffer(self.data, np.uint16 if self.dtype == "BF16" else np.dtype(_NUMPY_NAMES[self.dtype]))

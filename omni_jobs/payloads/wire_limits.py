@@ -9,7 +9,7 @@ MAX_EXTENT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadLimits:
-    """The limits of a reader. A writer obeys the defaults, so that any reader takes its header.
+    """The limits that a reader of payloads sets. A writer obeys the defaults, so that any reader takes its header.
 
     max_bytes          the whole file, in bytes
     max_header_bytes   the JSON header, which holds manifest, structure and values, in bytes
