@@ -21,13 +21,13 @@ _MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 
 
 
 def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
-    """Return flat views of bytes on C-contiguous buffers, without the empty ones."""
+    """Return a flat view of the bytes of each C-contiguous buffer; leave out the empty ones."""
     views = [memoryview(buffer) for buffer in buffers]
     return [view.cast("B") for view in views if view.nbytes]
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], *, on_bytes: Callable[[memoryview], object] | None = None) -> int:
-    """Write the buffers one after the other, without joining them, and return the number of bytes. Raises OSError.
+    """Write all buffers to an open file, one after the other, and return the number of bytes. Raises OSError.
 
     ``on_bytes`` gets every byte in order just before it is written, so that a digest needs no second pass.
     """
@@ -73,15 +73,12 @@ def _skip(batch: list[memoryview], count: int) -> list[memoryview]:
 def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
     """Write a file beside its place, rename it there, and return its size in bytes. Raises OSError.
 
-    It is not synced: the file survives the process, but not a power loss.
+    The file is not synced: it survives the process, but not a power loss.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            written = write_all(fd, buffers)
-        finally:
-            os.close(fd)
+        with partial.open("wb", buffering=0) as file:
+            written = write_all(file.fileno(), buffers)
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -91,7 +88,7 @@ def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
 
 
 def map_file(fd: int, size: int) -> memoryview:
-    """Return the first ``size`` bytes of an open file: a read-only mapping that lives as long as a view of it.
+    """Map the first ``size`` bytes of an open file; return a read-only view, which keeps the mapping alive.
 
     The mapping is private and copy-on-write: code that writes through a raw pointer (a tensor changed in place)
     changes its own copy of a page, not the file. It reserves no memory, so that a file larger than the memory can be
@@ -135,7 +132,7 @@ def _mib(size: int) -> str:
 
 @contextmanager
 def translate_os_errors(action: str, key: str) -> Iterator[None]:
-    """Raise StorageFull or StorageUnavailable, naming ``action`` and ``key``, for an OSError within."""
+    """Context manager: turn an OSError within into StorageFull or StorageUnavailable, naming ``action`` and ``key``."""
     try:
         yield
     except OSError as error:

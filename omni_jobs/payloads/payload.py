@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -117,29 +117,24 @@ class Payload:
         Raises PayloadTooLarge or PayloadCorrupt, naming the field, ``key`` and ``stage``.
         """
         try:
-            return cls._decode(buffer, limits, key, stage)
+            header, data = split_file(buffer, limits)
+            metadata = _read_metadata(header.pop(METADATA, None))
+            manifest = load_manifest(metadata[_MANIFEST])
+            tensors = read_tensors(
+                header, data, limits, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name)
+            )
+            embeds = tensors.pop(PROMPT_EMBEDS, None)
+            payload = cls(manifest, PromptEmbedsPayload(embeds) if embeds is not None else None)
+            if _STRUCTURE in metadata or _VALUES in metadata:
+                entries = load_structure(metadata.get(_STRUCTURE, "{}"), tensors)
+                values = load_values(metadata.get(_VALUES, "{}"), limits)
+                information = AdditionalInformationPayload(entries, values, key=key, stage=stage)
+                payload = replace(payload, additional_information=information)
+            if tensors:
+                raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
+            return payload
         except PayloadError as error:
             raise as_decode_error(error, key=key, stage=stage) from error
-
-    @classmethod
-    def _decode(cls, buffer: Buffer, limits: PayloadLimits, key: str | None, stage: str | None) -> Payload:
-        header, data = split_file(buffer, limits)
-        metadata = _read_metadata(header.pop(METADATA, None))
-        manifest = load_manifest(metadata[_MANIFEST])
-        tensors = read_tensors(header, data, limits, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name))
-        embeds = tensors.pop(PROMPT_EMBEDS, None)
-        prompt_embeds = PromptEmbedsPayload(embeds) if embeds is not None else None
-        additional_information = None
-        if _STRUCTURE in metadata or _VALUES in metadata:
-            additional_information = AdditionalInformationPayload(
-                load_structure(metadata.get(_STRUCTURE, "{}"), tensors),
-                load_values(metadata.get(_VALUES, "{}"), limits),
-                key=key,
-                stage=stage,
-            )
-        if tensors:
-            raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
-        return cls(manifest, prompt_embeds, additional_information)
 
 
 def _read_metadata(metadata: object) -> dict[str, str]:

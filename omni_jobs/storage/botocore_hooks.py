@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from botocore.awsrequest import (
@@ -33,7 +34,7 @@ class CallLimitReached(Exception):
 
 
 class CallLimit:
-    """A time limit on the S3 calls of this thread: ``with limit:`` gives them ``seconds``, each time it is entered.
+    """Context manager: limit the S3 calls made within to ``seconds``, counted anew each time it is entered.
 
     When the time is up the connections in use are shut down, which wakes the thread that waits for them, and botocore
     makes no further attempt.
@@ -50,15 +51,15 @@ class CallLimit:
         self._timer = threading.Timer(self.seconds, self._reach)
         self._timer.daemon = True
         self._timer.start()
-        _thread.limit = self
+        _current.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        _thread.limit = None
+        _current.set(None)
 
     def add(self, connected: socket.socket) -> None:
-        """Shut this connection down, too, when the time is up."""
+        """Add a connection to those that are shut down when the time is up."""
         self._sockets.add(connected)
         if self.is_reached:
             self._reach()
@@ -71,22 +72,19 @@ class CallLimit:
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
-class _Thread(threading.local):
-    limit: CallLimit | None = None  # the limit that this thread is within
-
-
-_thread = _Thread()
+_current: ContextVar[CallLimit | None] = ContextVar("call_limit", default=None)
 
 
 def install_hooks(client: S3Client) -> None:
-    """Make a client refuse cut-off answers and obey the ``CallLimit`` that its calls are made within, if any."""
+    """Make an S3 client refuse cut-off answers and obey the ``CallLimit`` within which it is called, if any."""
     client.meta.events.register_first("before-send.s3", _refuse_when_reached)
     pools = client._endpoint.http_session._pool_classes_by_scheme  # type: ignore[attr-defined]
     pools.update(http=_Pool, https=_SecurePool)
 
 
 def _refuse_when_reached(**_: Any) -> None:
-    if _thread.limit is not None and _thread.limit.is_reached:
+    limit = _current.get()
+    if limit is not None and limit.is_reached:
         raise CallLimitReached
 
 
@@ -123,8 +121,9 @@ class _Hooks:
 
     def _add_to_limit(self) -> None:
         # An HTTPS proxy's TLS within TLS is no socket; botocore's timeouts alone bound it.
-        if _thread.limit is not None and isinstance(self._connected, socket.socket):
-            _thread.limit.add(self._connected)
+        limit = _current.get()
+        if limit is not None and isinstance(self._connected, socket.socket):
+            limit.add(self._connected)
 
 
 class _Connection(_Hooks, AWSHTTPConnection):  # type: ignore[misc]

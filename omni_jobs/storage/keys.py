@@ -21,34 +21,34 @@ _PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?\Z")
 
 
 def job_prefix(job_id: str) -> str:
-    """Return the prefix of all objects of a job."""
+    """Return the prefix of the keys of all objects of a job."""
     return f"jobs/{crc32(job_id.encode()) & 0xFF:02x}/{job_id}/"
 
 
 def input_key(job_id: str, number: int) -> str:
-    """Return the key of a medium of the job's request."""
+    """Return the key of the medium of this number in the job's request."""
     return f"{job_prefix(job_id)}inputs/{number}"
 
 
 def payload_key(job_id: str, stage: str, attempt: int) -> str:
-    """Return the key of an attempt's payload. Of several attempts, the commit in SQL says which one counts."""
+    """Return the key of the payload that an attempt stores; a commit in SQL says which attempt's counts."""
     return f"{job_prefix(job_id)}payloads/{stage}/{attempt}"
 
 
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
-    """Return the key of an artifact."""
+    """Return the key of an artifact that an attempt stores."""
     return f"{job_prefix(job_id)}artifacts/{stage}/{attempt}/{name}"
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raises StorageError for one that no store takes."""
+    """Return ``key`` as it is. Raises StorageError for a key that no store takes."""
     if len(key) > MAX_KEY_LENGTH or not _KEY.match(key):
         raise StorageError(f"{key[:80]!a} is not a key of the object store", field="key")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix, which may be "". Raises StorageError unless a key can begin with it."""
+    """Return ``prefix`` as it is; it may be "". Raises StorageError unless a key can begin with it."""
     if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.match(prefix):
         raise StorageError(f"{prefix[:80]!a} is not the beginning of a key", field="key")
     return prefix

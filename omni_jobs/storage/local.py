@@ -21,8 +21,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from xxhash import xxh3_128
 
 from omni_jobs.errors import ObjectMissing, StorageError, StorageUnavailable
 from omni_jobs.files import (
@@ -34,7 +37,7 @@ from omni_jobs.files import (
     write_all,
 )
 from omni_jobs.storage.keys import check_key, check_prefix
-from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
+from omni_jobs.storage.object_store import STREAM_BYTES, ObjectRef, ObjectStore, StoredObject, digest_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,13 +48,12 @@ _PARTIAL: Final = ".partial"
 _ABANDONED_S: Final = 3600.0  # a partial file that grew no more for this long has lost its writer
 _DIRECTORIES: Final = 2  # of a key's segments
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # O_NONBLOCK, because opening a FIFO in an object's place would wait for its writer.
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LocalObjectStore(ObjectStore):
-    """Objects under one directory; several processes may share it.
+    """The object store in one local directory, which several processes may share.
 
     A put is refused with StorageFull when it would leave fewer than ``min_free_bytes`` of the filesystem free. The
     constructor raises nothing: it logs why the directory cannot be used, and every method raises that.
@@ -73,30 +75,30 @@ class LocalObjectStore(ObjectStore):
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
         target = self.path(key)
         views = byte_views(buffers)
-        digest = Digest()
+        digest = xxh3_128()
         self._prepare_once()
         partial = self._partial / uuid.uuid4().hex
         with translate_os_errors("storing the object", key):
             require_room(self._partial, sum(view.nbytes for view in views), self._min_free_bytes, key=key)
             try:
-                size = self._write(partial, views, digest)
+                with partial.open("xb", buffering=0) as file:
+                    size = write_all(file.fileno(), views, on_bytes=digest.update)
+                    if self._sync:
+                        os.fdatasync(file.fileno())
                 self._rename(partial, target, key)
             finally:
                 partial.unlink(missing_ok=True)
-        return ObjectRef(key=key, size=size, digest=str(digest))
+        return ObjectRef(key=key, size=size, digest=digest_text(digest))
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)
-        fd = self._open(ref)
-        try:
-            with translate_os_errors("reading the object", ref.key):
-                data = map_file(fd, ref.size)
-        finally:
-            os.close(fd)
-        return self._check_data(ref, data)
+        with self._open(ref) as file, translate_os_errors("reading the object", ref.key):
+            data = map_file(file.fileno(), ref.size)
+        self._check_digest(ref, xxh3_128(data))
+        return data
 
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
-        file = os.fdopen(self._open(ref), "rb", buffering=0)
+        file = self._open(ref)
 
         def pieces() -> Iterator[bytes]:
             with file, translate_os_errors("reading the object", ref.key):
@@ -145,7 +147,7 @@ class LocalObjectStore(ObjectStore):
                         partial.unlink()
 
     def path(self, key: str) -> Path:
-        """Return the path of an object's file, whether it exists or not. Raises StorageError for an invalid key."""
+        """Return the path that an object's file has or would have. Raises StorageError for an invalid key."""
         *folders, name = check_key(key).split("/", _DIRECTORIES)
         return self._directory.joinpath(*folders, name.replace("/", ","))
 
@@ -154,17 +156,6 @@ class LocalObjectStore(ObjectStore):
             self.prepare()
 
     # Writing
-
-    def _write(self, partial: Path, views: Sequence[memoryview], digest: Digest) -> int:
-        """Write a new file and return its size in bytes; ``digest`` gets the same bytes."""
-        fd = os.open(partial, _WRITE_FLAGS, 0o666)
-        try:
-            size = write_all(fd, views, on_bytes=digest.update)
-            if self._sync:
-                os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        return size
 
     def _rename(self, partial: Path, target: Path, key: str) -> None:
         folder = target.parent
@@ -197,8 +188,8 @@ class LocalObjectStore(ObjectStore):
 
     # Reading
 
-    def _open(self, ref: ObjectRef) -> int:
-        """Open an object's file, check its size, and return the file descriptor."""
+    def _open(self, ref: ObjectRef) -> FileIO:
+        """Open an object's file and check its size."""
         path = self.path(ref.key)
         try:
             with self._open_folder(path) as folder:
@@ -215,7 +206,7 @@ class LocalObjectStore(ObjectStore):
         except BaseException:
             os.close(fd)
             raise
-        return fd
+        return FileIO(fd)
 
     @contextmanager
     def _open_folder(self, path: Path) -> Iterator[int]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import xxhash
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from xxhash import xxh3_128
 
 from omni_jobs.errors import ObjectCorrupt, PayloadTooLarge, StorageError
 from omni_jobs.storage.keys import check_key
@@ -31,7 +31,7 @@ def _valid_key(key: str) -> str:
 
 
 class ObjectRef(BaseModel):
-    """A reference to an object, and what its bytes must be. It is kept in SQL, never in the store.
+    """A reference to an object of the store, with the size and digest that its bytes must have. SQL keeps it.
 
     key     the object's key
     size    bytes
@@ -47,29 +47,20 @@ class ObjectRef(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object in a listing: its key, its size in bytes, and the time of its last put, in UTC."""
+    """An object as ``ObjectStore.list`` shows it: its key, its size in bytes, the time of its last put in UTC."""
 
     key: str
     size: int
     modified: datetime
 
 
-class Digest:
-    """A running XXH3-128 digest; ``str`` of it is the form that an object ref holds."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_128()
-
-    def update(self, data: Buffer) -> None:
-        """Add bytes to the digest."""
-        self._state.update(data)
-
-    def __str__(self) -> str:
-        return f"xxh3:{self._state.hexdigest()}"
+def digest_text(digest: xxh3_128) -> str:
+    """Return a digest in the form in which an object ref holds it."""
+    return f"xxh3:{digest.hexdigest()}"
 
 
 class ObjectStore(ABC):
-    """Objects by key. Synchronous; many threads may call every method at once.
+    """Base class of the object stores: bytes by key. Synchronous; many threads may call every method at once.
 
     A put is atomic: readers see the old object, the new one or none, always whole. A put that failed may still have
     stored the object, when only the answer was lost.
@@ -81,7 +72,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
-        """Store the buffers as one object, without joining them in memory; replaces an object of this key."""
+        """Store the buffers as one object, not joined in memory, and return its ref. Replaces an object of this key."""
 
     @abstractmethod
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
@@ -104,7 +95,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        """Return the objects whose keys begin with ``prefix``, in any order. They may be deleted meanwhile."""
+        """Yield the objects whose keys begin with ``prefix``, in any order; they may be deleted meanwhile."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -130,22 +121,14 @@ class ObjectStore(ABC):
             raise ObjectCorrupt(f"{size} bytes, not {ref.size}", key=ref.key)
 
     @staticmethod
-    def _check_digest(ref: ObjectRef, digest: Digest) -> None:
-        if str(digest) != ref.digest:
-            raise ObjectCorrupt(f"the digest is {digest}, not {ref.digest}", key=ref.key)
-
-    @classmethod
-    def _check_data(cls, ref: ObjectRef, data: memoryview) -> memoryview:
-        """Return the data of a whole object. Raises ObjectCorrupt for a wrong digest."""
-        digest = Digest()
-        digest.update(data)
-        cls._check_digest(ref, digest)
-        return data
+    def _check_digest(ref: ObjectRef, digest: xxh3_128) -> None:
+        if digest_text(digest) != ref.digest:
+            raise ObjectCorrupt(f"the digest is {digest_text(digest)}, not {ref.digest}", key=ref.key)
 
     @classmethod
     def _checked_stream(cls, ref: ObjectRef, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of an object, each one late, so that the last goes out only if the digest is right."""
-        digest = Digest()
+        digest = xxh3_128()
         size = 0
         previous: bytes | None = None
         for piece in pieces:

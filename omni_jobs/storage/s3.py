@@ -11,7 +11,6 @@ may be away when a process starts.
 
 from __future__ import annotations
 
-import io
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,21 +18,14 @@ from contextlib import contextmanager
 from datetime import UTC
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import IO, TYPE_CHECKING, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionClosedError,
-    HTTPClientError,
-    IncompleteReadError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-)
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
+from xxhash import xxh3_128
 
 from omni_jobs.errors import (
     ConfigError,
@@ -46,7 +38,7 @@ from omni_jobs.errors import (
 from omni_jobs.files import byte_views
 from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks
 from omni_jobs.storage.keys import check_key, check_prefix
-from omni_jobs.storage.object_store import STREAM_BYTES, Digest, ObjectRef, ObjectStore, StoredObject
+from omni_jobs.storage.object_store import STREAM_BYTES, ObjectRef, ObjectStore, StoredObject, digest_text
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -60,13 +52,6 @@ _READ_TRIES: Final = 3
 _CALL_S: Final = 15.0
 _SLOWEST_BYTES_PER_S: Final = 1_000_000
 _CHECK_S: Final = 4.0
-_BROKEN_BODY: Final = (
-    ConnectionClosedError,
-    HTTPClientError,
-    IncompleteReadError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-)
 _REFUSED: Final = frozenset({"EntityTooLarge", "InvalidArgument", "KeyTooLongError"})
 _FULL: Final = frozenset(
     {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
@@ -74,7 +59,7 @@ _FULL: Final = frozenset(
 
 
 class S3ObjectStore(ObjectStore):
-    """Objects in one bucket, below a prefix.
+    """The object store in one bucket of an S3 service, below a prefix.
 
     ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
     for each MB. Raises ConfigError for a bucket, prefix or endpoint that is not valid.
@@ -117,21 +102,31 @@ class S3ObjectStore(ObjectStore):
         size = sum(view.nbytes for view in views)
         if size > _MAX_OBJECT_BYTES:
             raise StorageError(f"{size} bytes, S3 takes {_MAX_OBJECT_BYTES} in one request", key=key)
-        digest = Digest()
+        digest = xxh3_128()
         for view in views:
             digest.update(view)
         with self._call("storing the object", key, self._limit(size)):
             body = cast("IO[bytes]", _Body(views, size))
             self._client.put_object(Bucket=self._bucket, Key=self._bucket_key(key), Body=body, ContentType=media_type)
-        return ObjectRef(key=key, size=size, digest=str(digest))
+        return ObjectRef(key=key, size=size, digest=digest_text(digest))
 
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         self._check_limit(ref, max_bytes)
         with self._call("reading the object", ref.key, self._limit(ref.size)):
-            try:
-                return self._read(ref)
-            except ObjectCorrupt:  # it may have been damaged on its way only
-                return self._read(ref)
+            tries_left = _READ_TRIES
+            while True:
+                tries_left -= 1
+                body = self._get(ref)
+                try:
+                    data = memoryview(body.read())
+                    self._check_digest(ref, xxh3_128(data))
+                    return data
+                except (HTTPClientError, IncompleteReadError, ObjectCorrupt):
+                    # boto3 retries a request, but not once its headers are there.
+                    if not tries_left:
+                        raise
+                finally:
+                    body.close()
 
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
         limit = self._limit(STREAM_BYTES)
@@ -186,13 +181,8 @@ class S3ObjectStore(ObjectStore):
             return
         with self._call("creating the bucket", self._bucket):
             try:
-                if self._region == "us-east-1":
-                    self._client.create_bucket(Bucket=self._bucket)
-                else:
-                    self._client.create_bucket(
-                        Bucket=self._bucket,
-                        CreateBucketConfiguration={"LocationConstraint": self._region},  # type: ignore[typeddict-item]
-                    )
+                elsewhere: Any = {"CreateBucketConfiguration": {"LocationConstraint": self._region}}
+                self._client.create_bucket(Bucket=self._bucket, **elsewhere if self._region != "us-east-1" else {})
             except ClientError as error:
                 if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                     raise
@@ -229,20 +219,6 @@ class S3ObjectStore(ObjectStore):
             raise
         return body
 
-    def _read(self, ref: ObjectRef) -> memoryview:
-        """Return the bytes of an object, digest checked."""
-        for tries_left in reversed(range(_READ_TRIES)):
-            body = self._get(ref)
-            try:
-                data = _read_exactly(body, ref.size)
-                break
-            except _BROKEN_BODY:  # boto3 retries a request, but not once its headers are there
-                if not tries_left:
-                    raise
-            finally:
-                body.close()
-        return self._check_data(ref, data)
-
     def _limit(self, size: int) -> CallLimit:
         return CallLimit(self._call_s + size / _SLOWEST_BYTES_PER_S)
 
@@ -274,18 +250,7 @@ def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 
-def _read_exactly(body: StreamingBody, size: int) -> memoryview:
-    buffer = memoryview(bytearray(size))
-    filled = 0
-    while filled < size:
-        count = body.readinto(buffer[filled : filled + STREAM_BYTES])  # type: ignore[arg-type]
-        if count == 0:
-            raise IncompleteReadError(actual_bytes=filled, expected_bytes=size)
-        filled += count
-    return buffer.toreadonly()
-
-
-class _Body(io.RawIOBase):
+class _Body:
     """A file of several buffers, one after the other. boto3 sends it, and seeks to its start for another attempt."""
 
     def __init__(self, views: Sequence[memoryview], size: int) -> None:
@@ -297,18 +262,11 @@ class _Body(io.RawIOBase):
     def __len__(self) -> int:
         return self._size
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def tell(self) -> int:
         return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
+    def seek(self, offset: int) -> None:
+        self._position = offset
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, as a view, which is not copied: to the end of one buffer at most."""
