@@ -9,9 +9,6 @@ publishes the hints that a method returns after the call, best effort.
 
 import secrets
 from collections.abc import Sequence
-from functools import partial
-
-from sqlalchemy import Connection
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Fenced
@@ -125,7 +122,7 @@ class Jobs:
         if not jobs:
             return []
         prepared = [prepare(job, key) for job, key in jobs]  # SQLite's other writers wait for the transaction
-        return self._db.run_pipelined(partial(submit, jobs=prepared, announce_after_s=self._announce_after_s))
+        return self._db.run_pipelined(lambda tx: submit(tx, prepared, self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Claim stage runs for this worker, and return the claims in the order of the hints.
@@ -136,11 +133,11 @@ class Jobs:
         as claimed, so the call may be repeated after an error; pass no hint of a stage run you know you hold.
         Raises Fenced when the worker has no live lease.
         """
-        return self._db.run_pipelined(partial(claim.claim, worker_id=worker_id, hints=hints))
+        return self._db.run_pipelined(lambda tx: claim.claim(tx, worker_id, hints))
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record the progress of attempts. Reports of attempts that no longer run are dropped."""
-        self._db.run(partial(progress.report, reports=reports))
+        self._db.run(lambda tx: progress.report(tx, reports))
 
     def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
         """Record completions in one transaction, and return their outcomes in the same order.
@@ -149,7 +146,11 @@ class Jobs:
         completed. ``won`` is False when the attempt is not this worker's any more or its job is to stop: then
         payload and artifacts are not recorded.
         """
-        return self._db.run_pipelined(partial(self._complete, completions=completions, ends_transaction=True))
+        return self._db.run_pipelined(
+            lambda tx: complete.complete(
+                tx, completions, self._announce_after_s, self._prune_after_s, ends_transaction=True
+            )
+        )
 
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
@@ -159,20 +160,11 @@ class Jobs:
         Raises Fenced like ``claim``; the completions may be recorded all the same.
         """
 
-        def turn(tx: Connection) -> tuple[list[Outcome], list[Claim]]:
-            return self._complete(tx, completions), claim.claim(tx, worker_id, hints)
-
-        return self._db.run_pipelined(turn)
-
-    def _complete(
-        self, tx: Connection, completions: Sequence[Completion], ends_transaction: bool = False
-    ) -> list[Outcome]:
-        return complete.complete(
-            tx,
-            completions,
-            announce_after_s=self._announce_after_s,
-            prune_after_s=self._prune_after_s,
-            ends_transaction=ends_transaction,
+        return self._db.run_pipelined(
+            lambda tx: (
+                complete.complete(tx, completions, self._announce_after_s, self._prune_after_s),
+                claim.claim(tx, worker_id, hints),
+            )
         )
 
     def fail(self, failure: Failure) -> Outcome:
@@ -181,13 +173,11 @@ class Jobs:
         The stage run is queued again, due after a pause, if the error is retryable and the stage has retries
         left; otherwise its job has failed.
         """
-        return self._db.run(partial(complete.fail, failures=[failure], announce_after_s=self._announce_after_s))[0]
+        return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
 
     def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
         """Queue attempts ``(stage_run_id, attempt)`` of this worker again without an error. Return their hints."""
-        outcomes = self._db.run(
-            partial(complete.release, held=held, worker_id=worker_id, announce_after_s=self._announce_after_s)
-        )
+        outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id, self._announce_after_s))
         return [hint for outcome in outcomes for hint in outcome.hints]
 
     def cancel(self, job_id: str) -> JobState:
@@ -196,7 +186,7 @@ class Jobs:
         Its waiting stage runs are cancelled at once, a running one as soon as its worker knows. A job that has
         ended keeps its state. Raises NotFound.
         """
-        return self._db.run(partial(complete.cancel, job_id=job_id, announce_after_s=self._announce_after_s))
+        return self._db.run(lambda tx: complete.cancel(tx, job_id, self._announce_after_s))
 
     def retry(self, job_id: str, from_stage: str | None = None) -> list[Hint]:
         """Queue a job that has ended again: the stages that did not succeed, or ``from_stage`` and all behind it.
@@ -205,25 +195,18 @@ class Jobs:
         (``from_stage``), and Conflict: while the job has not ended, or when an input of these stages is not kept
         any longer; the message then names the stage to retry from.
         """
-        return self._db.run(
-            partial(
-                retry_job.retry,
-                job_id=job_id,
-                from_stage=from_stage,
-                retry_token=secrets.token_hex(8),
-                announce_after_s=self._announce_after_s,
-            )
-        )
+        token = secrets.token_hex(8)  # the same in each try of the transaction
+        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._announce_after_s))
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its payloads, artifacts and events. Raises NotFound and Conflict."""
-        self._db.run(partial(prune.delete_job, job_id=job_id))
+        self._db.run(lambda tx: prune.delete_job(tx, job_id))
 
     # A worker's life.
 
     def slot_holder(self, slot: str) -> SlotHolder | None:
         """Return the worker whose row has this slot, live or dead; None if the slot is free."""
-        return self._db.read(partial(lease.holder, slot=slot))
+        return self._db.read(lambda tx: lease.holder(tx, slot))
 
     def register_worker(
         self, worker: NewWorker, lease_s: float, *, instead_of: SlotHolder | None = None, loading: bool = False
@@ -235,40 +218,29 @@ class Jobs:
         ``instead_of``, is fenced, and its stage runs are queued again. Raises SlotTaken when the slot is
         another's, or ``instead_of`` has renewed since it was read.
         """
-        return self._db.run(
-            partial(
-                lease.register,
-                worker=worker,
-                lease_s=lease_s,
-                instead_of=instead_of,
-                loading=loading,
-                announce_after_s=self._announce_after_s,
-            )
-        )
+        return self._db.run(lambda tx: lease.register(tx, worker, lease_s, instead_of, loading, self._announce_after_s))
 
     def renew(self, worker_id: str, lease_s: float) -> list[int]:
         """Prolong the lease, and return the ids of this worker's stage runs that are to stop: their job wants none.
 
         Raises Fenced when the lease ran out or the slot has a new worker: stop, write nothing.
         """
-        return self._db.run(partial(lease.renew, worker_id=worker_id, lease_s=lease_s))
+        return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s))
 
     def unwanted(self, worker_id: str) -> list[int]:
         """Return the same ids as ``renew``, without renewing."""
-        return self._db.read(partial(lease.unwanted, worker_id=worker_id))
+        return self._db.read(lambda tx: lease.unwanted(tx, worker_id))
 
     def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> list[Hint]:
         """End the lease, queue what the worker still holds, and return its hints. The lease may be gone already.
 
         ``fenced`` says why the worker had to stop: then its stage runs count it against their ``fenced`` retries.
         """
-        return self._db.run(
-            partial(lease.retire, worker_id=worker_id, fenced=fenced, announce_after_s=self._announce_after_s)
-        )
+        return self._db.run(lambda tx: lease.retire(tx, worker_id, fenced, self._announce_after_s))
 
     def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
         """Count the loss of a worker that was fenced and lives as ``fenced`` against these stage runs."""
-        self._db.run(partial(lease.forgive, worker_id=worker_id, stage_run_ids=stage_run_ids))
+        self._db.run(lambda tx: lease.forgive(tx, worker_id, stage_run_ids))
 
     def rescue(self) -> RescueResult:
         """Free the stage runs of workers without a lease, expire late jobs, and republish hints that seem lost.
@@ -279,21 +251,16 @@ class Jobs:
         freed, hints = 0, []
         count = lease.FREED_AT_ONCE
         while count == lease.FREED_AT_ONCE:
-            count, new_hints = self._db.run(partial(lease.free_lost, announce_after_s=self._announce_after_s))
+            count, new_hints = self._db.run(lambda tx: lease.free_lost(tx, self._announce_after_s))
             freed += count
             hints += new_hints
         expired = 0
         count = expire.EXPIRED_AT_ONCE
         while count >= expire.EXPIRED_AT_ONCE:
-            count = self._db.run(partial(expire.expire_late, announce_after_s=self._announce_after_s))
+            count = self._db.run(lambda tx: expire.expire_late(tx, self._announce_after_s))
             expired += count
         hints += self._db.run(
-            partial(
-                republish.republish,
-                at_most=self._republish_at_most,
-                announce_after_s=self._announce_after_s,
-                positions=self._positions,
-            )
+            lambda tx: republish.republish(tx, self._announce_after_s, self._positions, self._republish_at_most)
         )
         return RescueResult(freed, hints, expired)
 
@@ -301,33 +268,33 @@ class Jobs:
 
     def prune(self, keep: Retention, at_most: int = 500) -> PruneResult:
         """Prune up to ``at_most`` jobs that have ended, and as many events. Return the numbers of each."""
-        return self._db.run(partial(prune.prune, retention=keep, at_most=at_most))
+        return self._db.run(lambda tx: prune.prune(tx, keep, at_most))
 
     def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
         """Return objects to delete, the oldest first. Call ``collected`` when they are deleted."""
-        return self._db.read(partial(prune.garbage, at_most=at_most))
+        return self._db.read(lambda tx: prune.garbage(tx, at_most))
 
     def collected(self, ids: Sequence[int]) -> None:
         """Remove the garbage of these ids, because its objects are deleted."""
-        self._db.run(partial(prune.collected, ids=ids))
+        self._db.run(lambda tx: prune.collected(tx, ids))
 
     def orphans(self, keys: Sequence[str]) -> set[str]:
         """Return those of these object keys that no row refers to or will. Leave the keys of young objects out."""
-        return self._db.read(partial(prune.orphans, keys=keys))
+        return self._db.read(lambda tx: prune.orphans(tx, keys))
 
     # Queries.
 
     def get(self, job_id: str) -> JobView:
         """Return the view of a job. Raises NotFound."""
-        return self._db.read(partial(job_view.job_view, job_id=job_id))
+        return self._db.read(lambda tx: job_view.job_view(tx, job_id))
 
     def unfinished(self, job_ids: Sequence[str]) -> set[str]:
         """Return the ids of these jobs that are there and have not ended."""
-        return self._db.read(partial(job_view.unfinished, job_ids=job_ids))
+        return self._db.read(lambda tx: job_view.unfinished(tx, job_ids))
 
     def is_known(self, tenant: str, idempotency_key: str) -> bool:
         """Return whether a submit of this tenant with this key would return a job that is there."""
-        return self._db.read(partial(job_view.is_known, tenant=tenant, idempotency_key=idempotency_key))
+        return self._db.read(lambda tx: job_view.is_known(tx, tenant, idempotency_key))
 
     def list(
         self,
@@ -343,25 +310,15 @@ class Jobs:
         ``cursor`` is the ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts
         of its jobs come to 2 MiB. A ``brief`` page has no results.
         """
-        return self._db.read(
-            partial(
-                job_list.job_list,
-                limit=limit,
-                cursor=cursor,
-                state=state,
-                pipeline=pipeline,
-                error_code=error_code,
-                brief=brief,
-            )
-        )
+        return self._db.read(lambda tx: job_list.job_list(tx, limit, cursor, state, pipeline, error_code, brief))
 
     def events(self, job_id: str) -> Sequence[EventView]:
         """Return a job's events, the oldest first. Raises NotFound."""
-        return self._db.read(partial(job_view.events, job_id=job_id))
+        return self._db.read(lambda tx: job_view.events(tx, job_id))
 
     def artifact(self, job_id: str, name: str) -> StoredArtifact:
         """Return where an artifact is stored. Raises NotFound, and Gone when it is not kept any longer."""
-        return self._db.read(partial(job_view.artifact, job_id=job_id, name=name))
+        return self._db.read(lambda tx: job_view.artifact(tx, job_id, name))
 
     def counts(self) -> Counts:
         """Return the numbers of jobs and stage runs in each state that is not final."""
@@ -373,7 +330,7 @@ class Jobs:
 
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:
         """Return the number of a stage's stage runs that could be claimed now, ``at_most`` if there are more."""
-        return self._db.read(partial(counts.claimable, pipeline=pipeline, stage=stage, at_most=at_most))
+        return self._db.read(lambda tx: counts.claimable(tx, pipeline, stage, at_most))
 
     def workers(self) -> Sequence[WorkerView]:
         """Return the workers that have a live lease and have loaded their engine."""

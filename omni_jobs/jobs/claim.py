@@ -3,34 +3,22 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Text,
-    bindparam,
-    cast,
-    exists,
-    func,
-    literal_column,
-    null,
-    select,
-    type_coerce,
-    update,
-)
+from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, null, select, type_coerce, update
 
 from omni_jobs.database.bulk_statement import among, listed, one_of
 from omni_jobs.database.clock import now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.errors import Fenced
-from omni_jobs.jobs.next_step import stage_names
+from omni_jobs.jobs.next_step import retry_limits, stage_names
 from omni_jobs.jobs.values import Claim
-from omni_jobs.retry import RetryLimits, is_last_chance
+from omni_jobs.retry import is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
 _worker = bindparam("worker", type_=Text)
 _ids = bindparam("ids", type_=Text)
-_HAS_LEASE = exists().where(WorkerRow.id == _worker, WorkerRow.lease_until > now())
+_HAS_LEASE = select(WorkerRow.id).where(WorkerRow.id == _worker, WorkerRow.lease_until > now()).exists()
 _LEASE = Statement(select(_HAS_LEASE))
 
 # The first claim of a job changes its row, and job rows are locked before stage runs (docs/states.md).
@@ -120,10 +108,7 @@ _PAYLOADS = Statement(
     select(
         StageRunRow.job_id, StageRunRow.stage, type_coerce(StageRunRow.payload_ref, Text), StageRunRow.payload_inline
     ).where(
-        among(
-            StageRunRow.job_id,
-            _HELD_JOBS.where(type_coerce(StageRunRow.inputs, Text) != literal_column("'[]'")),
-        ),
+        among(StageRunRow.job_id, _HELD_JOBS.where(type_coerce(StageRunRow.inputs, Text) != literal_column("'[]'"))),
         state_seen(StageRunRow.state, StageRunState.SUCCEEDED),
     )
 )
@@ -185,7 +170,7 @@ def _claim(
         upstream={earlier: payload_of[job_id, earlier] for earlier in upstream},
         has_consumers=bool(has_consumers),
         failures=failures,
-        alone=bool(failures) and is_last_chance(failures, RetryLimits(**decode_json(retries or "{}"))),
+        alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
     )
 
 

@@ -7,17 +7,15 @@ from sqlalchemy import Connection, Row, or_, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is, state_seen
 from omni_jobs.errors import DeadlineExceeded, Expired, QueueTimeLimit
-from omni_jobs.jobs.next_step import Run
+from omni_jobs.jobs.next_step import ACTIVE, Run
 from omni_jobs.jobs.transition import JobTransition
-from omni_jobs.states import JobState, StageRunState
+from omni_jobs.states import StageRunState
 
 EXPIRED_AT_ONCE = 500
 """The number of jobs that one transaction expires for each of the two reasons; the next may find more."""
 
-_ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
 
-
-def expire_late(tx: Connection, *, announce_after_s: float) -> int:
+def expire_late(tx: Connection, announce_after_s: float) -> int:
     """Stop jobs whose time is over, and return their number; EXPIRED_AT_ONCE or more: there may be others."""
     at: float = tx.execute(select(now())).scalar_one()
     past_deadline = _past_deadline(tx, at)
@@ -25,10 +23,10 @@ def expire_late(tx: Connection, *, announce_after_s: float) -> int:
     late = sorted(past_deadline | waited.keys())
     if not late:
         return 0
-    transition = JobTransition(tx, late, announce_after_s=announce_after_s)
+    transition = JobTransition(tx, late, announce_after_s)
     errors: dict[str, Expired | None] = {}
     for job_id in late:
-        if transition.states.get(job_id) not in _ACTIVE:
+        if transition.states.get(job_id) not in ACTIVE:
             continue
         runs = transition.runs_of(job_id)
         if job_id in past_deadline:
@@ -49,7 +47,7 @@ def _past_deadline(tx: Connection, at: float) -> set[str]:
             .where(
                 JobRow.finished_at.is_(None),
                 JobRow.deadline <= at,
-                or_(*(state_seen(JobRow.state, state) for state in _ACTIVE)),  # the deadlines' index serves, no other
+                or_(*(state_seen(JobRow.state, state) for state in ACTIVE)),  # the deadlines' index serves, no other
             )
             .order_by(JobRow.deadline)
             .limit(EXPIRED_AT_ONCE)

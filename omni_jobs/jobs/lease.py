@@ -3,20 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Double,
-    and_,
-    bindparam,
-    delete,
-    exists,
-    func,
-    or_,
-    select,
-    true,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Double, and_, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.database.clock import now
@@ -49,28 +36,24 @@ _UNWANTED = (
 
 def holder(tx: Connection, slot: str) -> SlotHolder | None:
     """Return the worker whose row has this slot, None if the slot is free."""
-    row = tx.execute(
-        select(WorkerRow.__table__, (WorkerRow.lease_until > now()).label("has_lease")).where(WorkerRow.slot == slot)
-    ).one_or_none()
-    if row is None:
-        return None
-    return SlotHolder(
-        worker_id=row.id,
-        host=row.host,
-        pid=row.pid,
-        pid_space=row.pid_space,
-        pid_started=row.pid_started,
-        renewed_at=row.renewed_at,
-        has_lease=bool(row.has_lease),
-        heartbeat_s=row.heartbeat_s,
-    )
+    holder = select(
+        WorkerRow.id.label("worker_id"),
+        WorkerRow.host,
+        WorkerRow.pid,
+        WorkerRow.pid_space,
+        WorkerRow.pid_started,
+        WorkerRow.renewed_at,
+        (WorkerRow.lease_until > now()).label("has_lease"),
+        WorkerRow.heartbeat_s,
+    ).where(WorkerRow.slot == slot)
+    row = tx.execute(holder).one_or_none()
+    return None if row is None else SlotHolder(*row)
 
 
 def register(
     tx: Connection,
     worker: NewWorker,
     lease_s: float,
-    *,
     instead_of: SlotHolder | None,
     loading: bool,
     announce_after_s: float,
@@ -104,7 +87,7 @@ def register(
         raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
     if predecessor is None or predecessor == worker.worker_id:
         return []
-    return _hints(_free(tx, StageRunRow.owner == predecessor, limit=None, announce_after_s=announce_after_s))
+    return _hints(_free(tx, StageRunRow.owner == predecessor, announce_after_s))
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
@@ -120,20 +103,18 @@ def unwanted(tx: Connection, worker_id: str) -> list[int]:
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
-def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
+def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
     """Remove the worker's row, release the stage runs that it still holds, and return their hints.
 
     With ``fenced`` they do not end as released: that error is recorded for their attempts.
     """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
-    held = tx.execute(
-        select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
-    ).all()
+    attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
+    held = sorted(tx.execute(attempts).tuples())
     if fenced is not None:
-        failures = [Failure(row.id, row.attempt, worker_id, fenced) for row in sorted(held, key=lambda row: row.id)]
-        return _hints(fail(tx, failures, announce_after_s=announce_after_s))
-    pairs = [(row.id, row.attempt) for row in held]
-    return _hints(release(tx, pairs, worker_id, announce_after_s=announce_after_s))
+        failures = [Failure(stage_run_id, attempt, worker_id, fenced) for stage_run_id, attempt in held]
+        return _hints(fail(tx, failures, announce_after_s))
+    return _hints(release(tx, held, worker_id, announce_after_s))
 
 
 def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
@@ -185,25 +166,23 @@ def expire(tx: Connection) -> None:
     tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(gone)))
 
 
-def free_lost(tx: Connection, *, announce_after_s: float) -> tuple[int, list[Hint]]:
+def free_lost(tx: Connection, announce_after_s: float) -> tuple[int, list[Hint]]:
     """Free up to FREED_AT_ONCE stage runs whose owner has no row. Return their number and their hints."""
     is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
-    outcomes = _free(tx, is_gone, limit=FREED_AT_ONCE, announce_after_s=announce_after_s)
+    outcomes = _free(tx, is_gone, announce_after_s, limit=FREED_AT_ONCE)
     return len(outcomes), _hints(outcomes)
 
 
 def _free(
-    tx: Connection, condition: ColumnElement[bool], *, limit: int | None, announce_after_s: float
+    tx: Connection, condition: ColumnElement[bool], announce_after_s: float, limit: int | None = None
 ) -> list[Outcome]:
     """Fail the running stage runs that match with ``worker_lost``, and return the outcomes."""
-    lost = tx.execute(
-        select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition).limit(limit)
-    ).all()
+    running = select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition)
     failures = [
         Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))
-        for row in sorted(lost, key=lambda row: row.id)
+        for row in sorted(tx.execute(running.limit(limit)).all(), key=lambda row: row.id)
     ]
-    return fail(tx, failures, announce_after_s=announce_after_s) if failures else []
+    return fail(tx, failures, announce_after_s) if failures else []
 
 
 def _hints(outcomes: Sequence[Outcome]) -> list[Hint]:
@@ -215,7 +194,7 @@ def workers(tx: Connection) -> list[WorkerView]:
     running = running_by_worker(tx)
     rows = tx.execute(
         select(WorkerRow.__table__)
-        .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
+        .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
         .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
     )
     return [WorkerView.model_validate({**row._mapping, "running": running.get(row.id, 0)}) for row in rows]

@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 from omni_jobs.database.tables import decode_json
 from omni_jobs.jobs.values import Hint
-from omni_jobs.retry import RetryLimits
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
+
+ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
+"""The states of a job that wants its stage runs to go on."""
 
 _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
 
 @dataclass(slots=True)
 class Run:
-    """A stage run of a locked job."""
+    """A stage run of a locked job, as :class:`omni_jobs.jobs.transition.JobTransition` reads and changes it."""
 
     id: int
     job_id: str
@@ -33,12 +36,12 @@ class Run:
 
     @property
     def has_payload(self) -> bool:
-        """True while its payload is kept, inline or in the store."""
+        """True while the stage run's payload is kept, inline or in the store."""
         return (self.payload_key is not None or bool(self.payload_bytes)) and not self.payload_gone
 
     @property
     def hint(self) -> Hint:
-        """The hint to publish while it is queued."""
+        """The hint to publish while the stage run is queued."""
         return Hint(self.id, self.attempt, self.queue)
 
 
@@ -48,6 +51,12 @@ class Step(NamedTuple):
     job_state: JobState
     queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
     cancel: tuple[Run, ...] = ()  # waiting runs of a job that goes no further
+
+
+@lru_cache(maxsize=1024)
+def retry_limits(retries: str | None) -> RetryLimits:
+    """Return the retry limits in the JSON of a stage run's column ``retries``; None: the defaults."""
+    return DEFAULT_RETRIES if retries is None else RetryLimits(**decode_json(retries))
 
 
 @lru_cache(maxsize=1024)

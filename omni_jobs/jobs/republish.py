@@ -26,7 +26,7 @@ pipeline files with free slots)."""
 
 
 def republish(
-    tx: Connection, *, at_most: int, announce_after_s: float, positions: Positions, read_at_most: int = 10_000
+    tx: Connection, announce_after_s: float, positions: Positions, at_most: int, read_at_most: int = 10_000
 ) -> list[Hint]:
     """Return hints for up to ``at_most`` stage runs of each stage with free slots, and note that they are published.
 

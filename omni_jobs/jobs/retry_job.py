@@ -4,16 +4,8 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
-from omni_jobs.database.tables import (
-    RETRY_TOKEN,
-    ArtifactRow,
-    EventRow,
-    GarbageRow,
-    JobRow,
-    StageRunRow,
-    encode_json,
-)
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
+from omni_jobs.errors import Conflict, InvalidRequest
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.next_step import Run
 from omni_jobs.jobs.transition import JobTransition
@@ -48,16 +40,12 @@ _START_OVER = (
 )
 
 
-def retry(
-    tx: Connection, job_id: str, from_stage: str | None, retry_token: str, *, announce_after_s: float
-) -> list[Hint]:
-    """Queue a job again, and return its hints; see :meth:`omni_jobs.jobs.Jobs.retry`.
+def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str, announce_after_s: float) -> list[Hint]:
+    """Queue a job again, and return its hints; see :meth:`omni_jobs.jobs.Jobs.retry` for the errors.
 
-    ``retry_token`` is new for every call of that, but not for every try of the transaction.
+    ``retry_token`` is new for every retry, but not for every try of its transaction.
     """
-    transition = JobTransition(tx, [job_id] if job_id.isprintable() else [], announce_after_s=announce_after_s)
-    if job_id not in transition.states:
-        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    transition = JobTransition.of_job(tx, job_id, announce_after_s)
     state = transition.states[job_id]
     if _is_committed(tx, job_id, retry_token):
         return transition.hints(transition.runs_of(job_id))

@@ -122,7 +122,7 @@ def prepare(job: NewJob, key: str | None) -> PreparedJob:
     return PreparedJob(job, key, _job_values(job, key), _stage_run_values(job))
 
 
-def submit(tx: Connection, jobs: Sequence[PreparedJob], *, announce_after_s: float) -> list[SubmitResult | Conflict]:
+def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
     """Write the jobs that are not there yet, and return the results in the order of ``jobs``.
 
     The result is a Conflict where the tenant has used the key for another request; the other jobs are written

@@ -6,9 +6,7 @@ takes the lock only of jobs that nobody has started. Claims, republished hints a
 are locked, so they wait for nobody.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Self
@@ -18,11 +16,11 @@ from sqlalchemy import Connection
 from omni_jobs.database.bulk_statement import listed, run_all
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import decode_json, encode_json
-from omni_jobs.errors import Expired, OmniJobsError, Quarantined
+from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.next_step import Run, next_step, stage_names, unneeded_payloads
+from omni_jobs.jobs.next_step import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, Hint
-from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, retry_delay
+from omni_jobs.retry import retry_delay
 from omni_jobs.states import JobState, StageRunState
 
 _NO_FAILURES: Mapping[str, int] = MappingProxyType({})
@@ -43,20 +41,16 @@ class JobTransition:
     ``commit`` as they are. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
     """
 
-    def __init__(self, tx: Connection, job_ids: Sequence[str], *, announce_after_s: float) -> None:
-        """Lock the jobs of these ids. Ids that no job has are left out."""
-        self._lock(tx, sql.LOCK_JOBS, sql.STAGE_RUNS_OF_JOBS, job_ids, announce_after_s)
-
-    @classmethod
-    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], *, announce_after_s: float) -> Self:
-        """Lock the jobs of these stage runs."""
-        transition = cls.__new__(cls)
-        transition._lock(tx, sql.LOCK_JOBS_OF_STAGE_RUNS, sql.STAGE_RUNS_OF_SAME_JOBS, ids, announce_after_s)
-        return transition
-
-    def _lock(
-        self, tx: Connection, lock: Statement, read: Statement, ids: Iterable[Any], announce_after_s: float
+    def __init__(
+        self,
+        tx: Connection,
+        ids: Iterable[str | int],
+        announce_after_s: float,
+        *,
+        lock: Statement = sql.LOCK_JOBS,
+        read: Statement = sql.STAGE_RUNS_OF_JOBS,
     ) -> None:
+        """Lock the jobs of these ids with ``lock``, and ``read`` their stage runs. Ids that no job has are left out."""
         # Each statement sees what is committed when it begins, so the second sees all that the first waited for.
         parameters = {"ids": listed(ids)}
         jobs, runs = execute_pipelined(tx, [(lock, parameters), (read, parameters)])
@@ -81,6 +75,20 @@ class JobTransition:
         self._job_changes: _Rows = []
         self._events: _Rows = []
 
+    @classmethod
+    def of_job(cls, tx: Connection, job_id: str, announce_after_s: float) -> Self:
+        """Lock one job. Raises NotFound."""
+        transition = cls(tx, [job_id] if job_id.isprintable() else [], announce_after_s)
+        if not transition.states:
+            raise NotFound(f"there is no job {job_id!r}", field="job_id")
+        return transition
+
+    @classmethod
+    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], announce_after_s: float) -> Self:
+        """Lock the jobs of these stage runs. Ids that no stage run has are left out."""
+        lock, read = sql.LOCK_JOBS_OF_STAGE_RUNS, sql.STAGE_RUNS_OF_SAME_JOBS
+        return cls(tx, ids, announce_after_s, lock=lock, read=read)
+
     def _read_runs(self, rows: Iterable[Sequence[Any]]) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         for row in sorted(rows, key=_by_first):
@@ -93,17 +101,16 @@ class JobTransition:
         """Return the stage runs of a locked job, by id."""
         return self._runs_of_job[job_id]
 
-    def held(self, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
-        """Return the stage run if this attempt of it still runs at this worker, else None."""
+    def find(self, state: StageRunState, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
+        """Return the stage run if it is in this state with this attempt of this worker, else None."""
         run = self.runs.get(stage_run_id)
-        if run is None or run.state != StageRunState.RUNNING or run.attempt != attempt or run.owner != worker_id:
+        if run is None or (run.state, run.attempt, run.owner) != (state, attempt, worker_id):
             return None
         return run
 
     def is_active(self, run: Run) -> bool:
         """Return whether the stage run's job still wants its output."""
-        state = self.states[run.job_id]
-        return state in (JobState.QUEUED, JobState.IN_PROGRESS) and run.job_id not in self._job_errors
+        return self.states[run.job_id] in ACTIVE and run.job_id not in self._job_errors
 
     # Ends of running stage runs.
 
@@ -192,8 +199,8 @@ class JobTransition:
 
     # What follows.
 
-    def commit(self, *, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
-        """Write the changes, queue the stage runs that can go on, and finish the jobs that are done.
+    def commit(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
+        """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that nothing is left of.
 
         ``prune_after_s`` says for how long after its end a completed job has nothing to prune. With
         ``ends_transaction`` the database transaction may end here, because the caller runs nothing more in it.
@@ -269,7 +276,7 @@ class JobTransition:
         Those are all payloads of jobs that completed, and stored ones whose consumers have all succeeded.
         """
         unneeded: list[Run] = []
-        just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken them yet
+        just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken their payloads yet
         for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
             runs = self._runs_of_job[job_id]
             if self.states[job_id] == JobState.COMPLETED:
@@ -287,25 +294,20 @@ def _run(row: Sequence[Any]) -> Run:
     """Make a Run of the columns of ``transition_sql``'s stage runs."""
     id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, gone = row
     return Run(
-        id=id_,
-        job_id=job_id,
-        stage=stage,
-        queue=queue,
-        inputs=stage_names(inputs),
-        state=_STAGE_RUN_STATES[state],
-        attempt=attempt,
-        failures=_NO_FAILURES if failures is None else decode_json(failures),
-        retries=_limits(retries),
-        owner=owner,
-        payload_bytes=payload_bytes,
+        id_,
+        job_id,
+        stage,
+        queue,
+        stage_names(inputs),
+        _STAGE_RUN_STATES[state],
+        attempt,
+        _NO_FAILURES if failures is None else decode_json(failures),
+        retry_limits(retries),
+        owner,
+        payload_bytes,
         payload_key=None if ref is None else decode_json(ref)["key"],
         payload_gone=gone,
     )
-
-
-@lru_cache(maxsize=1024)
-def _limits(retries: str | None) -> RetryLimits:
-    return DEFAULT_RETRIES if retries is None else RetryLimits(**json.loads(retries))
 
 
 def _failures_json(run: Run) -> str | None:
