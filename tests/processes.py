@@ -4,8 +4,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["descendants", "lives", "until_gone"]
-
 
 def _parents() -> dict[int, int]:
     """Process → its parent, without zombies."""
@@ -29,6 +27,18 @@ def descendants(pid: int) -> list[int]:
         generation = [child for child, parent in parents.items() if parent in generation]
         below += generation
     return below
+
+
+def named(pid: int, name: bytes) -> list[int]:
+    """The processes below ``pid`` that have ``name`` in their command line."""
+    return [below for below in descendants(pid) if name in _command_line(below)]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 def lives(pid: int) -> bool:

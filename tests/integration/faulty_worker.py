@@ -4,6 +4,7 @@ stall   after SIGUSR1 Celery pops nothing any more, and says nothing
 deaf    a stage run does not stop when it is cancelled
 hang    reading an object never ends; the process waits 3 s for what hangs in it, not 45
 load    its engine loads until SIGUSR2
+limit   the time in which its model must load begins with SIGUSR2
 bug     after SIGUSR2 a heartbeat meets an error that nobody foresaw
 """
 
@@ -11,7 +12,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from celery import bootsteps
@@ -74,6 +76,25 @@ def load_until_told() -> None:
     StageLLM.start = start_late  # type: ignore[method-assign]
 
 
+def limit_load_when_told() -> None:
+    told = threading.Event()
+    limit = pool.StagePool._load_limit
+
+    @contextmanager
+    def limit_late(self: pool.StagePool, seconds: float) -> Iterator[None]:
+        with ExitStack() as until_loaded:
+
+            def begin() -> None:
+                told.wait()
+                until_loaded.enter_context(limit(self, seconds))
+
+            threading.Thread(target=begin, daemon=True).start()
+            yield
+
+    signal.signal(signal.SIGUSR2, lambda *_: told.set())
+    pool.StagePool._load_limit = limit_late  # type: ignore[method-assign]
+
+
 def meet_a_bug() -> None:
     told = threading.Event()
     renew = Jobs.renew
@@ -92,6 +113,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
     "hang": hang_in_reads,
     "load": load_until_told,
+    "limit": limit_load_when_told,
     "bug": meet_a_bug,
 }
 

@@ -18,7 +18,7 @@ import yaml
 from omni_jobs.database.database import Database
 from omni_jobs.states import JobState
 from tests.integration.echo_stack import EchoStack, EchoWorker
-from tests.processes import descendants, until_gone
+from tests.processes import descendants, named, until_gone
 
 pytest.importorskip("vllm")
 
@@ -156,11 +156,7 @@ def test_an_engine_that_dies_with_nothing_in_it_ends_its_worker(stack: EchoStack
 
 def engines(worker: EchoWorker) -> list[int]:
     """vLLM names its processes."""
-    return [pid for pid in descendants(worker.process.pid) if b"EngineCore" in name_of(pid)]
-
-
-def name_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return named(worker.process.pid, b"EngineCore")
 
 
 def processor_s(pid: int) -> float:

@@ -11,7 +11,7 @@ import yaml
 
 from omni_jobs.database.database import Database
 from tests.integration.echo_stack import EchoStack, EchoWorker
-from tests.processes import descendants, until_gone
+from tests.processes import descendants, named, until_gone
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -95,21 +95,15 @@ def test_an_engine_that_starts_ends_with_its_worker(stack: EchoStack) -> None:
     """vLLM's engine waits 5 minutes for its worker's first answer. A stopped worker gives none."""
     pytest.importorskip("vllm")
     worker = stack.launch("thinker", "thinker@test")
-    stack.until(lambda: named(worker, b"spawn_main") or None, 120)
+    stack.until(lambda: named(worker.process.pid, b"spawn_main") or None, 120)
     worker.process.send_signal(signal.SIGSTOP)
-    stack.until(lambda: named(worker, b"EngineCore") or None, 120)
+    stack.until(lambda: named(worker.process.pid, b"EngineCore") or None, 120)
     below = descendants(worker.process.pid)
     worker.stop(signal.SIGKILL)
     until_gone(below, 5)
 
 
-def named(worker: EchoWorker, name: bytes) -> list[int]:
-    """The processes below a worker that have this in their command line."""
-    return [pid for pid in descendants(worker.process.pid) if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def processes_of(worker: EchoWorker) -> tuple[list[int], int]:
     """All processes below a worker, and its engine's among them."""
-    below = descendants(worker.process.pid)
-    (engine,) = [pid for pid in below if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return below, engine
+    (engine,) = named(worker.process.pid, b"engine_main")
+    return descendants(worker.process.pid), engine
