@@ -1,30 +1,26 @@
-"""Statements for many rows, whose text is the same for any number of them.
+"""Statements for many rows, whose text is the same for any number of rows.
 
     BulkStatement   an UPDATE or an INSERT for each of many rows
     run_all         several of them, on PostgreSQL in one round trip
     one_of          ``column IN (…)``; the list is one parameter, made by ``listed``
     among           ``column IN (SELECT …)``
 
-SQLite runs a prepared statement for each row faster than any statement for all. PostgreSQL gets all rows in one
-round trip, as one parameter of JSON, because arrays cost the client three times as much. A statement with a
-parameter for each value would be rendered, parsed and planned anew for each number of rows.
+SQLite runs a prepared statement for each row faster than any statement for all. PostgreSQL gets all rows as one
+parameter of JSON, because arrays cost the client three times as much. A statement with a parameter for each value
+would be rendered, parsed and planned anew for each number of rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Self
 
 from sqlalchemy import (
     CTE,
-    JSON,
     ColumnElement,
     Connection,
-    Integer,
-    LargeBinary,
     Select,
-    Text,
     Update,
     bindparam,
     column,
@@ -39,7 +35,7 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import JSON, Integer, LargeBinary, Text, TypeEngine
 
 from omni_jobs.database.statement import Call, Statement, execute_pipelined
 from omni_jobs.database.tables import Base, encode_json
@@ -50,20 +46,20 @@ _FEW = 32  # with so many rows or fewer, one statement for several bulk statemen
 _Type = type[TypeEngine[Any]]
 _InOrder = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Given = Mapping[str, ColumnElement[Any]]
-"""The values of a row for which a statement is run, by column name."""
+"""SQL expressions for the values of the row that a bulk statement is run for, by column name."""
 
 
 class BulkStatement:
-    """An SQL statement that changes many rows at once. It is given the names and types of the rows' columns.
+    """An UPDATE or INSERT that is run for many rows at once, on SQLite or PostgreSQL.
 
-    ``run`` takes the rows, a tuple of values each. Values are not converted: give those of JSON columns as text, and
-    those of Boolean columns best as 0 and 1, which are quicker to bind.
+    ``update`` and ``insert`` build it. A row is a tuple of values. Values are not converted: give those of JSON
+    columns as text, and those of Boolean columns best as 0 and 1, which are quicker to bind.
     """
 
     def __init__(
         self, columns: Mapping[str, _Type], one: Callable[[Given], UpdateBase], many: Callable[[int], UpdateBase]
     ) -> None:
-        """``one`` builds the statement for one row of these columns, ``many`` the statement for all rows.
+        """Hold the builders of SQLite's statement for ``one`` row and of PostgreSQL's for ``many``.
 
         ``many`` is called with a number for the names of its parameters, because one statement may hold several
         bulk statements. Raises ValueError when ``one`` uses parameters that are no columns.
@@ -81,12 +77,12 @@ class BulkStatement:
 
     @classmethod
     def update(cls, key: Any, columns: Mapping[str, _Type], statement: Callable[[Given], Update]) -> Self:
-        """Return a bulk statement of updates.
+        """Return a bulk UPDATE.
 
-        ``columns`` are the types of the rows' columns by name: Text, Integer, BigInteger, Double, Boolean or
-        LargeBinary. ``statement`` builds the update from a row; constants in it must be literal columns. ``key`` is
-        the table's column that the first of them identifies: on PostgreSQL the keys are passed as
-        ``= ANY(array)`` as well, because a plan cached while the table was small would scan the whole table.
+        ``columns`` are the types of a row's values by name: Text, Integer, BigInteger, Double, Boolean or
+        LargeBinary. ``statement`` builds the update from these values; constants in it must be literal columns.
+        ``key`` is the table's column that equals a row's first value. PostgreSQL gets all keys as an array as well,
+        because a plan cached while the table was small would scan the whole table.
         """
 
         def many(number: int) -> UpdateBase:
@@ -104,10 +100,10 @@ class BulkStatement:
         alike: Given = MappingProxyType({}),
         unless_there: bool = False,
     ) -> Self:
-        """Return a bulk statement of inserts.
+        """Return a bulk INSERT.
 
-        ``columns`` are the types of the table's columns by name; a column may be left out if it may be NULL or has a
-        server's default. ``alike`` are literals for columns that have the same value in every row. With
+        ``columns`` are the types of the table's columns that a row has values for, by name; the others are NULL or
+        have a server's default. ``alike`` are literals for columns that have the same value in every row. With
         ``unless_there`` rows that would break a unique constraint are left out.
         """
         target: Any = table.__table__
@@ -125,26 +121,21 @@ class BulkStatement:
 
         return cls(columns, one, many)
 
-    @cached_property
-    def _alone(self) -> Statement:
-        return Statement(self._many(0))
-
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Run the statement for each row, and return the number of rows of the table that changed.
-
-        ``rows`` hold the values of the columns in their order.
-        """
+        """Run the statement for each of these rows, and return how many rows of the table changed."""
         if not rows:
             return 0
         if tx.dialect.name == "sqlite":
             statement, in_order = self._for(rows)
             return tx.exec_driver_sql(statement, list(map(in_order, rows))).rowcount
-        return self._alone.run(tx, self.parameters(0, rows))
+        for_all, parameters = self.returning(rows)
+        return for_all.run(tx, parameters)
 
     def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
-        """Return PostgreSQL's call that runs the statement and returns these columns of the changed rows, unordered."""
+        """Return PostgreSQL's call of the statement for these rows; its result is these columns of the changed rows."""
         if columns not in self._returning:
-            self._returning[columns] = Statement(self._many(0).returning(*columns))
+            statement = self._many(0)
+            self._returning[columns] = Statement(statement.returning(*columns) if columns else statement)
         return self._returning[columns], self.parameters(0, rows)
 
     def _for(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, _InOrder]:
@@ -167,11 +158,14 @@ class BulkStatement:
         return str(compiled), itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
 
     def part(self, number: int) -> CTE:
-        """Return PostgreSQL's statement for all rows as a CTE, which has a row for each row that changed."""
+        """Return PostgreSQL's statement as a CTE that has one row for each changed row of the table.
+
+        ``number`` tells its parameters from those of the other CTEs in one statement.
+        """
         return self._many(number).returning(literal_column("1")).cte(f"part{number}")
 
     def parameters(self, number: int, rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-        """Return the parameters of ``part`` for these rows."""
+        """Return the parameters, by name, that give these rows to the CTE ``part`` of the same number."""
         # A value that is left out is NULL as well, and need not be written or read.
         items = [
             {name: value for name, value in zip(self._names, row, strict=True) if value is not None} for row in rows
@@ -193,11 +187,11 @@ def run_all(
     exact: int = 0,
     commit: bool = False,
 ) -> None:
-    """Run several bulk statements, each for its rows.
+    """Run several bulk statements, each for its rows; on PostgreSQL in one round trip.
 
-    They must touch disjoint rows, and none may depend on another: on PostgreSQL those of few rows become CTEs of one
-    statement and share a snapshot. Each of the first ``exact`` statements must change every row it is given; otherwise
-    RuntimeError is raised and everything is rolled back. ``commit`` is that of ``execute_pipelined``.
+    No two may change the same row, and none may depend on another, because those of few rows become one statement of
+    PostgreSQL. With ``commit``, for the last step of a transaction, PostgreSQL commits in the same round trip. Raises
+    RuntimeError, and so rolls back, unless each of the first ``exact`` statements changes as many rows as it is given.
     """
     parts = [(number, bulk, rows) for number, (bulk, rows) in enumerate(work) if rows]
     if tx.dialect.name == "sqlite":
@@ -252,15 +246,14 @@ def _record_set(columns: Mapping[str, _Type], number: int) -> Given:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Return the parameter of ``one_of`` for numbers or strings."""
+    """Return numbers or strings as the text that ``one_of`` takes for its list."""
     return encode_json(list(values))
 
 
 class one_of(FunctionElement[Any]):
-    """``one_of(column, bindparam(…, type_=Text))``: the column is one of the numbers or strings listed.
+    """The SQL condition that a column is in a list: ``one_of(column, bindparam(…))``; ``listed`` makes the parameter.
 
-    It has no Boolean type, because SQLAlchemy would compare that with 1 in SQLite, and no index serves such a
-    comparison.
+    It has no Boolean type, because SQLAlchemy would compare that with 1 in SQLite, and no index serves that.
     """
 
     inherit_cache = True
@@ -283,7 +276,7 @@ def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
 
 
 class among(FunctionElement[Any]):
-    """``among(column, select(…))``: the column is one of those selected. Like ``one_of`` it has no Boolean type."""
+    """The SQL condition that a column is in a subquery's result: ``among(column, select(…))``. An index serves it."""
 
     inherit_cache = True
     name = "among"

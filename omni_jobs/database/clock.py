@@ -1,4 +1,4 @@
-"""The database's clock, the one that leases, deadlines and pauses are compared with; and its times as datetimes."""
+"""The database's clock, by which leases, deadlines and pauses are measured; and its times as datetimes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +9,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class now(FunctionElement[float]):
-    """Seconds since 1970 UTC by the database's clock; the same value all through one statement."""
+    """The SQL expression for the database's time, in seconds since 1970 UTC; one value within a statement."""
 
     type = Double()
     inherit_cache = True
@@ -29,5 +29,5 @@ def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
 
 
 def as_datetime(seconds: float) -> datetime:
-    """Return a time as the columns keep it, seconds since 1970 UTC, as an aware datetime."""
+    """Return the aware UTC datetime of a time in seconds since 1970, as the columns keep it."""
     return datetime.fromtimestamp(seconds, UTC)

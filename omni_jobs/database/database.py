@@ -1,10 +1,4 @@
-"""``Database``: transactions on SQLite or PostgreSQL, tried again where that helps.
-
-run(transaction)            a writing transaction
-run_pipelined(transaction)  the same in fewer round trips
-read(query)                 a transaction that reads one consistent state
-migrate(), check()          the schema
-"""
+"""``Database``: transactions on SQLite or PostgreSQL, tried again after a fault that may pass; and the schema."""
 
 import logging
 import random
@@ -33,7 +27,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class Database:
-    """One engine with its connections. Safe for threads, not across a fork."""
+    """A database and its pool of connections. Safe for threads, not across a fork."""
 
     def __init__(self, url: str, *, retry_for_s: float = 10.0, connections: int = 10) -> None:
         """Prepare the engine; it connects when it is first used.
@@ -59,29 +53,35 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Open one writing transaction, without a second try. Commit it at the end, roll it back on an error."""
+        """A context manager: one writing transaction, committed at the block's end, rolled back on an error.
+
+        It is not tried again.
+        """
         with self._backend.writing.begin() as connection:
             yield connection
 
     def run(self, transaction: Callable[[Connection], T]) -> T:
         """Call ``transaction`` inside one writing transaction, commit, and return its result.
 
-        After a deadlock, a lock wait or a lost connection the whole of it is called again. The connection may
-        be lost after COMMIT was done and before its answer came, so ``transaction`` must accept that its own
-        work is done already. Raises DatabaseUnavailable when the fault lasts.
+        After a deadlock, a lock wait or a lost connection ``transaction`` is called again. It must accept that its
+        work is done already, because the connection may be lost after COMMIT was done and before its answer came.
+        Raises DatabaseUnavailable when the fault lasts.
         """
         return self._run(self._backend.writing, transaction)
 
     def run_pipelined(self, transaction: Callable[[Connection], T]) -> T:
-        """Do the same as ``run``, a round trip to PostgreSQL cheaper.
+        """Do the same as ``run``, with a round trip to PostgreSQL less.
 
-        ``transaction`` must be one statement alone, or begin with
+        ``transaction`` must execute one statement alone, or begin with
         :func:`omni_jobs.database.statement.execute_pipelined`, which then sends BEGIN with its statements.
         """
         return self._run(self._backend.pipelined, transaction)
 
     def read(self, query: Callable[[Connection], T]) -> T:
-        """Call ``query`` on one consistent state, and return its result. Raises DatabaseUnavailable."""
+        """Call ``query`` in a transaction that reads one consistent state, and return its result.
+
+        Raises DatabaseUnavailable.
+        """
         return self._run(self._backend.reading, query)
 
     def _run(self, engine: Engine, function: Callable[[Connection], T]) -> T:
@@ -108,22 +108,27 @@ class Database:
         Raises DatabaseUnavailable when the database must be mended first, and ``error`` itself when the
         transaction is wrong.
         """
-        if self._backend.needs_new_connections(error):
+        code = self._backend.error_code(error)
+        if code.startswith(self._backend.stale_connections):
             self._engine.dispose()  # those in use are closed when they come back
-        if self._backend.is_exhausted(error):
+        if code.startswith(self._backend.exhausted):
             raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
-        if not self._backend.is_transient(error):
-            raise error
-        if self._backend.is_foreign_session(error):
+        if code.startswith(self._backend.foreign_session):
             prepare_nothing(self._engine.dialect)
+        elif not (error.connection_invalidated or code.startswith(self._backend.transient)):
+            raise error
 
     def migrate(self) -> None:
-        """Bring the schema to this build's revision. Safe to call from several processes at once."""
+        """Bring the schema to this build's revision. Several processes may call it at once.
+
+        Raises DatabaseUnavailable.
+        """
         with self._backend.migrating() as engine:
             self._run(engine, self._upgrade)
 
     def _upgrade(self, connection: Connection) -> None:
-        self._backend.lock_schema(connection)
+        for statement in self._backend.lock_schema:  # waits until no other transaction migrates
+            connection.execute(statement)
         from omni_jobs.database.migrations import upgrade  # costs as much to import as everything else here
 
         upgrade(connection)
@@ -132,7 +137,7 @@ class Database:
         """Check that the database answers, takes writes and has this build's schema. Raises DatabaseUnavailable."""
         try:
             with self._backend.reading.connect() as connection:
-                is_read_only = self._backend.is_read_only(connection)
+                is_read_only = connection.execute(self._backend.is_read_only).scalar()
                 has_any = inspect(connection).has_table("alembic_version")
                 revision = connection.execute(_REVISION).scalar() if has_any else None
         except (exc.DBAPIError, exc.TimeoutError) as error:

@@ -9,12 +9,12 @@ from omni_jobs.settings import packaged_directory
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the schema to this build's revision, or to another later one, in the connection's transaction."""
+    """Bring the schema forward to a revision (default: this build's) in the connection's transaction."""
     command.upgrade(_config(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:
-    """Bring the schema back to an older revision, or to ``base``: no tables."""
+    """Bring the schema back to an older revision, or to ``base`` (no tables), in the connection's transaction."""
     command.downgrade(_config(connection), revision)
 
 

@@ -15,30 +15,27 @@ if TYPE_CHECKING:
 
 _BEGIN_WRITING = Statement(text("BEGIN"))
 _BEGIN_READING = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
-_IS_READ_ONLY = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
-_SCHEMA_LOCK = 7305818263117
-
-# SQLSTATE codes after which the same transaction may well succeed.
-_TRANSIENT_CLASSES = ("08", "40")  # connection lost; serialization failure, deadlock
-_TRANSIENT_CODES = frozenset(
-    {
-        "25P03",  # idle_in_transaction_session_timeout
-        "53300",  # too many connections
-        "55P03",  # lock_timeout
-        "57P01",  # admin shutdown
-        "57P02",  # crash shutdown
-        "57P03",  # starting up
-    }
-)
-_FOREIGN_SESSION_CODES = frozenset({"26000", "42P05"})  # a prepared statement is not there, or there already
-# read_only_sql_transaction: after a failover this session may lead to a replica. A new one finds the primary.
-_WRONG_SERVER_CODES = frozenset({"25006"})
-# Disk full, out of memory, input/output error, statement_timeout: somebody must make room or mend the server.
-_EXHAUSTED_CODES = frozenset({"53100", "53200", "58030", "57014"})
 
 
 class PostgreSQL:
-    """One PostgreSQL database."""
+    """The PostgreSQL side of ``Database``: its engine, and the error codes that it knows."""
+
+    # Beginnings of error codes, by what Database does after them.
+    # read_only_sql_transaction: after a failover this session may lead to a replica. A new one finds the primary.
+    stale_connections = ("25006",)
+    transient = (
+        *stale_connections,
+        *("08", "40"),  # connection lost; serialization failure, deadlock
+        "25P03",  # idle_in_transaction_session_timeout
+        "53300",  # too many connections
+        "55P03",  # lock_timeout
+        *("57P01", "57P02", "57P03"),  # admin shutdown, crash shutdown, starting up
+    )
+    # Disk full, out of memory, input/output error, statement_timeout: somebody must make room or mend the server.
+    exhausted = ("53100", "53200", "58030", "57014")
+    foreign_session = ("26000", "42P05")  # a prepared statement is not there, or there already
+    is_read_only = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
+    lock_schema = (text("SET LOCAL statement_timeout = 0"), text("SELECT pg_advisory_xact_lock(7305818263117)"))
 
     def __init__(self, url: URL, connections: int) -> None:
         """Prepare an engine of at most ``connections`` pooled connections. It connects when it is first used."""
@@ -49,44 +46,13 @@ class PostgreSQL:
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
-        """Yield the engine for migrations."""
+        """A context manager that yields the engine for migrations."""
         yield self.writing
 
-    def lock_schema(self, connection: Connection) -> None:
-        """Wait until no other transaction migrates, and let this one take as long as it takes."""
-        connection.execute(text("SET LOCAL statement_timeout = 0"))
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-
-    def is_read_only(self, connection: Connection) -> bool:
-        """Return whether the server is a replica, or set to take no writes."""
-        return bool(connection.execute(_IS_READ_ONLY).scalar())
-
-    def is_transient(self, error: exc.DBAPIError) -> bool:
-        """Return whether the same transaction may succeed when it is tried again."""
-        if error.connection_invalidated:
-            return True
-        code = _code(error)
-        if code is None:  # no answer from the server
-            return isinstance(error, exc.OperationalError | exc.InterfaceError)
-        codes = _TRANSIENT_CODES | _FOREIGN_SESSION_CODES | _WRONG_SERVER_CODES
-        return code.startswith(_TRANSIENT_CLASSES) or code in codes
-
-    def is_exhausted(self, error: exc.DBAPIError) -> bool:
-        """Return whether the server or its disk has to be mended first: to try again at once is useless."""
-        return _code(error) in _EXHAUSTED_CODES
-
-    def needs_new_connections(self, error: exc.DBAPIError) -> bool:
-        """Return whether the error shows that the open connections lead to a read-only replica, as after a failover."""
-        return _code(error) in _WRONG_SERVER_CODES
-
-    def is_foreign_session(self, error: exc.DBAPIError) -> bool:
-        """Return whether a pooler has changed the session between two transactions of one connection."""
-        return _code(error) in _FOREIGN_SESSION_CODES
-
-
-def _code(error: exc.DBAPIError) -> str | None:
-    """Return the SQLSTATE of an error that the server has sent; None when it has sent none."""
-    return getattr(error.orig, "sqlstate", None)
+    def error_code(self, error: exc.DBAPIError) -> str:
+        """Return the SQLSTATE of an error; when the server sent none, 08000 (a lost connection) or "" (any other)."""
+        not_answered = isinstance(error, exc.OperationalError | exc.InterfaceError)
+        return getattr(error.orig, "sqlstate", None) or ("08000" if not_answered else "")
 
 
 def _engine(url: URL, connections: int) -> Engine:

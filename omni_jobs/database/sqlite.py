@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
 
 from omni_jobs.errors import ConfigError
 
@@ -17,17 +17,18 @@ _CHECKPOINT_PAGES = 4_000  # 16 MB of log: with more pages fewer are copied twic
 _LOCK_S = 10.0  # how long a writer waits for the other writers
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.0005
 
-_TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
-# The file may have been replaced, mended or made writable: another connection may find it so.
-_WRONG_FILE = ("SQLITE_READONLY", "SQLITE_NOTADB", "SQLITE_CORRUPT")
-_EXHAUSTED = (
-    *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM", "SQLITE_PERM"),
-    *_WRONG_FILE,
-)
-
 
 class SQLite:
-    """One SQLite file, which several processes of one host share."""
+    """The SQLite side of ``Database``: a file that processes of one host share, its engine, and its error codes."""
+
+    # Beginnings of error codes, by what Database does after them.
+    transient = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+    # The file may have been replaced, mended or made writable: another connection may find it so.
+    stale_connections = ("SQLITE_READONLY", "SQLITE_NOTADB", "SQLITE_CORRUPT")
+    exhausted = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM", "SQLITE_PERM", *stale_connections)
+    foreign_session = ()  # no pooler stands before a file
+    is_read_only = text("SELECT false")  # a file that cannot be written shows it with the first write
+    lock_schema = ()  # the transaction of a migration holds the file's write lock already
 
     def __init__(self, url: URL, connections: int) -> None:
         """Prepare an engine of at most ``connections`` pooled connections.
@@ -45,10 +46,10 @@ class SQLite:
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
-        """Yield an engine for migrations, and create the file's directory.
+        """A context manager that creates the file's directory and yields an engine for migrations.
 
-        Its foreign keys are off: a migration copies a table and drops the old one, and the rows that refer to
-        the old one must stay.
+        The engine's foreign keys are off, because a migration copies a table and drops the old one, and the rows
+        that refer to the old one must stay.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         engine = _engine(self._url, 1, foreign_keys=False)
@@ -57,33 +58,9 @@ class SQLite:
         finally:
             engine.dispose()
 
-    def lock_schema(self, connection: Connection) -> None:
-        """Do nothing: the transaction of a migration holds the file's write lock already."""
-
-    def is_read_only(self, connection: Connection) -> bool:
-        """Return False: a file that cannot be written shows it with the first write."""
-        return False
-
-    def is_transient(self, error: exc.DBAPIError) -> bool:
-        """Return whether the same transaction may succeed when it is tried again."""
-        return error.connection_invalidated or _name(error).startswith(_TRANSIENT)
-
-    def is_exhausted(self, error: exc.DBAPIError) -> bool:
-        """Return whether the disk, the memory or the file has to be mended first: to try again at once is useless."""
-        return _name(error).startswith(_EXHAUSTED)
-
-    def needs_new_connections(self, error: exc.DBAPIError) -> bool:
-        """Return whether the open connections may lead to a file that is no longer the database."""
-        return _name(error).startswith(_WRONG_FILE)
-
-    def is_foreign_session(self, error: exc.DBAPIError) -> bool:
-        """Return False: no pooler stands before a file."""
-        return False
-
-
-def _name(error: exc.DBAPIError) -> str:
-    """Return the name of SQLite's error code; "" when the error is not SQLite's."""
-    return getattr(error.orig, "sqlite_errorname", "")
+    def error_code(self, error: exc.DBAPIError) -> str:
+        """Return the name of SQLite's error code; "" when the error is not SQLite's."""
+        return getattr(error.orig, "sqlite_errorname", "")
 
 
 def _engine(url: URL, connections: int, *, foreign_keys: bool = True) -> Engine:

@@ -31,29 +31,26 @@ class _Compiled(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A statement as PostgreSQL prepares it.
+    """A statement as PostgreSQL prepares it."""
 
-    The name is a hash of the text, so that two builds whose statements meet in one session agree.
-    """
-
-    name: str
+    name: str  # a hash of the text, so that two builds whose statements meet in one session agree
     definition: str  # PREPARE …
     parameters: tuple[str, ...]  # their names, in order
 
 
 class Statement:
-    """A statement for both databases."""
+    """An SQL statement for both databases, compiled once for each and executed by the database's own driver."""
 
     def __init__(self, statement: Executable) -> None:
-        """Hold the statement; it is compiled for a dialect when that first executes it.
+        """Hold SQLAlchemy's statement; its first execution on a database compiles it.
 
-        Its parameters must be named, and its constants literal columns: else ``rows`` and ``run`` raise ValueError.
+        Parameters must be named, and constants be literal columns; otherwise ``rows`` and ``run`` raise ValueError.
         """
         self._statement: Any = statement
         self._compiled: dict[str, _Compiled] = {}
 
     def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> _Rows:
-        """Execute it, and return its rows."""
+        """Execute the statement with parameters by name, and return its rows."""
         cursor = self._execute(tx, parameters)
         try:
             return cursor.fetchall()  # type: ignore[no-any-return]
@@ -61,7 +58,7 @@ class Statement:
             cursor.close()
 
     def run(self, tx: Connection, parameters: Mapping[str, Any]) -> int:
-        """Execute it, and return the number of rows that it changed."""
+        """Execute the statement with parameters by name, and return the number of rows that it changed."""
         cursor = self._execute(tx, parameters)
         try:
             return cursor.rowcount  # type: ignore[no-any-return]
@@ -88,7 +85,7 @@ class Statement:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The statement for PostgreSQL's PREPARE and EXECUTE. All its parameters are text."""
+        """The statement as PostgreSQL's PREPARE takes it, with parameters that are all text."""
         text, names = self._compile("prepared", _numbering())
         name = f"omni_jobs_{xxhash.xxh3_128_hexdigest(text.encode())}"
         types = f"({', '.join(['text'] * len(names))})" if names else ""
@@ -102,8 +99,8 @@ Call = tuple[Statement, Mapping[str, Any]]
 def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = False) -> list[_Rows]:
     """Execute statements in their order, and return the rows of each. On PostgreSQL they are one message.
 
-    All must return rows, and all parameters must be text. As the first step of ``Database.run_pipelined`` the
-    message begins the transaction; with ``commit``, for the last step of a transaction, it commits it as well.
+    Each must return rows, and each parameter must be text. The first message of ``Database.run_pipelined`` begins the
+    transaction as well. With ``commit``, for the last step of a transaction, the message commits it.
     """
     if tx.dialect.name != "postgresql" or not calls:
         return [statement.rows(tx, parameters) for statement, parameters in calls]
@@ -129,7 +126,7 @@ def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = F
 
 
 def prepare_nothing(dialect: Dialect) -> None:
-    """Prepare no statements for this engine of PostgreSQL from now on.
+    """Stop preparing statements for the PostgreSQL engine of this dialect.
 
     Call it when a pooler gives each transaction another session, which lacks the prepared statements.
     """
@@ -139,7 +136,7 @@ def prepare_nothing(dialect: Dialect) -> None:
 
 
 def prepares_nothing(dialect: Dialect) -> bool:
-    """Return whether ``prepare_nothing`` was called for this engine."""
+    """Return whether ``prepare_nothing`` was called for the engine of this dialect."""
     return dialect in _pooled
 
 

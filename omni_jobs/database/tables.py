@@ -9,24 +9,11 @@ import json
 from typing import Any
 
 import orjson
-from sqlalchemy import (
-    BigInteger,
-    Double,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Text,
-    TypeDecorator,
-    UniqueConstraint,
-    literal_column,
-    text,
-)
+from sqlalchemy import ForeignKey, Index, MetaData, UniqueConstraint, literal_column, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import BigInteger, Double, Integer, LargeBinary, String, Text, TypeDecorator
 
 from omni_jobs.states import JobState, StageRunState
 
@@ -50,7 +37,7 @@ def encode_json(value: Any) -> str:
 
 
 def decode_json(text: str) -> Any:
-    """Return the value that ``encode_json`` was given."""
+    """Return the value of a text that ``encode_json`` made."""
     if len(text) > _ORJSON_LIMIT:
         return json.loads(text)
     try:
@@ -60,7 +47,7 @@ def decode_json(text: str) -> Any:
 
 
 class JsonText(TypeDecorator[Any]):
-    """JSON as ASCII text. Raises ValueError for NaN, infinities and what JSON does not know."""
+    """The type of columns that keep JSON: ``encode_json`` makes their text, ``decode_json`` reads it."""
 
     impl = Text
     cache_ok = True
@@ -79,7 +66,7 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows onl
 
 
 def state_is(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
-    """Return ``column = 'state'`` with the state written out, because a partial index serves no bound parameter."""
+    """Return the SQL ``column = 'state'``, the state written out, because a partial index serves no bound parameter."""
     return column == literal(state)  # type: ignore[no-any-return]
 
 
@@ -89,7 +76,7 @@ def literal(state: JobState | StageRunState) -> ColumnElement[str]:
 
 
 def state_seen(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
-    """Return ``column = 'state'`` in a form that no index serves: a guard on rows that are found by their ids.
+    """Return the SQL ``column = 'state'`` in a form that no index serves: a guard on rows that are found by their ids.
 
     PostgreSQL's statistics lag behind a queue. By them few rows are in the state, so that for ``state_is`` it would
     scan the whole backlog in the state's index instead of finding the rows by their ids.
@@ -98,7 +85,7 @@ def state_seen(column: Any, state: JobState | StageRunState) -> ColumnElement[bo
 
 
 class Base(DeclarativeBase):
-    """The base of all tables, whose metadata Alembic compares with the migrations."""
+    """SQLAlchemy's base class of all tables; a test compares its metadata with the migrations."""
 
     metadata = MetaData(
         naming_convention={
@@ -115,7 +102,7 @@ def _index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
 
 
 class JobRow(Base):
-    """One user submission. Its row lock orders all transitions of its stage runs."""
+    """The row of a job. Its lock orders all transitions of the job's stage runs."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -164,7 +151,7 @@ class JobRow(Base):
 
 
 class StageRunRow(Base):
-    """One stage of one job. In state queued the row is the outbox: a hint only points at it."""
+    """The row of a stage run. In state queued the row is the outbox: a hint only points at it."""
 
     __tablename__ = "stage_runs"
     __table_args__ = (
@@ -176,9 +163,7 @@ class StageRunRow(Base):
         # Pending stage runs, which are only counted.
         _index("ix_stage_runs_pending", "pipeline", "stage", where="state = 'pending'"),
         _index(
-            "ix_stage_runs_queue_deadline",
-            "queue_deadline",
-            where="state = 'queued' AND queue_deadline IS NOT NULL",
+            "ix_stage_runs_queue_deadline", "queue_deadline", where="state = 'queued' AND queue_deadline IS NOT NULL"
         ),
     )
 
@@ -214,7 +199,7 @@ class StageRunRow(Base):
 
 
 class AttemptErrorRow(Base):
-    """The error of one attempt. Written once, with the transition that it explains."""
+    """The row of an attempt's error. Written once, with the transition that it explains."""
 
     __tablename__ = "attempt_errors"
 
@@ -228,7 +213,7 @@ class AttemptErrorRow(Base):
 
 
 class ArtifactRow(Base):
-    """A stored output that the user may fetch. Written with the completion of its stage run."""
+    """The row of an artifact. Written with the completion of its stage run."""
 
     __tablename__ = "artifacts"
 
@@ -241,7 +226,7 @@ class ArtifactRow(Base):
 
 
 class EventRow(Base):
-    """A change of a job's state that its user may want to know of. Written with the change, pruned with the job."""
+    """The row of an event, a change of a job's state. Written with the change, pruned after a time or with the job."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "job_id"),)
@@ -254,7 +239,7 @@ class EventRow(Base):
 
 
 class GarbageRow(Base):
-    """Objects to delete. Written with the change that made them useless, removed when they are deleted."""
+    """The note that objects are to be deleted. Written with the change that made them useless, removed after that."""
 
     __tablename__ = "garbage"
     __table_args__ = (Index(None, "job_id"),)
@@ -265,7 +250,7 @@ class GarbageRow(Base):
 
 
 class WorkerRow(Base):
-    """A worker and its lease, which covers every stage run that it holds. Removed when it retires or is rescued."""
+    """The row of a worker: its slot and its lease. Removed when the worker retires or its lease has run out."""
 
     __tablename__ = "workers"
     __table_args__ = (UniqueConstraint("slot"), Index(None, "lease_until"))
