@@ -24,6 +24,7 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.media.audio import decode_audio
 from omni_jobs.media.image import decode_image, probe_image
+from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
 
@@ -46,7 +47,7 @@ def main() -> None:
             "PNG of 1 megapixel, decode": (lambda: decode_image(smooth), lambda: wall.decode_image(smooth)),
             "PNG of 1 megapixel of noise, decode": (lambda: decode_image(noise), lambda: wall.decode_image(noise)),
             "PNG of 1 megapixel, probe": (
-                lambda: probe_image(smooth, settings),
+                lambda: probe_image(smooth, MediaLimits.of(settings)),
                 lambda: _probed(wall, smooth),
             ),
             "WAV of 10 s, decode": (lambda: decode_audio(clip, 16_000), lambda: wall.decode_audio(clip, 16_000)),

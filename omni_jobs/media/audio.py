@@ -19,7 +19,6 @@ from omni_jobs.media.info import SAMPLING_RATE, AudioInfo
 
 if TYPE_CHECKING:
     from omni_jobs.media.limits import MediaLimits
-    from omni_jobs.settings import Settings
 
 MIN_S = 0.1
 _MIN_RATE = 4_000
@@ -30,61 +29,49 @@ _BLOCK = 1 << 16  # frames decoded at a time
 _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
-def header_of_audio(
-    data: bytes | memoryview, limits: MediaLimits | Settings, sampling_rate: int = SAMPLING_RATE
-) -> AudioInfo:
-    """Read the clip's length from its header alone; take the shortest clip allowed where the header has no length.
+def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
+    """Return a sound's length by its header alone; the shortest length allowed where the header has none.
 
     Raise InvalidRequest or RequestTooLarge.
     """
     media_type = _media_type(data)
     with _opened(data, media_type, limits) as file:
         frames = file.frames if _length_is_known(file) else math.ceil(MIN_S * file.samplerate)
-        return AudioInfo(media_type, -(-frames * sampling_rate // file.samplerate), sampling_rate)
+        return AudioInfo(media_type, -(-frames * SAMPLING_RATE // file.samplerate))
 
 
-def probe_audio(
-    data: bytes | memoryview,
-    limits: MediaLimits | Settings,
-    sampling_rate: int = SAMPLING_RATE,
-    *,
-    enough_s: float | None = None,
-) -> AudioInfo:
-    """Decode the clip and return its length. Raise InvalidRequest or RequestTooLarge.
+def probe_audio(data: bytes | memoryview, limits: MediaLimits, *, enough_s: float | None = None) -> AudioInfo:
+    """Decode a sound and return its length; beyond ``enough_s`` seconds decoding stops, and the length is a part.
 
-    ``enough_s``: stop decoding once the clip is longer, because its receiver takes no more.
+    Raise InvalidRequest or RequestTooLarge.
     """
-    samples = decode_audio(data, sampling_rate, limits=limits, enough_s=enough_s)
-    if len(samples) < MIN_S * sampling_rate:
-        raise InvalidRequest(f"the audio lasts {len(samples) / sampling_rate:.3f} s; at least {MIN_S} s are needed")
-    return AudioInfo(_media_type(data), len(samples), sampling_rate)
+    samples = decode_audio(data, SAMPLING_RATE, limits=limits, enough_s=enough_s)
+    if len(samples) < MIN_S * SAMPLING_RATE:
+        raise InvalidRequest(f"the audio lasts {len(samples) / SAMPLING_RATE:.3f} s; at least {MIN_S} s are needed")
+    return AudioInfo(_media_type(data), len(samples))
 
 
 def decode_audio(
     data: bytes | memoryview,
     sampling_rate: int,
     *,
-    limits: MediaLimits | Settings | None = None,
+    limits: MediaLimits | None = None,
     enough_s: float | None = None,
 ) -> np.ndarray[Any, Any]:
-    """Return float32 [T] in -1 … 1: the mean of the channels, resampled (libswresample) to ``sampling_rate`` Hz.
+    """Return a sound as float32 [T] in -1 … 1: the mean of its channels, resampled to ``sampling_rate`` Hz.
 
-    T is the number of frames times the ratio of the rates, rounded up. ``limits`` bound the duration,
-    the rate, the channels and the samples of all channels; None sets no bound. Decoding stops at the
-    first block that ends more than one second after ``enough_s``. Raise InvalidRequest for bytes that are
-    no audio, are cut off or do not decode, and RequestTooLarge for a clip beyond the limits.
+    T is the number of frames times the ratio of the rates, rounded up. ``limits`` None sets no bound. Decoding stops
+    at the first block that ends more than one second after ``enough_s``. Raise InvalidRequest for bytes that are no
+    audio, are cut off or do not decode, and RequestTooLarge for a sound beyond the limits.
     """
     with _opened(data, _media_type(data), limits) as file:
-        blocks = _mono_blocks(file, limits, enough_s)
-        resampled = list(_resampled(blocks, file.samplerate, sampling_rate))
+        resampled = list(_resampled(_mono_blocks(file, limits, enough_s), file.samplerate, sampling_rate))
     return np.concatenate(resampled) if resampled else np.zeros(0, np.float32)
 
 
 @contextmanager
-def _opened(
-    data: bytes | memoryview, media_type: str, limits: MediaLimits | Settings | None
-) -> Iterator[soundfile.SoundFile]:
-    """Open the file and check its header; turn libsndfile's errors in the block into InvalidRequest."""
+def _opened(data: bytes | memoryview, media_type: str, limits: MediaLimits | None) -> Iterator[soundfile.SoundFile]:
+    """Open a sound for a block and check its header; raise libsndfile's errors in the block as InvalidRequest."""
     _refuse_cut_off_wav(data, media_type)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -122,7 +109,7 @@ def _refuse_cut_off_wav(data: bytes | memoryview, media_type: str) -> None:
         raise InvalidRequest("the WAV is cut off: it has no data chunk")
 
 
-def _check_header(file: soundfile.SoundFile, limits: MediaLimits | Settings | None) -> None:
+def _check_header(file: soundfile.SoundFile, limits: MediaLimits | None) -> None:
     if limits is None:
         return
     if not _MIN_RATE <= file.samplerate <= limits.max_audio_rate:
@@ -137,7 +124,7 @@ def _length_is_known(file: soundfile.SoundFile) -> bool:
     return file.format in ("WAV", "WAVEX", "FLAC") and 0 < file.frames < 1 << 62
 
 
-def _check_length(file: soundfile.SoundFile, frames: int, limits: MediaLimits | Settings) -> None:
+def _check_length(file: soundfile.SoundFile, frames: int, limits: MediaLimits) -> None:
     duration_s = frames / file.samplerate
     if duration_s > limits.max_audio_s:
         raise RequestTooLarge(f"the audio lasts {duration_s:.1f} s; at most {limits.max_audio_s:g} s are taken")
@@ -150,7 +137,7 @@ def _check_length(file: soundfile.SoundFile, frames: int, limits: MediaLimits | 
 
 
 def _mono_blocks(
-    file: soundfile.SoundFile, limits: MediaLimits | Settings | None, enough_s: float | None
+    file: soundfile.SoundFile, limits: MediaLimits | None, enough_s: float | None
 ) -> Iterator[np.ndarray[Any, Any]]:
     frames = 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):

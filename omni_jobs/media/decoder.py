@@ -1,8 +1,7 @@
 """The code of a decoder: the process that reads media which nobody can trust. ``decoder_host`` starts it.
 
-A decoder has no credentials, cannot write files, and ends when it takes more memory or processor time
-than its limits allow. Media and results pass through files in memory that the server made, so that an
-answer consists of a few plain values.
+A decoder has no credentials, cannot write files, and ends when it takes more memory or processor time than its limits
+allow. Media and results pass through files in memory that the server made; an answer consists of a few plain values.
 """
 
 import ctypes
@@ -11,8 +10,10 @@ import mmap
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ _kept: dict[int, mmap.mmap] = {}  # mappings of the kept result files, by inode
 
 
 def confine(memory_bytes: int) -> None:
-    """Drop this process's rights and set its limits; it may map ``memory_bytes`` more than it has mapped now."""
+    """Drop the rights of this process, a new decoder, and set its limits; ``run`` lets it map ``memory_bytes`` more."""
     global _memory_bytes, _base_bytes
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +70,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     answer has ``ok`` with the result or its description, or ``refused`` with the error's code and message; and
     ``cpu_s``, the processor time that the task took.
     """
-    before = _cpu_s()
+    before = time.process_time()
     _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(before + task["cpu_s"]) + 1, most_cpu))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -78,7 +79,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + _memory_bytes, hard))
     answer: dict[str, Any]
     try:
-        answer = {"ok": _OPERATIONS[task["operation"]](_read(task["medium"], task["input_bytes"]), task)}
+        with open(task["medium"], "rb") as medium:
+            data = medium.read(task["input_bytes"])
+        answer = {"ok": _OPERATIONS[task["operation"]](data, MediaLimits(**task["limits"]), task)}
     except (InvalidRequest, RequestTooLarge) as error:
         answer = {"refused": {"code": error.code, "message": error.message}}
     except MemoryError:
@@ -87,79 +90,50 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         answer = {"refused": {"code": InvalidRequest.code, "message": f"it does not decode ({type(error).__name__})"}}
     finally:  # between tasks the process holds the pool's lock, and must not end with it
         resource.setrlimit(resource.RLIMIT_CPU, (most_cpu, most_cpu))
-    return {**answer, "cpu_s": _cpu_s() - before}
+    return {**answer, "cpu_s": time.process_time() - before}
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def _read(path: str, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.pread(descriptor, size, 0)
-        while len(data) < size and (more := os.pread(descriptor, size - len(data), len(data))):
-            data += more
-        return data
-    finally:
-        os.close(descriptor)
-
-
-def _output(task: dict[str, Any], nbytes: int) -> mmap.mmap:
-    """Map the file for a result of this size. Raise RequestTooLarge when it exceeds the task's ``max_bytes``."""
+def _result(task: dict[str, Any], shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> np.ndarray[Any, Any]:
+    """Return an array in the task's result file. Raise RequestTooLarge when it exceeds the task's ``max_bytes``."""
+    count = math.prod(shape)
+    nbytes = count * np.dtype(dtype).itemsize
     if nbytes > task["max_bytes"]:
         raise RequestTooLarge(f"{nbytes} bytes when decoded; at most {task['max_bytes']} are taken")
-    descriptor = os.open(task["result"] if nbytes <= KEPT_BYTES else task["large"], os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with open(task["result"] if nbytes <= KEPT_BYTES else task["large"], "r+b", buffering=0) as file:
         if nbytes > KEPT_BYTES:
-            return mmap.mmap(descriptor, nbytes)
-        inode = os.fstat(descriptor).st_ino
-        if inode not in _kept:
-            _kept[inode] = mmap.mmap(descriptor, KEPT_BYTES)
-        return _kept[inode]
-    finally:
-        os.close(descriptor)
+            memory = mmap.mmap(file.fileno(), nbytes)
+        else:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode not in _kept:
+                _kept[inode] = mmap.mmap(file.fileno(), KEPT_BYTES)
+            memory = _kept[inode]
+    return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
-def _limits(task: dict[str, Any]) -> MediaLimits:
-    return MediaLimits(**task["limits"])
-
-
-def _store(task: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
-    """Copy an array into the task's result file. Raise RequestTooLarge."""
-    if array.nbytes:
-        output = _output(task, array.nbytes)
-        np.copyto(np.frombuffer(output, array.dtype, array.size).reshape(array.shape), array)
-
-
-def _decode_audio(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    samples = decode_audio(data, task["options"]["sampling_rate"], limits=_limits(task))
-    _store(task, samples)
+def _decode_audio(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
+    samples = decode_audio(data, task["options"]["sampling_rate"], limits=limits)
+    _result(task, samples.shape, np.float32)[:] = samples
     return {"samples": len(samples)}
 
 
-def _decode_image(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    image = decode_image(data, _limits(task))
-    _store(task, np.asarray(image))
+def _decode_image(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
+    image = decode_image(data, limits)
+    _result(task, (image.height, image.width, 3))[:] = np.asarray(image)
     return {"width": image.width, "height": image.height}
 
 
-def _decode_video(data: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    def allocate(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        return np.frombuffer(_output(task, math.prod(shape)), np.uint8, math.prod(shape)).reshape(shape)
-
-    frames, metadata = decode_video(data, limits=_limits(task), allocate=allocate)
+def _decode_video(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
+    frames, metadata = decode_video(data, limits=limits, allocate=partial(_result, task))
     return {"shape": list(frames.shape), "metadata": metadata}
 
 
-_OPERATIONS: dict[str, Callable[[bytes, dict[str, Any]], dict[str, Any]]] = {
-    "audio.header": lambda data, task: asdict(header_of_audio(data, _limits(task))),
-    "image.header": lambda data, task: asdict(header_of_image(data, _limits(task))),
-    "video.header": lambda data, task: asdict(header_of_video(data, _limits(task))),
-    "audio.probe": lambda data, task: asdict(probe_audio(data, _limits(task), **task["options"])),
-    "image.probe": lambda data, task: asdict(probe_image(data, _limits(task))),
-    "video.probe": lambda data, task: asdict(probe_video(data, _limits(task))),
+_OPERATIONS: dict[str, Callable[[bytes, MediaLimits, dict[str, Any]], dict[str, Any]]] = {
+    "audio.header": lambda data, limits, task: asdict(header_of_audio(data, limits)),
+    "image.header": lambda data, limits, task: asdict(header_of_image(data, limits)),
+    "video.header": lambda data, limits, task: asdict(header_of_video(data, limits)),
+    "audio.probe": lambda data, limits, task: asdict(probe_audio(data, limits, **task["options"])),
+    "image.probe": lambda data, limits, task: asdict(probe_image(data, limits)),
+    "video.probe": lambda data, limits, task: asdict(probe_video(data, limits)),
     "audio.decode": _decode_audio,
     "image.decode": _decode_image,
     "video.decode": _decode_video,

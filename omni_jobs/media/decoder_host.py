@@ -1,9 +1,8 @@
 """The process between a server and its decoders: ``python -m omni_jobs.media.decoder_host SOCKET``.
 
-``host_process`` starts it with an environment without credentials, which pebble's pool, the fork server and
-the decoders inherit. It reads tasks from its socket and writes answers, one JSON message each. Pebble
-unpickles the decoders' answers in this process, where there is nothing to steal. It ends with its parent,
-and the decoders end with it.
+``host_process`` starts it with an environment without credentials, which pebble's pool, the fork server and the
+decoders inherit. It reads tasks from its socket and writes answers, one JSON message each. Pebble unpickles the
+decoders' answers here, where there is nothing to steal. It ends with its parent, and the decoders end with it.
 """
 
 import json
@@ -67,7 +66,7 @@ class _Host:
         )
 
     def serve(self, parent: int) -> None:
-        """Run tasks until the socket is closed or the parent ends. ``parent``: its pidfd, or -1."""
+        """Run tasks until the socket is closed or the parent ends, whose pidfd is ``parent``; -1 if it has none."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             if parent >= 0:
@@ -127,11 +126,13 @@ class _Host:
             self._socket.send(message)
 
     def close(self) -> None:
+        """End all decoders, and wait for their end."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
 
 def main() -> None:
+    """Serve the server at the other end of the socket that the command line names, until either ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent handles them and then ends this process
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -151,10 +152,7 @@ def _open_pidfd(pid: int) -> int:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         sys.exit(0)
-    except (
-        AttributeError,
-        OSError,
-    ):  # then only a closed socket ends this process
+    except (AttributeError, OSError):  # then only a closed socket ends this process
         return -1
     if os.getppid() != pid:
         sys.exit(0)

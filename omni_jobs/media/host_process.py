@@ -1,4 +1,4 @@
-"""``HostProcess``: the process of ``omni_jobs.media.decoder_host``, as the server that started it sees it."""
+"""``HostProcess``: a process of ``omni_jobs.media.decoder_host``, as the server that started it sees it."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ _SET = {
 
 
 class HostProcess:
-    """A running decoder host, and the thread that reads its answers. Safe for threads."""
+    """A running decoder host: sends it tasks, and reads its answers on a thread. Safe for threads."""
 
     def __init__(self, processes: int, memory_bytes: int) -> None:
         """Start a host with ``processes`` decoders of ``memory_bytes`` each. Raise DecodersUnavailable if it fails."""
@@ -64,10 +64,15 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
+        """The host's process id."""
         return self._process.pid
 
     def execute(self, task: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Send a task (``decoder.run``) and return its answer; ``{"unavailable": reason}`` when the host has ended."""
+        """Let a decoder run a task (``decoder.run``), and return its answer.
+
+        ``descriptors`` are those of the files for the medium, the result and a large result. The answer is
+        ``{"ended": why}`` if the medium ended its decoder, ``{"unavailable": why}`` if no decoder ran it to its end.
+        """
         task_id = next(self._ids)
         future: Future[dict[str, Any]] = Future()
         with self._lock:
@@ -86,12 +91,14 @@ class HostProcess:
 
     def _read(self) -> None:
         try:
-            while message := self._receive():
+            while message := self._socket.recv(LONGEST_MESSAGE):
                 answer = json.loads(message)
                 with self._lock:
                     future = self._pending.pop(answer["id"], None)
                 if future is not None:
                     future.set_result(answer)
+        except OSError:
+            pass  # the host has ended
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("the decoders' host is given up because its answer is malformed: %r", error)
         finally:
@@ -101,15 +108,8 @@ class HostProcess:
             for future in unanswered:
                 future.set_result({"unavailable": "the decoders' host has ended"})
 
-    def _receive(self) -> bytes:
-        """Return the next message; no bytes once the host has ended."""
-        try:
-            return self._socket.recv(LONGEST_MESSAGE)
-        except OSError:
-            return b""
-
     def close(self) -> None:
-        """End the host by closing its socket; kill it if it has not ended after ten seconds."""
+        """End the host by closing its socket; kill it if it runs ten seconds later."""
         with self._lock:
             self.answers = False
         with suppress(OSError):  # the host has closed its end

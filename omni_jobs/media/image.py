@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +17,6 @@ from omni_jobs.media.info import ImageInfo
 
 if TYPE_CHECKING:
     from omni_jobs.media.limits import MediaLimits
-    from omni_jobs.settings import Settings
 
 MIN_SIDE = 28  # pixels: one merged patch of Qwen's vision encoders
 MAX_RATIO = 200  # of the longer side to the shorter; those encoders' processors take no more
@@ -28,26 +29,24 @@ _SOS, _EOI = 0xDA, 0xD9
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-def header_of_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
-    """Read the image's sides, as stored, from its header. Raise InvalidRequest or RequestTooLarge."""
+def header_of_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
+    """Return an image's sides by its header, as stored, not upright. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
         _check_header(image, data, limits)
         return ImageInfo(str(Image.MIME[image.format or ""]), *image.size)
 
 
-def probe_image(data: bytes | memoryview, limits: MediaLimits | Settings) -> ImageInfo:
-    """Check the header, then decode the image; return its upright sides. Raise InvalidRequest or RequestTooLarge."""
+def probe_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
+    """Check an image's header, decode it and return its upright sides. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data) as image:
         _check_header(image, data, limits)
-        media_type = str(Image.MIME[image.format or ""])
-        upright = _upright(image)
-    return ImageInfo(media_type, *upright.size)
+        return ImageInfo(str(Image.MIME[image.format or ""]), *_upright(image).size)
 
 
-def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None = None) -> Image.Image:
-    """Return the image as RGB, upright by its EXIF, on white where it is transparent.
+def decode_image(data: bytes | memoryview, limits: MediaLimits | None = None) -> Image.Image:
+    """Return an image as RGB, upright by its EXIF, on white where it is transparent; ``limits`` None sets no bound.
 
-    ``limits``: None sets no bound on its size. Raise InvalidRequest or RequestTooLarge.
+    Raise InvalidRequest or RequestTooLarge.
     """
     with _opened(data) as image:
         if limits is not None:
@@ -55,7 +54,7 @@ def decode_image(data: bytes | memoryview, limits: MediaLimits | Settings | None
         return _rgb(_upright(image))
 
 
-def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits | Settings) -> None:
+def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits) -> None:
     check_size("image", *image.size, limits.max_image_pixels)
     if isinstance(image, JpegImageFile):  # includes MPO, several JPEGs of which the first starts the file
         pixels = image.width * image.height
@@ -73,9 +72,7 @@ def _count_scans(data: bytes | memoryview, enough: int) -> int:
     while scans <= enough and (mark := _MARKER.search(data, at)) is not None:
         at = mark.end()
         name = data[at - 1]
-        if name == _EOI:
-            break
-        if at + 2 > len(data):
+        if name == _EOI or at + 2 > len(data):
             break
         scans += name == _SOS
         at += int.from_bytes(data[at : at + 2], "big")
@@ -83,20 +80,25 @@ def _count_scans(data: bytes | memoryview, enough: int) -> int:
 
 
 def check_size(medium: str, width: int, height: int, max_pixels: int) -> None:
-    """Check the sides of an image or a video, ``medium`` in messages. Raise InvalidRequest or RequestTooLarge."""
+    """Raise RequestTooLarge for more than ``max_pixels``, InvalidRequest for sides that are too short or too unequal.
+
+    ``medium``, image or video, stands in the message.
+    """
+    found = f"the {medium} has {width}×{height} pixels"
     if width * height > max_pixels:
-        raise RequestTooLarge(f"the {medium} has {width}×{height} pixels; at most {max_pixels} are taken")
+        raise RequestTooLarge(f"{found}; at most {max_pixels} are taken")
     if min(width, height) < MIN_SIDE:
-        raise InvalidRequest(f"the {medium} has {width}×{height} pixels; each side needs at least {MIN_SIDE}")
+        raise InvalidRequest(f"{found}; each side needs at least {MIN_SIDE}")
     if max(width, height) > MAX_RATIO * min(width, height):
-        raise InvalidRequest(
-            f"the {medium} has {width}×{height} pixels; its sides differ by more than {MAX_RATIO} times"
-        )
+        raise InvalidRequest(f"{found}; its sides differ by more than {MAX_RATIO} times")
 
 
-def _opened(data: bytes | memoryview) -> Image.Image:
+@contextmanager
+def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
+    """Open an image for a block; raise Pillow's errors in the block as InvalidRequest or RequestTooLarge."""
     try:
-        return Image.open(io.BytesIO(data), formats=_FORMATS)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            yield image
     except UnidentifiedImageError:
         raise InvalidRequest("not an image this server knows: PNG, JPEG, WebP or GIF") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -106,11 +108,8 @@ def _opened(data: bytes | memoryview) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        image.load()
-        return ImageOps.exif_transpose(image)
-    except _BROKEN as error:
-        raise InvalidRequest(f"the image does not decode: {error}") from None
+    image.load()  # first, because a PNG's EXIF may stand behind its pixels
+    return ImageOps.exif_transpose(image)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The sizes of an accepted medium: enough to count its tokens without decoding it again."""
+"""The sizes of a medium: enough to count its tokens without decoding it again."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,15 @@ SAMPLING_RATE = 16_000  # Hz, of Whisper's features and of every model that take
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """An accepted clip; ``samples`` counts them after mixing to mono and resampling to ``sampling_rate`` Hz."""
+    """The size of a sound: ``samples`` is its number of samples once it is mono and has ``SAMPLING_RATE``."""
 
     media_type: str
     samples: int
-    sampling_rate: int = SAMPLING_RATE
-
-    @property
-    def duration_s(self) -> float:
-        return self.samples / self.sampling_rate
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """An accepted image; width and height in pixels after it is turned upright."""
+    """The size of an image, in pixels, after it is turned upright."""
 
     media_type: str
     width: int
@@ -29,7 +24,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """An accepted clip as a model gets it: ``frames`` sampled frames of ``width`` × ``height`` pixels, upright."""
+    """The size of a video as a model gets it: ``frames`` sampled frames of ``width`` × ``height`` pixels, upright."""
 
     media_type: str
     frames: int

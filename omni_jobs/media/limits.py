@@ -1,4 +1,4 @@
-"""The limits of a medium as plain numbers, because decoders read no settings."""
+"""``MediaLimits``: the settings that bound a medium, as plain numbers, because decoders read no settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The settings of the same names: seconds, samples, channels, Hz, frames, pixels and scans."""
+    """Bounds on a medium, in seconds, samples, channels, Hz, frames, pixels and scans: the settings of these names."""
 
     max_audio_s: float
     max_audio_samples: int
@@ -25,5 +25,5 @@ class MediaLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> MediaLimits:
-        """Copy the limits from the settings."""
+        """Return the limits that the settings give."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})

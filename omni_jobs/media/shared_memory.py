@@ -11,20 +11,16 @@ KEPT_BYTES = 16 << 20  # media and results up to this size use the files that ar
 
 
 class MemoryFile:
-    """A file in memory (memfd) of a sealed size, so that a process that maps it never meets its end.
+    """A file in memory (memfd) of a sealed size, so that no other process can shorten what this one has mapped.
 
     Only pages that were written take memory. The file is closed when nothing refers to this object.
     """
 
     def __init__(self, name: str, size: int) -> None:
         """Create the file, ``size`` bytes of zeros. Raise DecodersUnavailable when the kernel has no memory for it."""
-        self.size = size
         try:
             self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            raise DecodersUnavailable(f"no memory for a medium: {error}") from error
-        self._close = weakref.finalize(self, os.close, self.descriptor)
-        try:
+            weakref.finalize(self, os.close, self.descriptor)
             os.ftruncate(self.descriptor, size)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
@@ -41,15 +37,14 @@ class MemoryFile:
             raise DecodersUnavailable(f"no memory for a medium: {error}") from error
 
     def map(self, nbytes: int) -> mmap.mmap:
-        """Map the first ``nbytes`` bytes privately: the reader's changes stay its own."""
+        """Return a private mapping of the first ``nbytes`` bytes: changes to the mapping do not change the file."""
         return mmap.mmap(self.descriptor, nbytes, flags=mmap.MAP_PRIVATE)
 
 
 class Exchange:
-    """Two files that are used again and again, one for a medium and one for its result.
+    """Two files of ``KEPT_BYTES``, for a medium and its result, which tasks use one after the other.
 
-    They are kept because pages that were used before cost a fraction of new ones. A larger medium or
-    result gets a file of its own.
+    They are kept because pages that were used before cost a fraction of new ones.
     """
 
     def __init__(self) -> None:
@@ -63,7 +58,7 @@ class Exchange:
         return medium, result
 
     def copy_result(self, nbytes: int) -> bytearray:
-        """Copy the first ``nbytes`` bytes of the result's file, because the next task overwrites them."""
+        """Return a copy of the first ``nbytes`` bytes of the result's file, because the next task overwrites them."""
         copy = bytearray(nbytes)
         os.preadv(self._files[1].descriptor, [copy], 0)
         return copy

@@ -1,8 +1,7 @@
-"""Decode MP4, QuickTime, WebM, Matroska and AVI with FFmpeg to the few frames that a model sees.
+"""Decode MP4, QuickTime, WebM, Matroska and AVI with FFmpeg to the few frames that a model sees, without sound.
 
-Frames are sampled by time, at equal distances over the whole clip, because the frame rate may vary. At a
-constant rate they are the frames that Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks. The
-audio track is not used.
+Frames are sampled by time, at equal distances over the whole video, because the frame rate may vary. At a constant
+rate they are the frames that Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import av
 import numpy as np
@@ -28,87 +27,55 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
     from omni_jobs.media.limits import MediaLimits
-    from omni_jobs.settings import Settings
 
 # FFmpeg may use these demuxers alone, because others read playlists, which name other files.
 _DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
 _CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 
 
-@dataclass(frozen=True, slots=True)
-class FrameSampling:
-    """The frames that a model sees; the defaults are Qwen2.5-Omni's.
-
-    Frames of more than ``max_pixels`` are scaled down while decoding, to the size that the model's processor
-    would choose: sides divisible by ``factor``.
-    """
-
-    fps: float = 2.0
-    min_frames: int = 4
-    max_frames: int = 768
-    multiple_of: int = 2  # the number of frames; the model takes them in pairs
-    max_pixels: int = 768 * 28 * 28
-    factor: int = 28
-
-    def frames(self, duration_s: float, available: int) -> int:
-        """Return the number of frames to sample from ``available`` ones; 2 for a clip of a single frame."""
-        limit = min(self.max_frames, available)
-        wanted = min(max(duration_s * self.fps, self.min_frames), limit)
-        return max(math.floor(wanted / self.multiple_of), 1) * self.multiple_of
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height of decoded frames, for a clip of this width and height."""
-        if width * height <= self.max_pixels:
-            return width, height
-        shrink = math.sqrt(width * height / self.max_pixels)
-        fitted = (max(1, math.floor(side / shrink / self.factor)) * self.factor for side in (width, height))
-        return next(fitted), next(fitted)
+# The frames that Qwen2.5-Omni sees. Frames of more pixels are scaled down while decoding, to the size that the model's
+# processor would choose.
+_FPS = 2.0
+_MIN_FRAMES, MAX_FRAMES = 4, 768
+_FRAMES_MULTIPLE = 2  # the model takes frames in pairs
+MAX_FRAME_PIXELS = 768 * 28 * 28
+_SIDE_MULTIPLE = 28
 
 
-QWEN = FrameSampling()
-
-
-def header_of_video(
-    data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN
-) -> VideoInfo:
-    """Read a clip's sizes from its index and packets, its sides as stored; decode no frame.
+def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
+    """Return a video's sizes by its index and packets, its sides as stored; decode no frame.
 
     Raise InvalidRequest or RequestTooLarge.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
-        width, height = sampling.size(stream.width, stream.height)
-        frames = sampling.frames(timing.duration_s, timing.frames)
-        return VideoInfo(_media_type(data), frames, width, height, timing.duration_s)
+        return VideoInfo(_media_type(data), timing.sampled, *_fitted(stream.width, stream.height), timing.duration_s)
 
 
-def probe_video(data: bytes | memoryview, limits: MediaLimits | Settings, sampling: FrameSampling = QWEN) -> VideoInfo:
-    """Read a clip's sizes and decode its first frame. Raise InvalidRequest or RequestTooLarge."""
+def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
+    """Return a video's sizes by its index, packets and first frame. Raise InvalidRequest or RequestTooLarge."""
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
-        width, height = sampling.size(*_first_size(container, stream, limits))
-        frames = sampling.frames(timing.duration_s, timing.frames)
-        return VideoInfo(_media_type(data), frames, width, height, timing.duration_s)
+        size = _first_size(container, stream, limits)
+        return VideoInfo(_media_type(data), timing.sampled, *_fitted(*size), timing.duration_s)
 
 
 def decode_video(
     data: bytes | memoryview,
-    sampling: FrameSampling = QWEN,
     *,
-    limits: MediaLimits | Settings | None = None,
-    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None = None,
+    limits: MediaLimits | None = None,
+    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] = lambda shape: np.empty(shape, np.uint8),
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-    """Return the sampled frames, uint8 [F, H, W, 3] RGB with even F, and their metadata.
+    """Return a video's sampled frames, uint8 [F, H, W, 3] RGB with even F, and their metadata.
 
-    The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``,
-    ``duration`` in seconds and ``total_num_frames`` of the clip, ``frames_indices`` into it) and
-    ``do_sample_frames``. ``allocate`` returns the array of a shape, for a caller that provides the
-    memory. Raise InvalidRequest for a clip that does not decode, RequestTooLarge for one beyond ``limits``.
+    The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``, ``duration`` in
+    seconds and ``total_num_frames`` of the video, ``frames_indices`` into it) and ``do_sample_frames``. ``allocate``
+    returns the array of a shape, for a caller that provides the memory. Raise InvalidRequest for a video that does not
+    decode, RequestTooLarge for one beyond ``limits``, of which None sets no bound.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
-        count = sampling.frames(timing.duration_s, timing.frames)
-        indices, frames = _picked(container, stream, timing, count, sampling, limits, allocate)
+        indices, frames = _picked(container, stream, timing, limits, allocate)
     metadata = {
         "total_num_frames": timing.frames,
         "fps": timing.frames / timing.duration_s,
@@ -134,9 +101,7 @@ def _media_type(data: bytes | memoryview) -> str:
 
 
 @contextmanager
-def _opened(
-    data: bytes | memoryview, limits: MediaLimits | Settings | None
-) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(data: bytes | memoryview, limits: MediaLimits | None) -> Iterator[tuple[InputContainer, VideoStream]]:
     demuxer = _DEMUXERS[_media_type(data)]
     if limits is not None and demuxer == "mp4":
         check_index(data, limits.max_video_frames)
@@ -159,15 +124,21 @@ def _opened(
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """The times at which frames are shown; ``start`` and ``length`` in units of the stream's time base."""
+    """A video's number of frames and the time they take; ``start`` and ``length`` in units of its time base."""
 
     start: int
     length: int
     frames: int
     duration_s: float
 
+    @property
+    def sampled(self) -> int:
+        """The number of frames that a model sees; 2 for a video of a single frame."""
+        wanted = min(max(self.duration_s * _FPS, _MIN_FRAMES), MAX_FRAMES, self.frames)
+        return max(math.floor(wanted / _FRAMES_MULTIPLE), 1) * _FRAMES_MULTIPLE
+
     @classmethod
-    def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings | None) -> _Timing:
+    def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits | None) -> Self:
         """Read the packets' time stamps, because headers may be wrong or missing; then seek to the start.
 
         Raise InvalidRequest for a clip that is cut off or empty, RequestTooLarge for one beyond ``limits``.
@@ -198,7 +169,7 @@ class _Timing:
         return cls(start, length, len(shown), duration_s)
 
 
-def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLimits | Settings) -> tuple[int, int]:
+def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> tuple[int, int]:
     for frame in container.decode(stream):
         check_size("video", frame.width, frame.height, limits.max_image_pixels)  # headers may be wrong
         height, width = _turned(frame).shape[:2]
@@ -211,16 +182,24 @@ def _turned(frame: av.VideoFrame) -> np.ndarray[Any, Any]:
     return np.rot90(pixels, round(frame.rotation / 90) % 4)
 
 
+def _fitted(width: int, height: int) -> tuple[int, int]:
+    """Return the width and height of the decoded frames of a video of this width and height."""
+    if width * height <= MAX_FRAME_PIXELS:
+        return width, height
+    shrink = math.sqrt(width * height / MAX_FRAME_PIXELS)
+    fitted = (max(1, math.floor(side / shrink / _SIDE_MULTIPLE)) * _SIDE_MULTIPLE for side in (width, height))
+    return next(fitted), next(fitted)
+
+
 def _picked(
     container: InputContainer,
     stream: VideoStream,
     timing: _Timing,
-    count: int,
-    sampling: FrameSampling,
-    limits: MediaLimits | Settings | None,
-    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None,
+    limits: MediaLimits | None,
+    allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]],
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """Return the frames shown at ``count`` moments: their indices in the clip, and uint8 [count, H, W, 3]."""
+    """Return the frames shown at F moments: their indices in the video, and uint8 [F, H, W, 3]."""
+    count = timing.sampled
     indices: list[int] = []
     frames: np.ndarray[Any, Any] | None = None
 
@@ -228,9 +207,8 @@ def _picked(
         nonlocal frames
         pixels = _turned(frame)
         if frames is None:
-            width, height = sampling.size(pixels.shape[1], pixels.shape[0])
-            shape = (count, height, width, 3)
-            frames = np.empty(shape, np.uint8) if allocate is None else allocate(shape)
+            width, height = _fitted(pixels.shape[1], pixels.shape[0])
+            frames = allocate((count, height, width, 3))
         if pixels.shape != frames.shape[1:]:
             size = (frames.shape[2], frames.shape[1])
             pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
@@ -251,9 +229,7 @@ def _picked(
         if len(indices) == count:
             break
         shown = index, frame
-    if shown is None:
-        raise InvalidRequest("the video has no frame that decodes")
-    while len(indices) < count:
+    while shown is not None and len(indices) < count:
         keep(*shown)
     if frames is None:
         raise InvalidRequest("the video has no frame that decodes")

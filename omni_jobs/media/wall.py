@@ -3,16 +3,14 @@
     server  ──socket: JSON──▶  decoder_host  ──pebble──▶  decoders, forked from a clean server
        └────────── bytes of media and results: files in memory (memfd) ──────────────┘
 
-A decoder reads bytes that anyone may have made, with libraries written in C. It inherits a scrubbed
-environment and nothing else of the server, has limits on memory, processor time, files and descriptors,
-and is killed when its time is over. A medium that a decoder refuses, or that kills its decoder, is the
-request's error: InvalidRequest or RequestTooLarge. A failure that no request caused is
-DecodersUnavailable, and the medium may be decoded again.
+A decoder reads bytes that anyone may have made, with libraries written in C. It inherits a scrubbed environment and
+nothing else of the server, has limits on memory, processor time, files and descriptors, and is killed when its time is
+over. A medium that a decoder refuses, or that kills its decoder, is the request's error: InvalidRequest or
+RequestTooLarge. A failure that no request caused is DecodersUnavailable, and the medium may be decoded again.
 
-The wall does not confine a decoder that an attacker has taken over to less than the server's user. Such
-a decoder can make the host unpickle anything, and read every file of that user, the server's /proc and
-other requests' media included. The server itself reads JSON and files of a sealed size, and unpickles
-nothing.
+The wall does not confine a decoder that an attacker has taken over to less than the server's user. Such a decoder can
+make the host unpickle anything, and read every file of that user, the server's /proc and other requests' media
+included. The server itself reads JSON and files of a sealed size, and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -50,13 +48,14 @@ _REFUSALS: Mapping[str, type[OmniJobsError]] = {kind.code: kind for kind in (Inv
 
 
 class MediaBudget:
-    """The processor time that the media of one submit may take in decoders, in seconds."""
+    """The processor time, in seconds, that decoders may yet take for the media of one submit."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.left_s = seconds
 
     def spend(self, seconds: float) -> None:
+        """Take what a decoder has used from the budget."""
         self.left_s -= seconds
 
     def check(self) -> None:
@@ -66,7 +65,10 @@ class MediaBudget:
 
 
 class MediaWall:
-    """The decoders of one process, started with the first medium. Safe for threads. ``close`` it."""
+    """A context manager that lets decoders of this server read media. Safe for threads.
+
+    The first medium starts them, and ``close`` ends them.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._limits = asdict(MediaLimits.of(settings))
@@ -82,12 +84,12 @@ class MediaWall:
 
     @property
     def capacity(self) -> int:
-        """The number of media that can be decoded or wait for a decoder at once."""
+        """The number of media that can be in decoders or wait for one at once."""
         return self._processes + self._turns.max_waiting
 
     @property
     def pid(self) -> int | None:
-        """The pid of the decoders' host; None before the first medium."""
+        """The process id of the decoders' host; None before the first medium."""
         return self._host.pid if self._host is not None else None
 
     # For a submit: measure a medium and keep nothing of it.
@@ -108,7 +110,7 @@ class MediaWall:
     ) -> MediaInfo:
         """Decode as much of a medium as is needed to know its sizes, and return them.
 
-        ``enough_s``: stop decoding sound after so many seconds, because its receiver takes no more.
+        Of sound, not much more than ``enough_s`` seconds are decoded, because its receiver takes no more.
         Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
         """
         return self._measure(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
@@ -126,7 +128,10 @@ class MediaWall:
     # For a stage run: samples and pixels. It waits for a decoder without a limit, because its worker gave it a slot.
 
     def decode_audio(self, data: bytes | memoryview, sampling_rate: int = SAMPLING_RATE) -> np.ndarray[Any, Any]:
-        """Do what ``omni_jobs.media.audio.decode_audio`` does, in a decoder; raise DecodersUnavailable besides."""
+        """Decode a sound in a decoder; return float32 [T] in -1 … 1, mono at ``sampling_rate`` Hz.
+
+        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        """
         import numpy as np
 
         max_bytes = 4 * math.ceil((self._limits["max_audio_s"] + 1) * sampling_rate)
@@ -134,20 +139,26 @@ class MediaWall:
             return np.frombuffer(read(4 * result["samples"]), np.float32)
 
     def decode_image(self, data: bytes | memoryview) -> Image.Image:
-        """Do what ``omni_jobs.media.image.decode_image`` does, in a decoder; raise DecodersUnavailable besides."""
+        """Decode an image in a decoder; return it as RGB, upright, on white where it is transparent.
+
+        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        """
         from PIL import Image
 
         with self._decode("image", data, {}, 3 * self._limits["max_image_pixels"]) as (result, read):
-            size = result["width"], result["height"]
-            return Image.frombytes("RGB", size, memoryview(read(3 * size[0] * size[1])))
+            width, height = result["width"], result["height"]
+            return Image.frombytes("RGB", (width, height), memoryview(read(3 * width * height)))
 
     def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-        """Do what ``omni_jobs.media.video.decode_video`` does, in a decoder; raise DecodersUnavailable besides."""
+        """Decode a video in a decoder; return its sampled frames, uint8 [F, H, W, 3] RGB, and vLLM's metadata of them.
+
+        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        """
         import numpy as np
 
-        from omni_jobs.media.video import QWEN
+        from omni_jobs.media.video import MAX_FRAME_PIXELS, MAX_FRAMES
 
-        with self._decode("video", data, {}, 3 * QWEN.max_frames * QWEN.max_pixels) as (result, read):
+        with self._decode("video", data, {}, 3 * MAX_FRAMES * MAX_FRAME_PIXELS) as (result, read):
             frames = np.frombuffer(read(math.prod(result["shape"])), np.uint8)
             return frames.reshape(result["shape"]), result["metadata"]
 
@@ -155,19 +166,14 @@ class MediaWall:
     def _decode(
         self, kind: Kind, data: bytes | memoryview, options: dict[str, Any], max_bytes: int
     ) -> Iterator[tuple[dict[str, Any], Callable[[int], bytearray | mmap.mmap]]]:
-        """Decode a medium; give the result's description, and a function that reads its first n bytes.
-
-        The bytes belong to the caller, who may change them.
-        """
+        """Decode a medium; yield the result's description, and a function that returns the result's first n bytes."""
         with self._turns.one(None) as exchange:
             answer, large = self._run(exchange, kind, data, "decode", options, max_bytes, self._decode_limit_s)
 
             def read(nbytes: int) -> bytearray | mmap.mmap:
                 if not 0 < nbytes <= max_bytes:
                     raise InvalidRequest(f"its decoder gave {nbytes} bytes; there is room for 1 to {max_bytes}")
-                if nbytes > KEPT_BYTES:
-                    return large.map(nbytes)
-                return exchange.copy_result(nbytes)
+                return large.map(nbytes) if nbytes > KEPT_BYTES else exchange.copy_result(nbytes)
 
             yield answer["ok"], read
 
@@ -185,8 +191,7 @@ class MediaWall:
     ) -> tuple[dict[str, Any], MemoryFile]:
         """Run one task; return its answer, which has ``ok``, and the file of a large result.
 
-        ``max_bytes`` bounds the result; 0 for a task whose answer is its result. Raise InvalidRequest,
-        RequestTooLarge or DecodersUnavailable.
+        ``max_bytes`` bounds the result; it is 0 for a task whose answer is its result.
         """
         kept_medium, kept_result = exchange.files()
         medium = kept_medium if len(data) <= KEPT_BYTES else MemoryFile("omni-jobs-medium", len(data))
@@ -223,7 +228,7 @@ class MediaWall:
             return self._host
 
     def close(self) -> None:
-        """End the decoders; a medium that waits for one gets DecodersUnavailable."""
+        """End the decoders; for media that they decode, or that wait for one, DecodersUnavailable is raised."""
         with self._lock:
             self._closed = True
             host, self._host = self._host, None
@@ -238,7 +243,7 @@ class MediaWall:
 
 
 def _error_of(answer: Mapping[str, Any], kind: Kind, limit_s: float) -> OmniJobsError:
-    """Return the error for an answer without ``ok``: InvalidRequest, RequestTooLarge or DecodersUnavailable."""
+    """Return the error that an answer without ``ok`` means."""
     if "refused" in answer:
         with _malformed_as_unavailable():
             return _REFUSALS[answer["refused"]["code"]](str(answer["refused"]["message"]))
@@ -269,7 +274,7 @@ class _Turns:
 
     @contextmanager
     def one(self, wait_s: float | None) -> Iterator[Exchange]:
-        """Wait for a free decoder and hold it.
+        """Wait for a free decoder, and hold it for a block.
 
         Raise DecodersUnavailable when too many wait already, or after ``wait_s`` seconds. None removes both bounds.
         """

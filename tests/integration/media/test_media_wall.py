@@ -19,6 +19,7 @@ from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError,
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.decoder_host import answer_of_exit
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
+from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
@@ -26,6 +27,7 @@ from tests import hostile
 from tests.oracles import samples
 
 SETTINGS = Settings(decoders=2)
+LIMITS = MediaLimits.of(SETTINGS)
 # A picture that takes its decoder very long, for who sets no limits.
 SLOW = hostile.jpeg_scan_bomb(5_000, 2_000)
 UNBOUNDED = {"max_image_scans": 1 << 40, "max_scanned_pixels": 1 << 60}
@@ -126,8 +128,8 @@ PROBES: dict[str, Callable[..., Any]] = {"audio": probe_audio, "image": probe_im
 def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, name: str) -> None:
     kind, data = MEDIA[name]
     budget = wall.budget()
-    assert wall.header(kind, data, budget) == HEADERS[kind](data, SETTINGS)  # type: ignore[arg-type]
-    assert wall.probe(kind, data, budget) == PROBES[kind](data, SETTINGS)  # type: ignore[arg-type]
+    assert wall.header(kind, data, budget) == HEADERS[kind](data, LIMITS)  # type: ignore[arg-type]
+    assert wall.probe(kind, data, budget) == PROBES[kind](data, LIMITS)  # type: ignore[arg-type]
     if kind == "audio":
         expected, found = decode_audio(data, 16_000), wall.decode_audio(data, 16_000)
         assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
@@ -145,7 +147,7 @@ def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, 
 def test_a_decoder_refuses_as_the_function_in_process(wall: MediaWall) -> None:
     for kind, data in (("image", b"no picture"), ("audio", samples.wav(0.01)), ("video", samples.video(9)[:200])):
         with pytest.raises(InvalidRequest) as expected:
-            PROBES[kind](data, SETTINGS)
+            PROBES[kind](data, LIMITS)
         with pytest.raises(InvalidRequest) as found:
             wall.probe(kind, data, wall.budget())  # type: ignore[arg-type]
         assert found.value.message == expected.value.message
@@ -155,7 +157,7 @@ def test_many_at_once_get_each_their_own(wall: MediaWall) -> None:
     clips = [samples.wav(0.2 + number / 100) for number in range(40)]
     with ThreadPoolExecutor(20) as threads:
         found = list(threads.map(lambda clip: wall.probe("audio", clip, wall.budget()), clips))
-    assert found == [probe_audio(clip, SETTINGS) for clip in clips]
+    assert found == [probe_audio(clip, LIMITS) for clip in clips]
 
 
 # What a decoder is

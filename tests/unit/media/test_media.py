@@ -14,11 +14,12 @@ from PIL import Image
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.image import decode_image, probe_image
-from omni_jobs.media.video import FrameSampling, decode_video, probe_video
+from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 
-SETTINGS = Settings()
+LIMITS = MediaLimits.of(Settings())
 
 
 # Audio
@@ -45,7 +46,7 @@ def wav_of(frames: np.ndarray[Any, Any], rate: int = 16_000) -> bytes:
 )
 def test_every_audio_format_becomes_16_khz_mono(format: str, subtype: str | None, media_type: str) -> None:
     data = samples.audio(0.5, rate=48_000, channels=2, format=format, subtype=subtype)
-    info = probe_audio(data, SETTINGS)
+    info = probe_audio(data, LIMITS)
     assert (info.media_type, info.samples) == (media_type, 8000)
     decoded = decode_audio(data, 16_000)
     assert decoded.dtype == np.float32
@@ -78,14 +79,14 @@ def test_channels_are_averaged() -> None:
 def test_a_cut_off_file_is_refused(format: str, kept: float) -> None:
     data = samples.audio(1.0, format=format)
     with pytest.raises(InvalidRequest, match=r"cut off|does not decode"):
-        probe_audio(data[: int(len(data) * kept)], SETTINGS)
+        probe_audio(data[: int(len(data) * kept)], LIMITS)
 
 
 def test_a_wav_written_to_a_pipe_is_taken() -> None:
     data = bytearray(samples.wav(0.5))
     struct.pack_into("<I", data, 4, 0xFFFFFFFF)
     struct.pack_into("<I", data, data.index(b"data") + 4, 0xFFFFFFFF)
-    assert probe_audio(bytes(data), SETTINGS).samples == 8000
+    assert probe_audio(bytes(data), LIMITS).samples == 8000
 
 
 @pytest.mark.parametrize(
@@ -106,13 +107,13 @@ def test_a_wav_written_to_a_pipe_is_taken() -> None:
 )
 def test_unusable_audio_is_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        probe_audio(data, SETTINGS)
+        probe_audio(data, LIMITS)
 
 
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "MP3", "OGG"])
 def test_audio_that_is_too_long_is_refused(format: str) -> None:
     with pytest.raises(RequestTooLarge, match="at most 1 s"):
-        probe_audio(samples.audio(1.5, format=format), Settings(max_audio_s=1.0))
+        probe_audio(samples.audio(1.5, format=format), MediaLimits.of(Settings(max_audio_s=1.0)))
 
 
 # Images
@@ -125,7 +126,7 @@ def test_audio_that_is_too_long_is_refused(format: str) -> None:
 )  # fmt: skip
 def test_every_image_format_becomes_rgb(format: str, mode: str) -> None:
     data = samples.image(64, 48, format=format, mode=mode)
-    info = probe_image(data, SETTINGS)
+    info = probe_image(data, LIMITS)
     assert (info.media_type, info.width, info.height) == (f"image/{format.lower()}", 64, 48)
     decoded = decode_image(data)
     assert (decoded.mode, decoded.size) == ("RGB", (64, 48))
@@ -147,7 +148,7 @@ def test_exif_turns_the_image_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     data = samples.image(64, 48, format="JPEG", exif=exif)
-    assert probe_image(data, SETTINGS).width == 48
+    assert probe_image(data, LIMITS).width == 48
     assert decode_image(data).size == (48, 64)
 
 
@@ -162,27 +163,27 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (27, 100), (100, 27), (28, 5700)])
 def test_sides_no_model_takes_are_refused(width: int, height: int) -> None:
     with pytest.raises(InvalidRequest, match=f"{width}×{height}"):
-        probe_image(samples.image(width, height), SETTINGS)
+        probe_image(samples.image(width, height), LIMITS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(6000, 6000), (20_000, 20_000), (0x7FFFFFFF, 0x7FFFFFFF)])
 def test_a_huge_image_is_refused_by_its_header(width: int, height: int) -> None:
     with pytest.raises(RequestTooLarge):
-        probe_image(png_header(width, height), SETTINGS)
+        probe_image(png_header(width, height), LIMITS)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_a_cut_off_image_is_refused(format: str) -> None:
     data = samples.image(256, 256, format=format)
     with pytest.raises(InvalidRequest):
-        probe_image(data[: len(data) // 2], SETTINGS)
+        probe_image(data[: len(data) // 2], LIMITS)
 
 
 def test_other_image_formats_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP or GIF"):
-        probe_image(samples.image(64, 64, format="TIFF"), SETTINGS)
+        probe_image(samples.image(64, 64, format="TIFF"), LIMITS)
     with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP or GIF"):
-        probe_image(b"<svg xmlns='http://www.w3.org/2000/svg'/>", SETTINGS)
+        probe_image(b"<svg xmlns='http://www.w3.org/2000/svg'/>", LIMITS)
 
 
 # Video
@@ -204,7 +205,7 @@ def test_every_video_format_gives_two_frames_a_second(codec: str, format: str, m
     if codec not in av.codecs_available:
         pytest.skip(f"this FFmpeg does not encode {codec}")
     data = samples.video(30, fps=10, codec=codec, format=format)
-    info = probe_video(data, SETTINGS)
+    info = probe_video(data, LIMITS)
     assert (info.media_type, info.frames, info.width, info.height) == (media_type, 6, 64, 48)
     assert info.duration_s == pytest.approx(3.0, abs=0.01)
     frames, metadata = decode_video(data)
@@ -243,14 +244,14 @@ def test_frames_are_picked_by_time_not_by_number() -> None:
             frame.pts = number * 100 if number < 11 else 10_000
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    _, metadata = decode_video(file.getvalue(), FrameSampling(fps=1.0))
+    _, metadata = decode_video(file.getvalue())
     assert metadata["frames_indices"][0] == 0
     assert metadata["frames_indices"][2:] == [10] * (len(metadata["frames_indices"]) - 2)
 
 
 def test_large_frames_are_made_smaller_while_decoding() -> None:
     data = samples.video(4, width=1920, height=1080)
-    info = probe_video(data, SETTINGS)
+    info = probe_video(data, LIMITS)
     frames, _ = decode_video(data)
     assert (info.width, info.height) == (1008, 560)
     assert frames.shape == (4, 560, 1008, 3)
@@ -260,7 +261,7 @@ def test_a_turned_video_comes_out_upright() -> None:
     data = bytearray(samples.video(4, width=96, height=48))
     at = data.index(b"tkhd") + 4 + 40  # version 0: the matrix
     struct.pack_into(">9i", data, at, 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
-    assert (probe_video(bytes(data), SETTINGS).width, decode_video(bytes(data))[0].shape[1:3]) == (48, (96, 48))
+    assert (probe_video(bytes(data), LIMITS).width, decode_video(bytes(data))[0].shape[1:3]) == (48, (96, 48))
 
 
 def test_a_cut_off_video_is_refused() -> None:
@@ -268,7 +269,7 @@ def test_a_cut_off_video_is_refused() -> None:
     started = samples.video(30, options={"movflags": "faststart"})
     for cut in (data[: len(data) // 2], data[:40], started[: len(started) // 2], started[:-50]):
         with pytest.raises(InvalidRequest, match=r"cut off|does not decode|no picture track"):
-            probe_video(cut, SETTINGS)
+            probe_video(cut, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_cut_off_video_is_refused() -> None:
 )
 def test_only_known_containers_reach_ffmpeg(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not a video"):
-        probe_video(data, SETTINGS)
+        probe_video(data, LIMITS)
 
 
 def test_audio_in_a_video_container_is_no_video() -> None:
@@ -295,13 +296,13 @@ def test_audio_in_a_video_container_is_no_video() -> None:
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     with pytest.raises(InvalidRequest, match="no picture track"):
-        probe_video(file.getvalue(), SETTINGS)
+        probe_video(file.getvalue(), LIMITS)
 
 
 def test_limits_of_video() -> None:
     with pytest.raises(RequestTooLarge, match="at most 1 s"):
-        probe_video(samples.video(30), Settings(max_video_s=1.0))
+        probe_video(samples.video(30), MediaLimits.of(Settings(max_video_s=1.0)))
     with pytest.raises(RequestTooLarge, match="640×480"):
-        probe_video(samples.video(4, width=640, height=480), Settings(max_image_pixels=640 * 479))
+        probe_video(samples.video(4, width=640, height=480), MediaLimits.of(Settings(max_image_pixels=640 * 479)))
     with pytest.raises(InvalidRequest, match="at least 28"):
-        probe_video(samples.video(4, width=64, height=16), SETTINGS)
+        probe_video(samples.video(4, width=64, height=16), LIMITS)

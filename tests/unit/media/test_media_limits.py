@@ -11,13 +11,14 @@ from PIL import Image
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
+from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.mp4 import check_index
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.oracles import samples
 
-SETTINGS = Settings()
+LIMITS = MediaLimits.of(Settings())
 
 
 # MP4
@@ -32,13 +33,13 @@ def test_an_honest_index_is_taken(format: str, options: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "probe", [header_of_video, probe_video, lambda data, settings: decode_video(data, limits=settings)]
+    "probe", [header_of_video, probe_video, lambda data, limits: decode_video(data, limits=limits)]
 )
 def test_an_index_that_claims_too_much_never_reaches_ffmpeg(probe: Any) -> None:
     with pytest.raises(InvalidRequest, match="claims 85000000 frames"):
-        probe(hostile.mp4_index_bomb(), SETTINGS)
+        probe(hostile.mp4_index_bomb(), LIMITS)
     with pytest.raises(RequestTooLarge, match="80000000 frames"):
-        probe(hostile.mp4_fragment_bomb(), SETTINGS)
+        probe(hostile.mp4_fragment_bomb(), LIMITS)
 
 
 HIDDEN = {
@@ -54,7 +55,7 @@ HIDDEN = {
 def test_an_index_that_only_ffmpeg_finds_never_reaches_it(name: str) -> None:
     bomb, why = HIDDEN[name]
     with pytest.raises((InvalidRequest, RequestTooLarge), match=why):
-        header_of_video(bomb(), SETTINGS)
+        header_of_video(bomb(), LIMITS)
 
 
 FLAGS = [
@@ -84,7 +85,7 @@ def test_files_of_ffmpeg_are_accepted(format: str, sound: str, flags: str) -> No
         12, 60, sound=sound, codec="libx264", format=format, options=options, metadata=METADATA
     )
     check_index(data, 12)
-    assert probe_video(data, SETTINGS).frames == 4
+    assert probe_video(data, LIMITS).frames == 4
 
 
 def test_an_index_beside_one_that_was_left_behind_is_taken() -> None:
@@ -148,17 +149,17 @@ def test_a_compressed_index_is_refused() -> None:
 def test_uncompressed_sound_is_no_index_of_frames() -> None:
     """Its table has a sample for each of the sound's; FFmpeg makes an entry of 1,024 of them."""
     data = samples.video_with_sound(10, 150)
-    assert probe_video(data, Settings(max_video_frames=10)).frames == 4
+    assert probe_video(data, MediaLimits.of(Settings(max_video_frames=10))).frames == 4
     with pytest.raises(RequestTooLarge):
-        probe_video(data, Settings(max_video_frames=9))
+        probe_video(data, MediaLimits.of(Settings(max_video_frames=9)))
 
 
 @pytest.mark.parametrize("format", ["matroska", "avi"])
 def test_frames_are_counted_without_an_index(format: str) -> None:
     data = samples.video(30, format=format)
-    assert probe_video(data, Settings(max_video_frames=30)).frames == 6
+    assert probe_video(data, MediaLimits.of(Settings(max_video_frames=30))).frames == 6
     with pytest.raises(RequestTooLarge, match="more than 29 frames"):
-        probe_video(data, Settings(max_video_frames=29))
+        probe_video(data, MediaLimits.of(Settings(max_video_frames=29)))
 
 
 def test_frames_larger_than_their_header_are_refused() -> None:
@@ -166,7 +167,7 @@ def test_frames_larger_than_their_header_are_refused() -> None:
     for tag, value in ((b"\xb0\x82\x02\x80", 64), (b"\xba\x82\x01\xe0", 48)):
         at = data.index(tag)
         struct.pack_into(">H", data, at + 2, value)
-    limits = Settings(max_image_pixels=100_000)
+    limits = MediaLimits.of(Settings(max_image_pixels=100_000))
     with pytest.raises(RequestTooLarge, match="640×480"):
         probe_video(bytes(data), limits)
     with pytest.raises(RequestTooLarge, match="640×480"):
@@ -179,19 +180,19 @@ def test_frames_larger_than_their_header_are_refused() -> None:
 @pytest.mark.parametrize("probe", [header_of_image, probe_image, decode_image])
 def test_scans_have_a_bound(probe: Any) -> None:
     with pytest.raises(RequestTooLarge, match="more than 100 scans"):
-        probe(hostile.jpeg_scan_bomb(101, 100), SETTINGS)
-    probe(hostile.jpeg_scan_bomb(50, 100), SETTINGS)
+        probe(hostile.jpeg_scan_bomb(101, 100), LIMITS)
+    probe(hostile.jpeg_scan_bomb(50, 100), LIMITS)
 
 
 def test_scans_times_pixels_have_a_bound() -> None:
     with pytest.raises(RequestTooLarge, match="more than 20 scans"):
-        probe_image(hostile.jpeg_scan_bomb(2_000, 5_600), SETTINGS)
+        probe_image(hostile.jpeg_scan_bomb(2_000, 5_600), LIMITS)
 
 
 @pytest.mark.parametrize("probe", [header_of_image, probe_image, decode_image])
 def test_scans_have_a_bound_in_a_jpeg_of_several_pictures(probe: Any) -> None:
     with pytest.raises(RequestTooLarge, match="more than 100 scans"):
-        probe(hostile.mpo_scan_bomb(101, 100), SETTINGS)
+        probe(hostile.mpo_scan_bomb(101, 100), LIMITS)
 
 
 def test_a_jpeg_of_several_pictures_is_its_first() -> None:
@@ -199,8 +200,8 @@ def test_a_jpeg_of_several_pictures_is_its_first() -> None:
     file = io.BytesIO()
     first, second = (Image.new("RGB", (side, 100), (1, 2, 3)) for side in (300, 60))
     first.save(file, "MPO", save_all=True, append_images=[second] * 200)
-    assert probe_image(file.getvalue(), SETTINGS).width == 300
-    assert decode_image(file.getvalue(), SETTINGS).tobytes() == decode_image(file.getvalue()).tobytes()
+    assert probe_image(file.getvalue(), LIMITS).width == 300
+    assert decode_image(file.getvalue(), LIMITS).tobytes() == decode_image(file.getvalue()).tobytes()
 
 
 def test_a_jpeg_inside_a_segment_is_not_counted() -> None:
@@ -208,13 +209,13 @@ def test_a_jpeg_inside_a_segment_is_not_counted() -> None:
     inside = hostile.jpeg_scan_bomb(60, 64)
     data = samples.image(300, 200, format="JPEG", progressive=True)
     segment = b"\xff\xe1" + struct.pack(">H", 2 + len(inside)) + inside
-    assert probe_image(data[:2] + segment + data[2:], Settings(max_image_scans=20)).width == 300
+    assert probe_image(data[:2] + segment + data[2:], MediaLimits.of(Settings(max_image_scans=20))).width == 300
 
 
 def test_an_encoders_progressive_jpeg_is_taken_at_the_largest_size() -> None:
     file = io.BytesIO()
     Image.new("RGB", (5_650, 5_650), (1, 2, 3)).save(file, "JPEG", progressive=True)
-    assert probe_image(file.getvalue(), SETTINGS).width == 5_650
+    assert probe_image(file.getvalue(), LIMITS).width == 5_650
 
 
 # Audio
@@ -223,11 +224,11 @@ def test_an_encoders_progressive_jpeg_is_taken_at_the_largest_size() -> None:
 @pytest.mark.parametrize("probe", [header_of_audio, probe_audio])
 def test_samples_of_all_channels_have_a_bound_by_the_header(probe: Any) -> None:
     with pytest.raises(RequestTooLarge, match="1840128000 samples"):
-        probe(hostile.flac_silence(), SETTINGS)
+        probe(hostile.flac_silence(), LIMITS)
 
 
 def test_samples_are_bounded_without_a_header() -> None:
-    limits = Settings(max_audio_samples=2_000_000)
+    limits = MediaLimits.of(Settings(max_audio_samples=2_000_000))
     data = hostile.ogg_silence(30, rate=48_000, channels=8)
     assert header_of_audio(data, limits).samples == 1_600  # the least there is
     for decode in (probe_audio, lambda data, limits: decode_audio(data, 16_000, limits=limits)):
@@ -237,16 +238,16 @@ def test_samples_are_bounded_without_a_header() -> None:
 
 def test_decoding_stops_where_it_is_enough() -> None:
     data = hostile.ogg_silence(599, rate=16_000, channels=1)
-    info = probe_audio(data, SETTINGS, enough_s=30)
+    info = probe_audio(data, LIMITS, enough_s=30)
     assert 31 * 16_000 < info.samples < 40 * 16_000
-    assert probe_audio(samples.audio(2.0, format="OGG"), SETTINGS, enough_s=30).samples == 32_000
+    assert probe_audio(samples.audio(2.0, format="OGG"), LIMITS, enough_s=30).samples == 32_000
 
 
 def test_channels_and_rates_are_settings() -> None:
     with pytest.raises(InvalidRequest, match="2 channels; at most 1"):
-        probe_audio(samples.wav(channels=2), Settings(max_audio_channels=1))
+        probe_audio(samples.wav(channels=2), MediaLimits.of(Settings(max_audio_channels=1)))
     with pytest.raises(InvalidRequest, match="4000 to 8000 Hz"):
-        probe_audio(samples.wav(rate=16_000), Settings(max_audio_rate=8_000))
+        probe_audio(samples.wav(rate=16_000), MediaLimits.of(Settings(max_audio_rate=8_000)))
 
 
 # What a header says is what is decoded.
@@ -255,16 +256,16 @@ def test_channels_and_rates_are_settings() -> None:
 @pytest.mark.parametrize("format", ["WAV", "FLAC"])
 def test_a_header_tells_the_length(format: str) -> None:
     data = samples.audio(0.7, rate=44_100, channels=2, format=format)
-    assert header_of_audio(data, SETTINGS) == probe_audio(data, SETTINGS)
+    assert header_of_audio(data, LIMITS) == probe_audio(data, LIMITS)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_a_header_tells_the_size(format: str) -> None:
     data = samples.image(300, 200, format=format)
-    assert header_of_image(data, SETTINGS) == probe_image(data, SETTINGS)
+    assert header_of_image(data, LIMITS) == probe_image(data, LIMITS)
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska", "avi"])
 def test_an_index_tells_frames_and_size(format: str) -> None:
     data = samples.video(30, width=1920, height=1080, format=format)
-    assert header_of_video(data, SETTINGS) == probe_video(data, SETTINGS)
+    assert header_of_video(data, LIMITS) == probe_video(data, LIMITS)

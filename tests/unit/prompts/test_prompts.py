@@ -14,6 +14,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelMissing
 from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.image import decode_image, probe_image
+from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
@@ -22,7 +23,7 @@ from omni_jobs.settings import Settings
 from tests.oracles import samples
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = Settings()
+LIMITS = MediaLimits.of(Settings())
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +93,9 @@ def test_media_take_transformers_number_of_tokens(
     renderer: PromptRenderer, processor: Any, audios: Sequence[int], images: Sequence[int], videos: Sequence[int]
 ) -> None:
     infos: list[MediaInfo] = [
-        *(probe_audio(AUDIOS[n], SETTINGS) for n in audios),
-        *(probe_image(IMAGES[n], SETTINGS) for n in images),
-        *(probe_video(VIDEOS[n], SETTINGS) for n in videos),
+        *(probe_audio(AUDIOS[n], LIMITS) for n in audios),
+        *(probe_image(IMAGES[n], LIMITS) for n in images),
+        *(probe_video(VIDEOS[n], LIMITS) for n in videos),
     ]
     kinds = ["audio"] * len(audios) + ["image"] * len(images) + ["video"] * len(videos)
     parts = [{"type": kind, "media": n} for n, kind in enumerate(kinds)]
@@ -232,12 +233,12 @@ def test_renderers_of_pipelines(tiny_checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_infos_equal_the_decoded_sizes() -> None:
-    assert probe_image(IMAGES[2], SETTINGS) == ImageInfo("image/png", 641, 480)
+    assert probe_image(IMAGES[2], LIMITS) == ImageInfo("image/png", 641, 480)
     assert decode_image(IMAGES[2]).size == (641, 480)
     assert isinstance(decode_image(IMAGES[0]), Image.Image)
     for clip in VIDEOS:
-        info, (frames, _) = probe_video(clip, SETTINGS), decode_video(clip)
+        info, (frames, _) = probe_video(clip, LIMITS), decode_video(clip)
         assert isinstance(info, VideoInfo)
         assert (info.frames, info.height, info.width) == frames.shape[:3]
     for clip in AUDIOS:
-        assert probe_audio(clip, SETTINGS).samples == len(decode_audio(clip, 16_000))
+        assert probe_audio(clip, LIMITS).samples == len(decode_audio(clip, 16_000))
