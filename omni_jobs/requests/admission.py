@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.media.wall import Kind, MediaWall
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.content import Contents, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
@@ -25,26 +25,21 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
     from omni_jobs.settings import Settings
 
-MediaKind = Kind | Literal["prompt_embeds"]
-
-_SAFETENSORS = "application/vnd.safetensors"
-
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One medium of a request, or the embeddings of its prompt, as the client encoded it.
+    """One medium of a request, or the embeddings of its prompt, in the client's encoding.
 
-    media_type  as the bytes tell, whatever the client says
+    media_type  found in the bytes, whatever the client says
     """
 
-    kind: MediaKind
     media_type: str
     data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A body that has the form of a JobRequest. It is not yet checked against its pipeline.
+    """The body of a JobRequest, correct in form and not yet checked against its pipeline.
 
     tree  the JSON, with names in the places of the ``long`` strings
     long  media in base64 by those names
@@ -66,7 +61,7 @@ class ParsedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
-    """A request that can be run.
+    """A request that was checked whole and can be run.
 
     request         JSON: ``model``, ``messages`` (a medium is {"type": "audio", "media": its number}; empty with
                     ``prompt_embeds``, which is {"media": 0}),
@@ -75,7 +70,6 @@ class AdmittedRequest:
     media           in the order of their numbers
     stages          the stages that the job runs, each after its inputs
     seed            given or drawn, 0 … 2**63-1
-    prompt_tokens   None for a pipeline without a model
     request_digest  equal for equal JSON, whatever its spacing and the order of its keys
     expires_at      unix seconds at which the job stops by itself; it may have passed, because admission has no clock
     """
@@ -85,16 +79,14 @@ class AdmittedRequest:
     pipeline: Pipeline
     modalities: tuple[str, ...]
     stages: tuple[StageConfig, ...]
-    parameters: Mapping[str, Mapping[str, Any]]
     seed: int
-    prompt_tokens: int | None
     metadata: Mapping[str, str]
     request_digest: str
     expires_at: float | None = None
 
 
 def parse(body: bytes | bytearray, settings: Settings) -> ParsedRequest:
-    """Check the form of a body: the first step of ``admit``.
+    """Check the form of a request's body, the first step of ``admit``, and return it parsed.
 
     The body must not change while the result is used. Raises InvalidRequest and RequestTooLarge naming the field.
     """
@@ -111,7 +103,7 @@ def admit(
     prompt_embeds: bytes | None = None,
     wall: MediaWall | None = None,
 ) -> AdmittedRequest:
-    """Check a request whole. Cheap checks come first, then those of the media's headers, and decoding comes last.
+    """Check a request against its pipeline, whole, and return it fit to be run. Media are decoded last.
 
     ``models``: the caller's renderers; None: new ones. ``prompt_embeds``: a safetensors file that came beside the body,
     taken as if it stood in the body. ``wall``: the caller's decoders; None: decoders are started for this request.
@@ -138,23 +130,22 @@ def admit(
     }
     if audio is not None:
         admitted["audio"] = audio
-    media: Sequence[Media]
-    prompt_tokens: int | None
     if embeds is not None:
+        from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
+
         admitted["prompt_embeds"] = {"media": 0}
-        media, prompt_tokens = _check_embeds(embeds, renderer, stages)
+        check_embeds(embeds, renderer, stages)
+        media = [Media("application/vnd.safetensors", embeds)]
     else:
-        check = partial(_count_tokens, renderer, admitted, stages)
-        media, prompt_tokens = _check_media(contents, settings, wall, renderer, check)
+        check_length = partial(_check_length, renderer, admitted, stages)
+        media = _check_media(contents, settings, wall, renderer, check_length)
     return AdmittedRequest(
         request=admitted,
         media=media,
         pipeline=pipeline,
         modalities=modalities,
         stages=stages,
-        parameters=parameters,
         seed=random.getrandbits(63) if request.seed is None else request.seed,  # no secret
-        prompt_tokens=prompt_tokens,
         metadata=request.metadata or {},
         request_digest=_digest(parsed, prompt_embeds),
         expires_at=request.expires_at,
@@ -190,46 +181,37 @@ def _prompt_embeds(parsed: ParsedRequest, beside: bytes | None, pipeline: Pipeli
     return decode_base64(parsed.long.get(data, data), "prompt_embeds.data")
 
 
-def _check_embeds(
-    embeds: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]
-) -> tuple[tuple[Media, ...], int]:
-    from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
-
-    return (Media("prompt_embeds", _SAFETENSORS, embeds),), check_embeds(embeds, renderer, stages)
-
-
 def _check_media(
     contents: Contents,
     settings: Settings,
     wall: MediaWall | None,
     renderer: PromptRenderer | None,
-    check: Callable[[Sequence[MediaInfo]], int | None],
-) -> tuple[tuple[Media, ...], int | None]:
-    """Return the media of the messages, and the tokens of the prompt."""
+    check_length: Callable[[Sequence[MediaInfo]], None],
+) -> list[Media]:
+    """Return the media of the messages, once they and the prompt's length are checked."""
     if not contents.media:
-        return (), check(())
+        check_length(())
+        return []
     longest_audio_s = None if renderer is None else renderer.longest_audio_s
     with nullcontext(wall) if wall is not None else MediaWall(settings) as decoders:
-        infos, prompt_tokens = measure(contents.media, decoders, check, longest_audio_s)
-    pairs = zip(contents.media, infos, strict=True)
-    return tuple(Media(medium.kind, info.media_type, medium.data) for medium, info in pairs), prompt_tokens
+        infos = measure(contents.media, decoders, check_length, longest_audio_s)
+    return [Media(info.media_type, medium.data) for medium, info in zip(contents.media, infos, strict=True)]
 
 
-def _count_tokens(
+def _check_length(
     renderer: PromptRenderer | None,
     request: Mapping[str, Any],
     stages: Sequence[StageConfig],
     infos: Sequence[MediaInfo],
-) -> int | None:
-    """Return the tokens of the prompt; None without a model. Raises InvalidRequest where they are too many."""
+) -> None:
+    """Raise InvalidRequest where the prompt has more tokens than the model takes."""
     if renderer is None:
-        return None
+        return
     renderer.check(request)
     tokens = renderer.count_tokens(request, infos)
     limit = renderer.prompt_limit(stages)
     if tokens > limit:
         raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
-    return tokens
 
 
 def _digest(parsed: ParsedRequest, beside: bytes | None) -> str:

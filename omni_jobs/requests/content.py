@@ -1,4 +1,4 @@
-"""The contents of a request's messages: text as it is, media in base64 decoded, and then measured behind the wall."""
+"""The contents of a request's messages: text stays, media are decoded from base64 and measured behind the wall."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DECODED_AT_ONCE = 64 << 10  # characters of base64: decoding them holds the int
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A medium of a message, decoded from base64 and not yet looked into.
+    """A medium of a message, decoded from base64 and not yet measured.
 
     field  its place in the request, such as ``messages.0.content.1.image_url.url``
     """
@@ -34,7 +34,7 @@ class Medium:
 
 
 class Contents:
-    """Takes the media out of a request's messages, and bounds the text in them."""
+    """Converts the messages of one request: takes their media out, and bounds their text."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, long: Long) -> None:
         self._pipeline = pipeline
@@ -99,34 +99,33 @@ class Contents:
 def measure(
     media: Sequence[Medium],
     wall: MediaWall,
-    check: Callable[[Sequence[MediaInfo]], int | None],
+    check_length: Callable[[Sequence[MediaInfo]], None],
     longest_audio_s: float | None,
-) -> tuple[list[MediaInfo], int | None]:
-    """Return what the media are, and the result of ``check`` for them: the tokens of the prompt.
+) -> list[MediaInfo]:
+    """Decode each medium of a request as far as admission needs; return the type and size of each.
 
-    ``check`` is called with what the headers say, and again where decoding tells otherwise. No medium is decoded while
-    another's header is refused, or ``check`` refuses all of them together.
-    Raises InvalidInput naming the medium's field, DecodersUnavailable, and what ``check`` raises.
+    ``check_length`` is called with what the headers say, and again where decoding tells otherwise. So no medium is
+    decoded while another's header is refused, or all of them together are too long.
+    Raises InvalidInput naming the medium's field, DecodersUnavailable, and what ``check_length`` raises.
     """
     budget = wall.budget()
-    headers = [_named(medium, lambda medium: wall.header(medium.kind, medium.data, budget)) for medium in media]
-    prompt_tokens = check(headers)
-    infos = [
-        _named(medium, lambda medium: wall.probe(medium.kind, medium.data, budget, enough_s=longest_audio_s))
-        for medium in media
-    ]
+
+    def of_each(measure_one: Callable[[Medium], MediaInfo]) -> list[MediaInfo]:
+        infos = []
+        for medium in media:
+            try:
+                infos.append(measure_one(medium))
+            except InvalidInput as error:
+                error.field = medium.field
+                raise
+        return infos
+
+    headers = of_each(lambda medium: wall.header(medium.kind, medium.data, budget))
+    check_length(headers)
+    infos = of_each(lambda medium: wall.probe(medium.kind, medium.data, budget, enough_s=longest_audio_s))
     if infos != headers:
-        prompt_tokens = check(infos)
-    return infos, prompt_tokens
-
-
-def _named(medium: Medium, measure_one: Callable[[Medium], MediaInfo]) -> MediaInfo:
-    """Call ``measure_one``; an error of it names the medium's field."""
-    try:
-        return measure_one(medium)
-    except InvalidInput as error:
-        error.field = medium.field
-        raise
+        check_length(infos)
+    return infos
 
 
 def _parts(message: Message) -> Sequence[Part]:
@@ -149,7 +148,7 @@ def _begin_in_data_url(url: str | memoryview, field: str) -> int:
 
 
 def decode_base64(encoded: str | memoryview, field: str, begin: int = 0) -> memoryview:
-    """Return the bytes that the characters from ``begin`` on encode. Raises InvalidRequest naming ``field``."""
+    """Return the bytes that ``encoded`` holds as base64 from ``begin`` on. Raises InvalidRequest naming ``field``."""
     data = bytearray()  # it grows, because a join at the end would hold all threads up while it copies a large medium
     try:
         for at in range(begin, len(encoded), _DECODED_AT_ONCE):  # of four characters each, which are three bytes

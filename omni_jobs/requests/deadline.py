@@ -7,18 +7,15 @@ from typing import Any
 from omni_jobs.errors import InvalidRequest
 
 LONGEST_S = 30 * 86_400.0
-"""A deadline lies at most so many seconds ahead."""
+"""The longest time that a deadline may lie ahead, in seconds."""
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smh]?)")
 _SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600}
-_RFC_3339 = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<zone>[Zz]|[+-]\d\d:\d\d)?",
-    re.ASCII,
-)
+_RFC_3339 = re.compile(r"(?a)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<zone>[Zz]|[+-]\d\d:\d\d)?")
 
 
 def cancel_after(header: str) -> float:
-    """Return the seconds, 1 to LONGEST_S, that ``90``, ``90s``, ``15m`` or ``2h`` say. Raises InvalidRequest."""
+    """Return the seconds, 1 to LONGEST_S, of the header: ``90``, ``90s``, ``15m`` or ``2h``. Raises InvalidRequest."""
     match = _DURATION.fullmatch(header.strip())
     if match is None or not header.isascii():
         raise InvalidRequest("must be seconds, or like 90s, 15m, 2h", field="Cancel-After")
@@ -28,17 +25,15 @@ def cancel_after(header: str) -> float:
     return seconds
 
 
-def moment(value: Any) -> float | None:
-    """Return the unix seconds that a number or an RFC 3339 text with a zone says; None for None. Raises ValueError."""
+def unix_seconds(value: Any) -> float | None:
+    """Return the time that ``expires_at`` gives as a number or an RFC 3339 text; None for None. Raises ValueError."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be an RFC 3339 time such as 2026-01-05T09:30:00Z, or unix seconds")
-    if not isinstance(value, str):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < 1e11:  # larger numbers are milliseconds, or no date of any calendar
             raise ValueError("must be unix seconds")
         return float(value)
-    match = _RFC_3339.fullmatch(value)
+    match = _RFC_3339.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("must be an RFC 3339 time such as 2026-01-05T09:30:00Z, or unix seconds")
     if match["zone"] is None:

@@ -1,4 +1,4 @@
-"""Embeddings as a job's prompt: they are checked whole before anything of them is stored."""
+"""The check of embeddings that stand in place of a prompt."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
     from omni_jobs.prompts import PromptRenderer
 
-DTYPES = frozenset({"F16", "BF16", "F32"})
+_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
-def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
-    """Return the prompt's length in tokens.
+def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> None:
+    """Check embeddings that stand in place of a prompt: a safetensors file with one tensor, ``prompt_embeds``.
 
-    ``data``: a safetensors file with one tensor, ``prompt_embeds``, of shape [tokens, hidden size] and dtype F16, BF16
-    or F32. Raises InvalidRequest where format, dtype, rank, hidden size or length do not fit, or a value is not finite.
+    Raises InvalidRequest unless it has the shape [tokens, hidden size] and the dtype F16, BF16 or F32, fits the model
+    in size and length, and holds only finite values.
     """
     if renderer is None:
         raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")
     try:
         payload = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data)))
         tokens, hidden_size = payload.embeds.shape
-        if payload.embeds.dtype not in DTYPES:
-            known = ", ".join(sorted(DTYPES))
+        if payload.embeds.dtype not in _DTYPES:
+            known = ", ".join(sorted(_DTYPES))
             raise InvalidRequest(f"{payload.embeds.dtype}, not one of {known}", field="prompt_embeds.dtype")
         if hidden_size != renderer.hidden_size:
             raise InvalidRequest(
@@ -39,4 +39,3 @@ def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stag
         payload.check_finite()
     except PayloadError as error:
         raise InvalidRequest(error.message, field=error.field or "prompt_embeds") from None
-    return tokens

@@ -1,4 +1,4 @@
-"""``JobRequest``: the JSON of ``POST /v1/jobs``. A chat completion's body, and what stages take beside it."""
+"""``JobRequest``: the JSON of ``POST /v1/jobs``, a chat completion's body with parameters for stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.requests.deadline import moment
+from omni_jobs.requests.deadline import unix_seconds
 
 _MESSAGES = {
     "extra_forbidden": "unknown key",
@@ -109,7 +109,7 @@ Parts = Annotated[list[Part], Field(min_length=1, fail_fast=True)]
 
 
 class Message(_Frozen):
-    """One turn. Media stand in the user's turns only."""
+    """One message of the conversation. Only the user's messages may have media."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[
@@ -118,7 +118,7 @@ class Message(_Frozen):
 
 
 class PromptEmbeds(_Frozen):
-    """Embeddings in place of messages."""
+    """Embeddings of a prompt, in place of messages."""
 
     data: Annotated[
         str,
@@ -127,7 +127,7 @@ class PromptEmbeds(_Frozen):
 
 
 class AudioOptions(_Frozen):
-    """How the job speaks."""
+    """The voice and the format of the speech that a job makes."""
 
     voice: Annotated[str, Field(max_length=64)] | None = None
     format: Literal["wav"] = "wav"
@@ -140,7 +140,7 @@ def _one(n: int | None) -> int | None:
 
 
 class JobRequest(_Frozen):
-    """A job to be. Sampling at the top is that of the stage that makes the text."""
+    """The body of a submit. Sampling parameters at its top level are for the stage that makes the text."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -197,7 +197,7 @@ class JobRequest(_Frozen):
     ] = None
     expires_at: Annotated[
         float | None,
-        BeforeValidator(moment),
+        BeforeValidator(unix_seconds),
         WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
         Field(description="when the job stops by itself if it has not ended: RFC 3339 with a zone, or unix seconds"),
     ] = None
@@ -205,7 +205,7 @@ class JobRequest(_Frozen):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> JobRequest:
-        """Raises InvalidRequest naming the field."""
+        """Return the request that a JSON object is. Raises InvalidRequest naming the first field that is wrong."""
         try:
             return cls.model_validate(body)
         except ValidationError as error:
@@ -213,7 +213,7 @@ class JobRequest(_Frozen):
 
 
 def refuse(error: ValidationError, *prefix: str) -> InvalidRequest:
-    """pydantic's first complaint as ours."""
+    """Return pydantic's first complaint as an InvalidRequest; ``prefix`` stands before the field that it names."""
     first = error.errors(include_url=False, include_input=False)[0]
     parts = [str(part) for part in (*prefix, *first["loc"]) if part not in _TAGS and part != "[key]"]
     ours = _MESSAGES.get(first["type"])

@@ -1,16 +1,16 @@
-"""The bytes of a request's body become JSON whose values every part of the platform can carry.
+"""Parse a request's body as JSON whose values every part of the platform can carry.
 
 Refusing a body costs little, whatever the body holds: each step is bounded by the body's bytes, and no call holds the
-interpreter's lock for more than a few milliseconds. So a large body is outlined first: its long strings are cut out,
-and the JSON parser reads the rest. Long strings that are media in base64 never become ``str``, and nothing is joined or
-copied whole, because the kernel takes a tenth of a second to provide 64 MiB.
+interpreter's lock for long. So a large body is outlined first: its long strings are cut out, and the JSON parser reads
+the rest. Long strings that are media in base64 never become ``str``, and nothing is joined or copied whole, because the
+kernel takes a tenth of a second to provide 64 MiB.
 """
 
 import json
 import math
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
@@ -31,17 +31,13 @@ _MARKS = (b",", b"[", b"{")
 _PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characters that JSON writes as they are
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
-Path = tuple["Path", str | int] | None
+Path = tuple[str | int, ...]
 Long = Mapping[str, memoryview]
-"""Media in base64 by the names that stand in their places in the tree. No client can write such a name.
-
-A value is the ASCII between the quotes, without escapes."""
+"""Media in base64, as the ASCII between the quotes, by the names that stand in their places in the tree."""
 
 
-def parse_body(
-    body: bytes | bytearray, max_bytes: int, max_text_bytes: int | None = None
-) -> tuple[dict[str, Any], Long]:
-    """Return the JSON object, and apart from it the long strings that are media.
+def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> tuple[dict[str, Any], Long]:
+    """Return a body's JSON object, and apart from it the long strings that are media.
 
     The body must not change while the media are used. ``max_text_bytes`` bounds the text that is no medium, roughly: it
     does not bound the text of a body of 32 KiB and less.
@@ -54,13 +50,9 @@ def parse_body(
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")
     long: dict[str, memoryview] = {}
     if len(body) > _SMALL:
-        body, long = _outline(body, max_bytes if max_text_bytes is None else _TEXT_AS_JSON * max_text_bytes)
+        body, long = _outline(body, _TEXT_AS_JSON * max_text_bytes)
     try:
-        tree = json.loads(
-            body.decode(),
-            object_pairs_hook=_object,
-            parse_constant=_no_constant,
-        )
+        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         where = "" if long else f" at byte {error.start}"
         raise InvalidRequest(f"the body is not UTF-8: {error.reason}{where}", field="body") from None
@@ -124,8 +116,10 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
 
 def _end_of_string(body: bytes | bytearray, begin: int) -> int:
     """Return the index of the quote that closes the string whose contents begin there; the body's end without one."""
-    end = _found(body, b'"', begin)
-    if end == begin or end == len(body) or body[end - 1] != ord("\\"):
+    end = body.find(b'"', begin)
+    if end < 0:
+        return len(body)
+    if end == begin or body[end - 1] != ord("\\"):
         return end
     at = begin  # the quote may be escaped, or the backslash before it
     while at < len(body) and body[at] != ord('"'):
@@ -136,40 +130,24 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
     return at
 
 
-def _found(body: bytes | bytearray, what: bytes, at: int) -> int:
-    """Return the index at which this byte stands next; the body's end where it does not."""
-    while at < len(body):
-        stop = min(at + SLICE, len(body))
-        if (found := body.find(what, at, stop)) >= 0:
-            return found
-        at = stop
-    return at
-
-
 def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
     """Return the bytes of the string there, without escapes.
 
     None unless it is printable ASCII whose only escape is ``\\/``, as PHP writes the slashes of base64.
     """
-    unescaped: bytearray | None = None
-    at = begin
-    while at < end:
-        stop = min(at + SLICE, end)
+    if not any(body[at : min(at + SLICE, end)].translate(None, _PLAIN) for at in range(begin, end, SLICE)):
+        return memoryview(body)[begin:end]
+    unescaped = bytearray()
+    while begin < end:
+        stop = min(begin + SLICE, end)
         if stop < end and body[stop - 1] == ord("\\"):
             stop += 1
-        piece = body[at:stop]
+        piece = body[begin:stop].replace(b"\\/", b"/")
         if piece.translate(None, _PLAIN):
-            piece = piece.replace(b"\\/", b"/")
-            if piece.translate(None, _PLAIN):
-                return None
-            if unescaped is None:
-                unescaped = bytearray()
-                for earlier in range(begin, at, SLICE):
-                    unescaped += body[earlier : min(earlier + SLICE, at)]
-        if unescaped is not None:
-            unescaped += piece
-        at = stop
-    return memoryview(body)[begin:end] if unescaped is None else memoryview(unescaped)
+            return None
+        unescaped += piece
+        begin = stop
+    return memoryview(unescaped)
 
 
 # The tree.
@@ -192,82 +170,69 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: int | None) -> None:
+def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: int) -> None:
     """Check keys, strings, numbers and depth, and put ``long`` strings that are no media into their places in the tree.
 
     Raises InvalidRequest and RequestTooLarge.
     """
     text_bytes = 0
-    waiting: list[tuple[Any, Path, int]] = [(tree, None, 1)]
+    waiting: list[tuple[Any, Path]] = [(tree, ())]
     while waiting:
-        value, path, depth = waiting.pop()
-        if depth > _MAX_DEPTH:
-            raise InvalidRequest(f"nested deeper than {_MAX_DEPTH} levels", field=_dotted(path))
-        if isinstance(value, dict):
-            for name in value:
+        container, within = waiting.pop()
+        if len(within) >= _MAX_DEPTH:
+            raise InvalidRequest(f"nested deeper than {_MAX_DEPTH} levels", field=_dotted(within))
+        for name, value in container.items() if isinstance(container, dict) else enumerate(container):
+            path = (*within, name)
+            if isinstance(name, str):
                 if name in long:
                     raise InvalidRequest(f"a key has more than {_LONG} bytes", field="body")
-                _check_string(name, path, name)
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(item, str):
-                if item not in long:
-                    _check_string(item, path, name)
-                elif not _is_medium(path, name):
-                    text = long.pop(item)  # plain ASCII, which needs no check
+                _check_string(name, path)
+            if isinstance(value, str):
+                if value not in long:
+                    _check_string(value, path)
+                elif not _is_medium(path):
+                    text = long.pop(value)  # plain ASCII, which needs no check
                     text_bytes += len(text)
-                    if max_text is not None and text_bytes > max_text:
-                        raise RequestTooLarge(
-                            f"at most {max_text} bytes of text are taken", field=_dotted((path, name))
-                        )
-                    value[name] = str(text, "ascii")
-            elif isinstance(item, dict | list):
-                waiting.append((item, (path, name), depth + 1))
-            elif isinstance(item, int | float) and not _fits_64_bits(item):
-                raise InvalidRequest("the number takes more than 64 bits", field=_dotted((path, name)))
+                    if text_bytes > max_text:
+                        raise RequestTooLarge(f"at most {max_text} bytes of text are taken", field=_dotted(path))
+                    container[name] = str(text, "ascii")
+            elif isinstance(value, dict | list):
+                waiting.append((value, path))
+            elif not _fits_64_bits(value):
+                raise InvalidRequest("the number takes more than 64 bits", field=_dotted(path))
 
 
-def _fits_64_bits(number: float) -> bool:
-    if isinstance(number, int):
-        return -(1 << 63) <= number < 1 << 64
-    return math.isfinite(number)
+def _fits_64_bits(value: float | None) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or -(1 << 63) <= value < 1 << 64
 
 
-def _is_medium(path: Path, name: str | int) -> bool:
+def _is_medium(path: Path) -> bool:
     """Return whether media in base64 may stand there."""
-    match _keys((path, name)):
-        case ["messages", int(), "content", int(), "input_audio", "data"]:
+    match path:
+        case ("messages", int(), "content", int(), "input_audio", "data"):
             return True
-        case ["messages", int(), "content", int(), "image_url" | "video_url", "url"]:
+        case ("messages", int(), "content", int(), "image_url" | "video_url", "url"):
             return True
-        case ["prompt_embeds", "data"]:
-            return True
-    return False
+    return path == ("prompt_embeds", "data")
 
 
-def _check_string(value: str, path: Path, name: str | int) -> None:
+def _check_string(value: str, path: Path) -> None:
     if "\0" in value:
-        raise InvalidRequest("the text contains the character U+0000", field=_dotted((path, name)))
+        raise InvalidRequest("the text contains the character U+0000", field=_dotted(path))
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             code = ord(value[error.start])
             raise InvalidRequest(
-                f"the text contains half a surrogate pair, U+{code:04X}", field=_dotted((path, name))
+                f"the text contains half a surrogate pair, U+{code:04X}", field=_dotted(path)
             ) from None
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(_shown(str(name)) for name in _keys(path))
-
-
-def _keys(path: Path) -> list[str | int]:
-    """Return the keys and indices from the outermost to the innermost."""
-    names: list[str | int] = []
-    while path is not None:
-        path, name = path
-        names.append(name)
-    return names[::-1]
+    return ".".join(_shown(str(name)) for name in path)
 
 
 def _shown(name: str) -> str:
@@ -284,44 +249,24 @@ _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
     """Yield ``value`` as JSON in ASCII with sorted keys and no spaces, in pieces.
 
-    ``long``: the long strings that ``parse_body`` returned apart.
+    ``long``: the media that ``parse_body`` returned apart, which are put back into their places.
     """
-    if _length(value, long) <= SLICE:
-        yield _COMPACT(value).encode()
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
         for number, name in enumerate(sorted(value)):
             yield b"%b%b:" % (b"," if number else b"{", _COMPACT(name).encode())
             yield from canonical(value[name], long)
-        yield b"}"
+        yield b"}" if value else b"{}"
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield b"," if number else b"["
             yield from canonical(item, long)
-        yield b"]"
+        yield b"]" if value else b"[]"
+    elif value in long:
+        yield from (b'"', long[value], b'"')
+    elif isinstance(value, str) and len(value) > SLICE:
+        yield b'"'
+        for at in range(0, len(value), SLICE):
+            yield _COMPACT(value[at : at + SLICE])[1:-1].encode()
+        yield b'"'
     else:
-        yield b'"'
-        if value in long:
-            for at in range(0, len(long[value]), SLICE):
-                yield long[value][at : at + SLICE]
-        else:
-            for at in range(0, len(value), SLICE):
-                yield _written(value[at : at + SLICE])
-        yield b'"'
-
-
-def _written(text: str) -> bytes:
-    """Return the text as JSON writes it between quotes."""
-    if text.isascii():
-        plain = text.encode()
-        if not plain.translate(None, _PLAIN):
-            return plain
-    return _COMPACT(text)[1:-1].encode()
-
-
-def _length(value: Any, long: Long) -> int:
-    """Return about how many characters the value has. More than SLICE if it holds one of the ``long`` strings."""
-    if isinstance(value, str):
-        return SLICE + 1 if value in long else len(value)
-    if isinstance(value, dict):
-        value = value.values()
-    return sum(_length(item, long) for item in value) if isinstance(value, Iterable) else 1
+        yield _COMPACT(value).encode()

@@ -1,8 +1,8 @@
-"""What a request asks of its pipeline: modalities, a voice, and parameters by stage."""
+"""The options of a request that its pipeline decides on: modalities, a voice, and parameters by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -45,9 +45,9 @@ def audio_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str])
 
 
 def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
-    """Return the parameters that the request sets, by stage. ``stages``: those that the job runs.
+    """Return the parameters that the request sets, by stage, checked together with the stages' defaults.
 
-    They are checked together with the stages' defaults. Raises InvalidRequest naming the field as the client wrote it.
+    ``stages`` are those that the job runs. Raises InvalidRequest naming the field as the client wrote it.
     """
     running = {stage.name: stage for stage in stages}
     chosen: dict[str, dict[str, Any]] = {}
@@ -60,21 +60,24 @@ def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[Stag
         if name not in running:
             raise InvalidRequest("this job's modalities do not need this stage", field=f"stages.{name}")
         chosen[name] = dict(values)
-    fields = {(stage, name): f"stages.{stage}.{name}" for stage, values in chosen.items() for name in values}
+    fields: dict[tuple[str, str], str] = {}  # (stage, parameter) → the field at the request's top that sets it
     for field, name, value in _sampling(request):
         output = pipeline.outputs.get("text")
         if output is None or output.stage not in running:
             raise InvalidRequest("no stage of this job makes text; use stages", field=field)
         values = chosen.setdefault(output.stage, {})
         if name in values and values[name] != value:
-            raise InvalidRequest(f"given twice, and not the same: see {fields[output.stage, name]}", field=field)
+            other = fields.get((output.stage, name), f"stages.{output.stage}.{name}")
+            raise InvalidRequest(f"given twice, and not the same: see {other}", field=field)
         values[name] = value
         fields[output.stage, name] = field
     for stage, values in chosen.items():
         try:
             running[stage].parameters_with(values)
         except ValidationError as error:
-            raise _with_clients_field(refuse(error, "stages", stage), fields, stage) from None
+            refused = refuse(error, "stages", stage)
+            parameter = ".".join((refused.field or "").split(".")[2:3])
+            raise InvalidRequest(refused.message, field=fields.get((stage, parameter), refused.field)) from None
     return chosen
 
 
@@ -91,10 +94,3 @@ def _sampling(request: JobRequest) -> list[tuple[str, str, Any]]:
         ("stop", "stop", stop),
     ]
     return [(field, name, value) for field, name, value in sampling if value is not None]
-
-
-def _with_clients_field(error: InvalidRequest, fields: Mapping[tuple[str, str], str], stage: str) -> InvalidRequest:
-    """Return the error with the field that the client wrote: ``temperature`` for ``stages.thinker.temperature``."""
-    path = (error.field or "").split(".")
-    field = fields.get((stage, path[2])) if len(path) > 2 else None
-    return error if field is None or field.startswith("stages.") else InvalidRequest(error.message, field=field)

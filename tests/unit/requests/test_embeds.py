@@ -59,8 +59,7 @@ def test_inline_and_beside_are_the_same_job(admitting: Admit, hidden_size: int, 
     for found in (admitting(data), admitting(prompt_embeds=inline(data))):
         assert found.request["messages"] == []
         assert found.request["prompt_embeds"] == {"media": 0}
-        assert [(medium.kind, medium.data) for medium in found.media] == [("prompt_embeds", data)]
-        assert found.prompt_tokens == 5
+        assert [medium.data for medium in found.media] == [data]
 
 
 def test_the_digest_covers_the_file(admitting: Admit, hidden_size: int) -> None:
@@ -74,9 +73,9 @@ def test_bfloat16_and_what_other_libraries_write(admitting: Admit, hidden_size: 
     from safetensors.torch import save as save_torch
 
     embeds = torch.randn(4, hidden_size, dtype=torch.bfloat16)
-    assert admitting(save_torch({"prompt_embeds": embeds}, metadata={"format": "pt"})).prompt_tokens == 4
-    data = PromptEmbedsPayload.from_numpy(rows(2, hidden_size)).encode()
-    assert admitting(data).prompt_tokens == 2
+    written_by_torch = save_torch({"prompt_embeds": embeds}, metadata={"format": "pt"})
+    for data in (written_by_torch, PromptEmbedsPayload.from_numpy(rows(2, hidden_size)).encode()):
+        assert [medium.data for medium in admitting(data).media] == [data]
 
 
 def refusals(hidden_size: int) -> dict[str, tuple[dict[str, Any], bytes | None, str, str]]:

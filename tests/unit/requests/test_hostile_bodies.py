@@ -124,7 +124,7 @@ def test_what_is_read_is_what_json_reads(seed: int) -> None:
     for options in ({}, {"ensure_ascii": False}, {"indent": 3}):
         body = json.dumps(value, **options).encode()
         for written in (body, bytearray(body.replace(b"/", b"\\/"))):  # as PHP writes it
-            found, long = parse_body(written, 1 << 30)
+            found, long = parse_body(written, 1 << 30, 1 << 30)
             assert b"".join(canonical(found, long)) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
             assert len(long) == 2
             assert whole(found, long) == value
@@ -155,7 +155,7 @@ def test_a_long_string_is_a_medium_where_media_stand_and_nowhere_else() -> None:
         {"prompt_embeds": [{"data": long}], "data": long},
     ]
     for value in places:
-        assert parse_body(json.dumps(value).encode(), 1 << 30) == (value, {})
+        assert parse_body(json.dumps(value).encode(), 1 << 30, 1 << 30) == (value, {})
 
 
 def test_long_strings_that_are_no_media_are_text() -> None:
@@ -219,10 +219,10 @@ def test_what_is_cut_or_damaged_is_what_json_refuses(seed: int) -> None:
             expected = json.loads(bytes(body))
         except ValueError:
             with pytest.raises(InvalidInput):
-                parse_body(bytes(body), 1 << 30)
+                parse_body(bytes(body), 1 << 30, 1 << 30)
             continue
         try:
-            found, _ = parse_body(bytes(body), 1 << 30)
+            found, _ = parse_body(bytes(body), 1 << 30, 1 << 30)
         except InvalidRequest as error:
             assert re.search(r"U\+|twice|a key has|64 bits", str(error))  # noqa: PT017 — of what JSON takes, these are refused
         else:
@@ -247,15 +247,15 @@ def test_a_long_key_is_refused_however_far_its_colon_is(space: int) -> None:
     """Its name in the outline is drawn at random: as a key of the metadata it would give another digest each time."""
     body = b'{"metadata": {"%b"%b: "x"}}' % (b"k" * 70_000, b" " * space)
     with pytest.raises(InvalidRequest, match="a key has more than 65536 bytes"):
-        parse_body(body, 1 << 30)
+        parse_body(body, 1 << 30, 1 << 30)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "18446744073709551616", "-9223372036854775809", "1" * 5000])
 def test_numbers_beyond_64_bits_are_refused(number: str) -> None:
     with pytest.raises(InvalidRequest, match=r"takes more than 64 bits|not valid JSON"):
-        parse_body(b'{"stages": {"thinker": {"seed": %b}}}' % number.encode(), 1 << 30)
+        parse_body(b'{"stages": {"thinker": {"seed": %b}}}' % number.encode(), 1 << 30, 1 << 30)
 
 
 def test_numbers_of_64_bits_are_read() -> None:
     body = b"[18446744073709551615, -9223372036854775808, 1.7976931348623157e308]"
-    assert parse_body(b'{"n": %b}' % body, 1 << 30)[0] == {"n": json.loads(body)}
+    assert parse_body(b'{"n": %b}' % body, 1 << 30, 1 << 30)[0] == {"n": json.loads(body)}
