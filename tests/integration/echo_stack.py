@@ -5,13 +5,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import redis
+import yaml
 
 from omni_jobs.broker.celery_app import celery_app
 from omni_jobs.broker.hints import HintPublisher
@@ -44,6 +46,7 @@ outputs:
   text: {stage: second}
 """
 
+OMNI = Path(__file__).parents[2] / "stage_configs" / "qwen2_5_omni.yaml"
 START_S = 120.0  # importing torch is slow on a busy machine
 
 T = TypeVar("T")
@@ -229,3 +232,27 @@ class EchoStack:
                 worker.process.wait()
         self.app.close()
         self.database.close()
+
+
+@contextmanager
+def speech_stack(
+    directory: Path, broker_url: str, checkpoint: Path, options: Mapping[str, str] | None = None
+) -> Iterator[EchoStack]:
+    """A stack of the shipped Qwen2.5-Omni on this checkpoint, whose leases outlast every test."""
+    url = f"sqlite:///{directory / 'jobs.sqlite'}"
+    database = Database(url)
+    database.migrate()
+    database.close()
+    config = yaml.safe_load(OMNI.read_text(encoding="utf-8"))
+    config["model"]["path"] = str(checkpoint)
+    variables = {
+        "OMNI_JOBS_LEASE_S": "60",
+        "OMNI_JOBS_HEARTBEAT_S": "1",
+        "OMNI_JOBS_SPOOL_DIR": str(directory / "spool"),
+        **(options or {}),
+    }
+    stack = EchoStack(directory, url, broker_url, variables, pipeline="qwen2_5_omni", config=yaml.safe_dump(config))
+    try:
+        yield stack
+    finally:
+        stack.close()

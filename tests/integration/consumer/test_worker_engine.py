@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from omni_jobs.database.database import Database
 from omni_jobs.states import JobState
-from tests.integration.echo_stack import EchoStack, EchoWorker
+from tests.integration.echo_stack import EchoStack, EchoWorker, speech_stack
 from tests.processes import descendants, named, until_gone
 
 pytest.importorskip("vllm")
@@ -27,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-SHIPPED = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
 START_S = 300.0
 LONG = {"max_tokens": 8000, "ignore_eos": True}
 CANCELS = 12
@@ -36,23 +33,8 @@ QUIET_S = 0.5  # an engine that uses no processor time for so long has nothing t
 
 @pytest.fixture(scope="module")
 def stack(valkey_server: str, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoStack]:
-    directory = tmp_path_factory.mktemp("engine")
-    url = f"sqlite:///{directory / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    config = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
-    config["model"]["path"] = str(tiny_checkpoint)
-    options = {
-        "OMNI_JOBS_LEASE_S": "60",
-        "OMNI_JOBS_HEARTBEAT_S": "1",
-        "OMNI_JOBS_SPOOL_DIR": str(directory / "spool"),
-    }
-    stack = EchoStack(directory, url, valkey_server, options, pipeline="qwen2_5_omni", config=yaml.safe_dump(config))
-    try:
+    with speech_stack(tmp_path_factory.mktemp("engine"), valkey_server, tiny_checkpoint) as stack:
         yield stack
-    finally:
-        stack.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +77,15 @@ def test_cancel_frees_the_engine(stack: EchoStack, worker: EchoWorker) -> None:
         print(f"cancel -> {name}, {CANCELS} jobs: p50 {times[len(times) // 2]:.2f} s, most {times[-1]:.2f} s")
 
 
-@pytest.mark.parametrize("engine_state", ["running", "stopped"])
-def test_kill_9_of_the_worker_ends_its_engine_and_the_successor_goes_on(
-    stack: EchoStack, worker: EchoWorker, engine_state: str
-) -> None:
-    """An engine that is stopped stands for one that hangs: it cannot end itself."""
-    worker = stack.workers[-1]
+def test_kill_9_of_the_worker_ends_its_engine_and_the_successor_goes_on(stack: EchoStack, worker: EchoWorker) -> None:
+    """The engine is stopped, as one that hangs: it cannot end itself."""
     (spool,) = spools(stack)
     job_id = submit(stack)
     below = descendants(worker.process.pid)
     assert below
     shared = {path for pid in (worker.process.pid, *below) for path in shared_memory(pid)}
-    if engine_state == "stopped":
-        (engine,) = engines(worker)
-        os.kill(engine, signal.SIGSTOP)
+    (engine,) = engines(worker)
+    os.kill(engine, signal.SIGSTOP)
     worker.stop(signal.SIGKILL)
     took = until_gone(below, 5)
     print(f"kill -9 of the worker -> its {len(below)} processes gone: {took:.2f} s")
