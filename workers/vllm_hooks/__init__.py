@@ -12,7 +12,7 @@
 
 import importlib
 import inspect
-import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +20,10 @@ from omni_jobs.errors import ConfigError
 from workers.models.components import model_classes
 from workers.parent_death import end_with_parent
 
-__all__ = ["HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
+__all__ = ["ENGINE_PID", "HOOKS", "Hook", "check_hooks", "moved_hooks", "register"]
+
+ENGINE_PID = "OMNI_ENGINE_PID"
+"""The environment variable with an engine's process id, which the engine sets for the processes of its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +141,16 @@ def _problem_of(hook: Hook) -> str | None:
 
 
 def register() -> None:
-    """Register our model classes with vLLM, and let an engine's process end with its parent.
+    """Register our model classes with vLLM, and let the process of an engine's rank end with its engine.
 
-    vLLM calls this in each of its processes. It imports a model class only when it builds the model. The parent is
-    the worker or the engine above this process; its ``engine.ParentThread`` is the thread that the kernel watches.
+    vLLM calls this in each of its processes, those of other programs on this installation included, and imports a model
+    class only when it builds the model.
     """
     from vllm import ModelRegistry
 
     for model in model_classes():
         if model.architecture not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(model.architecture, model.module)
-    # The worker's own process calls this too, and is no engine's: it has no multiprocessing parent.
-    if (parent := multiprocessing.parent_process()) is not None:
-        end_with_parent(parent.pid or 0)
+    engine = os.getppid()
+    if os.environ.get(ENGINE_PID) == str(engine):
+        end_with_parent(engine)

@@ -6,9 +6,9 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
@@ -22,14 +22,11 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.parent_death import end_with_parent
-from workers.vllm_hooks import check_hooks, register
-
-T = TypeVar("T")
+from workers.vllm_hooks import ENGINE_PID, check_hooks, register
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
 _PLUGIN_LOCK = threading.Lock()
-
 
 _run_engine_core = EngineCoreProc.run_engine_core
 
@@ -37,47 +34,19 @@ _run_engine_core = EngineCoreProc.run_engine_core
 def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Run an engine's process as vLLM does, but let it end with its parent from its first moment.
 
-    ``register`` asks for the same too late: vLLM calls it once its engine has had an answer from its parent, for which
-    it waits 5 minutes.
+    ``register`` would ask for it too late: vLLM calls that once the parent has answered, for which it waits 5 minutes.
     """
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid or 0)
+    os.environ[ENGINE_PID] = str(os.getpid())  # for ``register`` in the processes of the ranks
     _run_engine_core(*args, **kwargs)
-
-
-class ParentThread:
-    """A thread that starts an engine's processes and lives until ``close``.
-
-    The kernel kills an engine's processes when the thread that started them ends (``workers.vllm_hooks``).
-    A thread of a pool or of an event loop may end earlier.
-    """
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call ``function`` on the thread, and return or raise its outcome. Call this once."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 — the caller raises it
-                future.set_exception(error)
-            self._closed.wait()
-
-        threading.Thread(target=run, name="engine-parent", daemon=True).start()
-        return future.result()
-
-    def close(self) -> None:
-        """End the thread, and with it all processes that it started."""
-        self._closed.set()
 
 
 class Engine:
     """One AsyncLLM. Every error that it raises is one of omni_jobs.errors."""
 
-    def __init__(self, llm: AsyncLLM, parent: ParentThread) -> None:
+    def __init__(self, llm: AsyncLLM, parent: ThreadPoolExecutor) -> None:
+        """``parent``: the thread that started the engine's processes; the kernel kills them when that thread ends."""
         self._open: AsyncLLM | None = llm
         self._parent = parent
 
@@ -97,15 +66,16 @@ class Engine:
         EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
         # Only vLLM's V1 model runner has the hooks, and only this variable selects it.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        parent = ParentThread()
+        # The thread of an event loop or of a shared pool may end before ``close``.
+        parent = ThreadPoolExecutor(1, thread_name_prefix="engine-parent")
         try:
             # vLLM caches media twice, here and in the engine, and does not send media that it believes cached there.
             # The caches diverge when a request is rendered long before it enters the engine; then the request fails.
             engine_args = AsyncEngineArgs(**{**args, "mm_processor_cache_gb": 0})
             _refuse(engine_args)
-            return cls(parent.call(lambda: AsyncLLM.from_engine_args(engine_args)), parent)
+            return cls(parent.submit(AsyncLLM.from_engine_args, engine_args).result(), parent)
         except BaseException as error:
-            parent.close()
+            parent.shutdown(wait=False)
             if isinstance(error, ValueError | TypeError | VLLMClientError):
                 raise ConfigError(f"vLLM refuses these engine arguments: {error}") from error
             if isinstance(error, RuntimeError | EngineDeadError):
@@ -195,7 +165,7 @@ class Engine:
         try:
             llm.shutdown(timeout=_CLOSE_S)
         finally:
-            self._parent.close()
+            self._parent.shutdown(wait=False)
         # vLLM leaves its ZMQ context to the garbage collector, which then warns.
         core: Any = llm.engine_core
         core.resources.ctx.destroy(linger=0)

@@ -1,6 +1,8 @@
 """Each use of vLLM's private API by name: an upgrade that moves one fails here, readably."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import TypeGuard
 
@@ -56,6 +58,22 @@ def test_register_is_an_entry_point_and_registers_our_models() -> None:
     plugin.load()()
     assert QWEN_TALKER in model_classes()
     assert {model.architecture for model in model_classes()} <= set(ModelRegistry.get_supported_archs())
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_register_leaves_a_process_of_another_program_alone(method: str) -> None:
+    """Its parent is no engine of ours, may be a thread that ends, and for a fork server is not the process above."""
+    script = f"""
+import multiprocessing, threading
+from workers.vllm_hooks import register
+process = multiprocessing.get_context({method!r}).Process(target=register)
+starting = threading.Thread(target=process.start)
+starting.start()
+starting.join()
+process.join()
+raise SystemExit(process.exitcode)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0
 
 
 OVER_VLLM = (
