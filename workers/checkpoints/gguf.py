@@ -8,22 +8,17 @@ does not come back. This module adds the other files that an engine needs: ``tok
 template and the ids that end generation.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omni_jobs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _END_TOKENS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
 
@@ -85,7 +80,9 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
     except (ValueError, KeyError, TypeError, RuntimeError, NotImplementedError, ImportError, OSError) as error:
         raise ConfigError(f"Transformers cannot make a model of it: {error}", file=str(file)) from error
     tokenizer.chat_template = metadata["tokenizer.chat_template"]
-    _check_tokens(tokenizer, end_ids, file)
+    if max(end_ids) >= len(tokenizer):
+        message = f"token {max(end_ids)} is not in the vocabulary"
+        raise ConfigError(message, file=str(file), field="tokenizer.ggml.tokens")
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
@@ -103,10 +100,7 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
 
 
 def _end_ids(metadata: Mapping[str, Any], file: Path) -> list[int]:
-    """Return the ids that end generation: the end of a text, and of a turn or message where those differ.
-
-    Raise ConfigError when the file has none.
-    """
+    """Return the ids that end a text, a turn or a message, each once. Raise ConfigError when the file has none."""
     ids = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in _END_TOKENS]
     distinct = list(dict.fromkeys(int(token) for token in ids if token is not None))
     if not distinct:
@@ -114,23 +108,16 @@ def _end_ids(metadata: Mapping[str, Any], file: Path) -> list[int]:
     return distinct
 
 
-def _check_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], file: Path) -> None:
-    for token in end_ids:
-        if token >= len(tokenizer):
-            raise ConfigError(f"token {token} is not in the vocabulary", file=str(file), field="tokenizer.ggml.tokens")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.checkpoints.gguf", description=(__doc__ or "").split("\n")[0]
-    )
+    description = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m workers.checkpoints.gguf", description=description)
     parser.add_argument("file", type=Path)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     try:
         print(convert_gguf(arguments.file, arguments.directory))
     except ConfigError as error:
-        sys.exit(f"gguf_checkpoint: {error}")
+        sys.exit(f"workers.checkpoints.gguf: {error}")
 
 
 if __name__ == "__main__":

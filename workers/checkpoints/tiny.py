@@ -38,26 +38,14 @@ MARKER = "tiny_checkpoint.json"
 SPEAKERS = ("Chelsie", "Ethan")
 
 # In the order of the real tokenizer, after the 256 byte symbols.
-_SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|AUDIO|>",
-    "<|audio_bos|>",
-    "<|audio_eos|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_bos|>",
-    "<|vision_eos|>",
-    "<|vision_pad|>",
-    "<|IMAGE|>",
-    "<|VIDEO|>",
-    "<|tts_pad|>",
-    "<|tts_bos|>",
-    "<|tts_eos|>",
-    *(f"<|speaker_{name}|>" for name in SPEAKERS),
+_SPECIAL_NAMES = (
+    "endoftext im_start im_end AUDIO audio_bos audio_eos box_end quad_start quad_end vision_bos vision_eos vision_pad "
+    "IMAGE VIDEO tts_pad tts_bos tts_eos"
 )
+_SPECIAL_TOKENS = [
+    *(f"<|{name}|>" for name in _SPECIAL_NAMES.split()),
+    *(f"<|speaker_{name}|>" for name in SPEAKERS),
+]
 _BYTES = 256
 _TOKEN_IDS = {token: _BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 320  # the embedding table is padded past the tokenizer, as the real one is
@@ -118,6 +106,16 @@ _PREPROCESSOR: dict[str, Any] = {
     "return_attention_mask": True,
 }
 
+# The names by which the configs of thinker and talker know them.
+_MEDIA_TOKENS = {
+    "audio_token_index": _TOKEN_IDS["<|AUDIO|>"],
+    "image_token_index": _TOKEN_IDS["<|IMAGE|>"],
+    "video_token_index": _TOKEN_IDS["<|VIDEO|>"],
+    "audio_start_token_id": _TOKEN_IDS["<|audio_bos|>"],
+    "audio_end_token_id": _TOKEN_IDS["<|audio_eos|>"],
+    "vision_start_token_id": _TOKEN_IDS["<|vision_bos|>"],
+    "vision_end_token_id": _TOKEN_IDS["<|vision_eos|>"],
+}
 _HIDDEN = 128  # of the thinker, and so of the hidden states that the talker takes
 _HEAD_DIM = 32
 _CONTEXT = 8192
@@ -208,26 +206,20 @@ def _write_json(path: Path, data: object) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def _symbols() -> list[str]:
-    """Return the 256 symbols of byte-level BPE in byte order, as in GPT-2's table."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(_BYTES) if byte not in printable]
-    symbol_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
-    return [symbol_of[byte] for byte in range(_BYTES)]
-
-
 def _write_tokenizer(directory: Path) -> None:
     from transformers import Qwen2Tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+    byte_of = {symbol: byte for byte, symbol in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     tokenizer = Qwen2Tokenizer(
-        vocab={symbol: byte for byte, symbol in enumerate(_symbols())} | _TOKEN_IDS,
+        vocab=byte_of | _TOKEN_IDS,
         merges=[],
         model_max_length=_CONTEXT,
         extra_special_tokens=_NAMED_TOKENS,
         **roles,
     )
-    tokenizer.add_tokens(list(_SPECIAL_TOKENS), special_tokens=True)
+    tokenizer.add_tokens(_SPECIAL_TOKENS, special_tokens=True)
     tokenizer.save_pretrained(directory)
 
 
@@ -298,13 +290,7 @@ def _thinker_config() -> dict[str, Any]:
             "num_heads": 2,
             "out_hidden_size": _HIDDEN,
         },
-        "audio_token_index": _TOKEN_IDS["<|AUDIO|>"],
-        "image_token_index": _TOKEN_IDS["<|IMAGE|>"],
-        "video_token_index": _TOKEN_IDS["<|VIDEO|>"],
-        "audio_start_token_id": _TOKEN_IDS["<|audio_bos|>"],
-        "audio_end_token_id": _TOKEN_IDS["<|audio_eos|>"],
-        "vision_start_token_id": _TOKEN_IDS["<|vision_bos|>"],
-        "vision_end_token_id": _TOKEN_IDS["<|vision_eos|>"],
+        **_MEDIA_TOKENS,
         "bos_token_id": _TOKEN_IDS["<|im_start|>"],
         "eos_token_id": _TOKEN_IDS["<|im_end|>"],
         "pad_token_id": _TOKEN_IDS["<|endoftext|>"],
@@ -325,13 +311,7 @@ def _talker_config() -> dict[str, Any]:
         "max_position_embeddings": _CONTEXT,
         "rope_parameters": dict(_ROPE),
         "vocab_size": 8448,
-        "audio_token_index": _TOKEN_IDS["<|AUDIO|>"],
-        "image_token_index": _TOKEN_IDS["<|IMAGE|>"],
-        "video_token_index": _TOKEN_IDS["<|VIDEO|>"],
-        "audio_start_token_id": _TOKEN_IDS["<|audio_bos|>"],
-        "audio_end_token_id": _TOKEN_IDS["<|audio_eos|>"],
-        "vision_start_token_id": _TOKEN_IDS["<|vision_bos|>"],
-        "vision_end_token_id": _TOKEN_IDS["<|vision_eos|>"],
+        **_MEDIA_TOKENS,
         "tts_text_pad_token_id": _TOKEN_IDS["<|tts_pad|>"],
         "tts_text_start_token_id": _TOKEN_IDS["<|tts_bos|>"],
         "tts_text_end_token_id": _TOKEN_IDS["<|tts_eos|>"],
@@ -362,15 +342,11 @@ def _token2wav_config() -> dict[str, Any]:
     }
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.checkpoints.tiny", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = _arguments()
+    arguments = parser.parse_args()
     print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
 
 

@@ -42,12 +42,6 @@ class CodecRequest:
     seed: int
 
 
-def initial_noise(seed: int, frames: int, mel_dim: int) -> torch.Tensor:
-    """Return noise float32 [frames, mel_dim], drawn on the CPU so that it depends on the seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(frames, mel_dim, generator=generator)
-
-
 class Denoising:
     """One batch of rows. Call ``step`` until ``done``; between steps ``keep`` may drop rows.
 
@@ -69,10 +63,10 @@ class Denoising:
         self._guidance = parameters.guidance_scale
         self._guided = parameters.guidance_scale >= _NO_GUIDANCE
         self._times = _time_grid(parameters)
-        self._at = 0
+        self.steps_done = 0
         self._frames = [len(request.codes) * int(dit.repeats) for request in requests]
-        noise = [
-            initial_noise(request.seed, frames, dit.mel_dim)
+        noise = [  # drawn on the CPU, so that it depends on the seed alone
+            torch.randn(frames, dit.mel_dim, generator=torch.Generator().manual_seed(request.seed))
             for request, frames in zip(requests, self._frames, strict=True)
         ]
         self._state = torch.cat(noise).to(device)  # [F, mel]
@@ -89,20 +83,15 @@ class Denoising:
         return len(self._times) - 1
 
     @property
-    def steps_done(self) -> int:
-        """The number of solver steps taken."""
-        return self._at
-
-    @property
     def done(self) -> bool:
-        return self._at >= self.steps
+        return self.steps_done >= self.steps
 
     @torch.inference_mode()
     def step(self) -> None:
         """Take one step of the solver for all rows."""
-        start, end = self._times[self._at], self._times[self._at + 1]
+        start, end = self._times[self.steps_done], self._times[self.steps_done + 1]
         self._state = self._solve(self._velocity, start, end, self._state)
-        self._at += 1
+        self.steps_done += 1
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:

@@ -1,7 +1,5 @@
 """The input processor ``talker2code2wav``: it makes code2wav's prompt from the talker's codes."""
 
-from pathlib import Path
-
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
@@ -21,7 +19,10 @@ class Talker2Code2WavProcessor:
         if model is None:
             raise ConfigError("processor talker2code2wav needs a model", field="processor", stage=stage.name)
         self._talker = next(name for name, flow in stage.inputs.items() if flow == "codes")
-        self._ends = torch.tensor(_codec_ends(model.path))
+        file = model.path / "config.json"
+        ends = ("tts_codec_pad_token_id", "tts_codec_end_token_id")  # both end the talker's codes
+        config = read_json(file)
+        self._ends = torch.tensor([positive(config, ("talker_config", name), str(file)) for name in ends])
         self._default_voice = model.voices[0] if model.voices else None
 
     def __call__(self, stage_input: StageInput) -> CodecPrompt:
@@ -40,20 +41,8 @@ class Talker2Code2WavProcessor:
             voice = information.value("voice", str)
         else:
             voice = self._default_voice
-        spoken = self._until_end(codes)
+        ends = torch.nonzero(torch.isin(codes, self._ends))
+        spoken = codes[: int(ends[0]) if len(ends) else None].clone()  # a copy lets the payload's memory be freed
         if not len(spoken):
             raise ModelError("the talker ended before it said anything", field="codes")
         return CodecPrompt(codes=spoken, voice=voice, parameters=stage_input.parameters, seed=stage_input.seed)
-
-    def _until_end(self, codes: torch.Tensor) -> torch.Tensor:
-        """Copy the codes before the first end token; a copy lets the payload's memory be freed."""
-        ends = torch.nonzero(torch.isin(codes, self._ends))
-        return codes[: int(ends[0])].clone() if len(ends) else codes.clone()
-
-
-def _codec_ends(checkpoint: Path) -> list[int]:
-    """Return the talker's pad and end tokens, both of which end its codes. Raise ConfigError."""
-    path = checkpoint / "config.json"
-    config = read_json(path)
-    names = ("tts_codec_pad_token_id", "tts_codec_end_token_id")
-    return [positive(config, ("talker_config", name), str(path)) for name in names]

@@ -107,11 +107,6 @@ class Token2Wav:
         self.device = next(model.parameters()).device
         self._speakers = {name: self._encode(speaker) for name, speaker in speakers.items()}
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """The names of the checkpoint's voices."""
-        return tuple(self._speakers)
-
     def check(self, codes: torch.Tensor, voice: str) -> None:
         """Raise ModelError naming the field when the model has no such voice or cannot speak these codes."""
         if voice not in self._speakers:
@@ -137,7 +132,7 @@ class Token2Wav:
 
     @torch.inference_mode()
     def denoise(self, requests: Sequence[CodecRequest], parameters: DiffusionParameters) -> Denoising:
-        """Begin a batch of requests that have passed ``check``."""
+        """Return the ``Denoising`` of a batch of requests that have passed ``check``; no step is taken yet."""
         speakers = [self._speakers[request.voice] for request in requests]
         return Denoising(self._dit, requests, speakers, parameters, self.device)
 
