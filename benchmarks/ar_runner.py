@@ -282,7 +282,8 @@ class StepsAlone(GPUARModelRunner):
             zeroed = torch.from_numpy(capture.zeroed[part.position : part.position + part.end - part.begin])
             if zeroed.any():
                 embedded[: len(zeroed)] = embedded[: len(zeroed)].masked_fill(zeroed.to(embedded.device)[:, None], 0)
-            capture.write(part.position, (hidden[part.begin : part.end] + embedded).cpu())
+            row = (hidden[part.begin : part.end] + embedded).cpu()
+            capture.write(part.position, row, row.view(torch.uint8).numpy(), 0, len(row))
 
 
 def _batched_against_per_request(counts: Sequence[int], runs: int) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Runners: ``create_runner`` makes the one that a stage's kind names."""
+"""Runners load the models of stages and run their prompts; ``create_runner`` makes the runner of one stage."""
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import StageConfig

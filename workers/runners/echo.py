@@ -22,15 +22,16 @@ _IN_THREAD_BYTES = 1 << 20  # fewer are made faster than a thread is called
 
 
 class EchoRunner:
-    """Runs any number of prompts at once. Implements ``Runner``."""
+    """Echoes prompts, any number at once, for stages without a model. Implements ``Runner``."""
 
     async def start(self) -> None:
         """Do nothing: there is no model."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Wait ``delay_s`` seconds; return the prompt's text and, for a later stage, pseudo-random ``bytes``.
+        """Wait for the prompt's ``delay_s`` seconds, then return its text.
 
-        Those are uint8 [``payload_bytes``], made from the seed. Raises ModelError for a prompt of another kind.
+        A prompt that captures has the output ``bytes`` too, pseudo-random uint8 [``payload_bytes``] from its seed.
+        Raises ModelError for a prompt of another kind.
         """
         if not isinstance(prompt, EchoPrompt):
             raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")

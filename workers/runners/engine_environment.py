@@ -16,8 +16,5 @@ _KEEP_FREED_MEMORY = {
 
 
 def engine_environment(device: Device) -> dict[str, str]:
-    """Return this process's environment for an engine's process that it starts.
-
-    On the CPU it includes glibc's limits. Those that the operator has set stay.
-    """
+    """Return the environment for an engine's process: this process's own, and on the CPU glibc's limits under it."""
     return (_KEEP_FREED_MEMORY if device == "cpu" else {}) | dict(os.environ)

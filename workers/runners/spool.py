@@ -14,12 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from omni_jobs.errors import ConfigError, PayloadCorrupt
 from omni_jobs.files import require_room
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
-from workers.stages.tensors import from_torch, to_torch
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits
+from workers.stages.tensors import from_torch, is_tensor_tree, to_torch
+from workers.stages.types import convert_tensors
 
 _LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
@@ -38,62 +37,44 @@ class SpoolReader:
 
     @property
     def capacity(self) -> int:
-        """The bytes that its filesystem holds, less those that stay free. They change only when it is mounted anew."""
-        size = self._filesystem_bytes()
-        return size - self._reserve(size)
+        """The bytes of the spool's filesystem without those that stay free. Constant while it is mounted."""
+        size, reserve = self._sizes()
+        return size - reserve
 
     def write(self, name: str, information: Mapping[str, Any]) -> None:
         """Write a file of tensors, lists and dicts of tensors, and JSON values.
 
         Raises PayloadError for values that payloads cannot hold, and StorageFull when there is no room.
         """
-        tensors: dict[str, Any] = {}
-        values: dict[str, Any] = {}
-        for key, value in information.items():
-            if isinstance(value, torch.Tensor):
-                tensors[key] = from_torch(value)
-            elif isinstance(value, Mapping) and _all_tensors(value.values()):
-                tensors[key] = {inner: from_torch(tensor) for inner, tensor in value.items()}
-            elif isinstance(value, list | tuple) and _all_tensors(value):
-                tensors[key] = [from_torch(tensor) for tensor in value]
-            else:
-                values[key] = value
+        tensors = {key: value for key, value in information.items() if is_tensor_tree(value)}
+        values = {key: value for key, value in information.items() if key not in tensors}
         payload = Payload(
             manifest=Manifest(kind="spool", job_id=name, stage="spool", attempt=1),
-            additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
+            additional_information=AdditionalInformationPayload(convert_tensors(tensors, from_torch), values),
         )
         path = self._path(name)
-        require_room(self.directory, payload.nbytes, self._reserve(self._filesystem_bytes()), key=name)
+        require_room(self.directory, payload.nbytes, self._sizes()[1], key=name)
         payload.write(path)
 
-    def _reserve(self, filesystem_bytes: int) -> int:
-        return min(self.min_free_bytes, filesystem_bytes // 10)
-
-    def _filesystem_bytes(self) -> int:
-        status = os.statvfs(self.directory)
-        return status.f_blocks * status.f_frsize
-
     def read(self, name: str) -> dict[str, Any]:
-        """Return what was written; its tensors are read-only views of the mapped file.
+        """Return the values that were written; the tensors are read-only views of the mapped file.
 
         Raises PayloadError when the file is no payload, and StorageUnavailable when it cannot be read.
         """
         information = Payload.open(self._path(name), _LIMITS, key=name).additional_information
         if information is None:
             raise PayloadCorrupt("no additional information", field="additional_information", key=name)
-        values: dict[str, Any] = dict(information.values)
-        for key, value in information.tensors.items():
-            if isinstance(value, Tensor):
-                values[key] = to_torch(value)
-            elif isinstance(value, Mapping):
-                values[key] = {inner: to_torch(tensor) for inner, tensor in value.items()}
-            else:
-                values[key] = [to_torch(tensor) for tensor in value]
-        return values
+        return {**information.values, **convert_tensors(information.tensors, to_torch)}
 
     def remove(self, name: str) -> None:
-        """Remove a file; it may be gone already. Its maps stay valid."""
+        """Remove a file, which may be gone already. Tensors that were read from it stay valid."""
         self._path(name).unlink(missing_ok=True)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the bytes of the filesystem, and those of them that stay free."""
+        status = os.statvfs(self.directory)
+        size = status.f_blocks * status.f_frsize
+        return size, min(self.min_free_bytes, size // 10)
 
     def _path(self, name: str) -> Path:
         if not name.isalnum():
@@ -101,12 +82,8 @@ class SpoolReader:
         return self.directory / name
 
 
-def _all_tensors(values: Any) -> bool:
-    return bool(values) and all(isinstance(value, torch.Tensor) for value in values)
-
-
 class Spool(SpoolReader):
-    """The owner's side: it makes the directory, and removes it in the end."""
+    """The owner's side of a spool: makes its directory, and removes it with ``close``."""
 
     def __init__(self, base: Path | None = None, min_free_bytes: int = 0) -> None:
         """Make a new directory in ``base`` (None: in shared memory) and remove those of dead owners there.
@@ -129,7 +106,7 @@ class Spool(SpoolReader):
         super().__init__(directory, min_free_bytes)
 
     def close(self) -> None:
-        """Remove the directory; maps of its files stay valid. Safe to call twice."""
+        """Remove the directory; tensors that were read from its files stay valid. Safe to call twice."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self._held.close()
 

@@ -25,7 +25,7 @@ class OmniModelConfig:
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
-        """Return the model at ``path``, or else at the pipeline's own; None for a pipeline without a model.
+        """Return a stage's model at ``path``, or else at the pipeline's own; None for a pipeline without a model.
 
         Raises ConfigError when the checkpoint is missing or cannot be used.
         """
@@ -67,9 +67,9 @@ class OmniEngineArgs:
 
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
-        """Return the stage config with this process's settings over it, for the device that the stage runs on.
+        """Return a stage's engine arguments: its stage config with this process's settings over it, on its device.
 
-        Raises ConfigError when there is no such device.
+        Raises ConfigError when the device cannot be used.
         """
         kind, index = resolve_device(_wanted_device(stage, settings), stage.name)
         engine = stage.engine.on(kind)

@@ -22,7 +22,7 @@ from omni_jobs.pipelines import declarations
 from omni_jobs.pipelines.parameters import ArParameters, StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult
+from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult, convert_tensors
 
 
 class InputProcessor(Protocol):
@@ -61,10 +61,7 @@ class Stage:
 
     @cached_property
     def processor(self) -> InputProcessor:
-        """The stage's input processor, loaded when it is first asked for. Raises ConfigError.
-
-        That it fits the stage was checked when the stage config was loaded.
-        """
+        """The stage's input processor, loaded when it is first read. Raises ConfigError when it cannot be loaded."""
         declared = declarations.processor(self.config.processor)
         try:
             kind: type[InputProcessor] = resolve_name(declared.implementation)
@@ -90,9 +87,10 @@ class Stage:
         seed: int,
         has_consumers: bool,
     ) -> StageInput:
-        """Return one job at this stage, with the job's parameters over the stage config's.
+        """Return the stage input of one job, with the job's parameters over the stage config's.
 
-        ``has_consumers``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest.
+        ``has_consumers``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
+        parameter that is wrong.
         """
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
@@ -115,7 +113,7 @@ class Stage:
         )
 
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        """Return the runner's prompt. Raises OmniJobsError carrying this stage's name."""
+        """Return the engine prompt that the input processor makes. Raises its OmniJobsError with this stage's name."""
         with self.named_in_errors():
             return self.processor(stage_input)
 
@@ -137,8 +135,8 @@ class Stage:
             )
 
     def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
-        """Return the payload for later stages: captured rows, tokens and named outputs."""
-        tensors: dict[str, Any] = {name: _to_wire(value) for name, value in output.multimodal_outputs.items()}
+        """Return the payload for later stages: the rows, tokens, named outputs and values of the runner's output."""
+        tensors = convert_tensors(output.multimodal_outputs, _to_wire)
         if output.hidden_states is not None:
             tensors["hidden_states"] = _to_wire(output.hidden_states)
         if self.config.kind == "ar":
@@ -152,7 +150,6 @@ class Stage:
             values["voice"] = voice
         return Payload(
             manifest=Manifest(kind=self.config.produces, job_id=stage_input.job_id, stage=self.name, attempt=attempt),
-            prompt_embeds=None,
             additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
         )
 
@@ -197,7 +194,7 @@ class Stage:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Give this stage's name to every OmniJobsError that is raised inside and has no stage yet."""
+        """Context manager: give this stage's name to every OmniJobsError that is raised within and names no stage."""
         try:
             yield
         except OmniJobsError as error:
@@ -205,15 +202,10 @@ class Stage:
             raise
 
 
-def _to_wire(value: Any) -> Any:
-    """Return a payload's tensor for one of torch or numpy; mappings and sequences of tensors keep their form."""
-    if isinstance(value, np.ndarray):
-        return Tensor.from_numpy(value)
-    if isinstance(value, Mapping):
-        return {name: _to_wire(tensor) for name, tensor in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_wire(tensor) for tensor in value]
+def _to_wire(tensor: Any) -> Tensor:
+    if isinstance(tensor, np.ndarray):
+        return Tensor.from_numpy(tensor)
     # Only a stage with a model comes here. An echo worker never imports torch: 3 s and 300 MB.
     from workers.stages.tensors import from_torch
 
-    return from_torch(value)
+    return from_torch(tensor)

@@ -46,6 +46,12 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(array, dtype=dtype).reshape(tensor.shape)
 
 
+def is_tensor_tree(value: object) -> bool:
+    """Return whether the value is a tensor of torch, or a list or dict of them."""
+    members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(member, torch.Tensor) for member in members)
+
+
 def from_torch(tensor: torch.Tensor) -> Tensor:
     """Return a payload's tensor on the same memory where that is on the CPU and contiguous, else on a copy.
 

@@ -6,8 +6,8 @@ every stage run has is a tuple, because a tuple is made in half the time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -23,6 +23,15 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"
 """The kinds of multimodal output that a stage may give per request."""
+
+
+def convert_tensors(tree: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return the tree, a tensor or a list or dict of trees, with ``convert`` applied to each of its tensors."""
+    if isinstance(tree, Mapping):
+        return {name: convert_tensors(member, convert) for name, member in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [convert_tensors(member, convert) for member in tree]
+    return convert(tree)
 
 
 class StageInput(NamedTuple):
@@ -52,7 +61,6 @@ class OmniTextPrompt:
     parameters: ArParameters
     seed: int
     capture: bool
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

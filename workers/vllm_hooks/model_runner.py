@@ -98,10 +98,6 @@ class HookedModelRunner(GPUModelRunner):
         rows = zip(ids, edges[:-1], edges[1:], computed, strict=True)
         return [StepRows(*row) for row in rows if row[0] in wanted]
 
-    def max_step_rows(self) -> int:
-        """Return the largest number of rows that a step can have."""
-        return int(self.max_num_tokens)
-
     def row_bytes(self) -> int:
         """Return the size in bytes of one row of the last hidden states."""
         dtype: torch.dtype = self.dtype  # type: ignore[assignment]  # vLLM has resolved "auto" by now

@@ -1,12 +1,16 @@
 """Prompts for code2wav, and what its runners start with, on the tiny checkpoint."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from omni_jobs.errors import StageError
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.pipelines.stage_config import EngineSettings
+from workers.models.qwen2_5_omni.token2wav import Token2Wav
+from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, Progress
 
@@ -39,3 +43,37 @@ def waveform(output: OmniModelRunnerOutput) -> torch.Tensor:
 
 def nothing(_: Progress) -> None:
     """A sink for progress nobody reads."""
+
+
+class Row:
+    """A row of a batch that keeps its result; after ``leaves_after`` steps it is no longer wanted."""
+
+    def __init__(self, prompt: CodecPrompt, leaves_after: int = 1 << 30) -> None:
+        self.prompt = prompt
+        self.done = 0
+        self.result: OmniModelRunnerOutput | StageError | None = None
+        self._leaves_after = leaves_after
+
+    @property
+    def wanted(self) -> bool:
+        return self.result is None and self.done < self._leaves_after
+
+    def report(self, done: int, total: int) -> None:
+        self.done = done
+
+    def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
+        assert self.result is None
+        self.result = result
+
+    def waveform(self) -> torch.Tensor:
+        assert isinstance(self.result, OmniModelRunnerOutput), self.result
+        return waveform(self.result)
+
+
+def run_batch(
+    model: Token2Wav, prompts: Sequence[CodecPrompt], leaves_after: dict[int, int] | None = None
+) -> list[Row]:
+    """Run a batch whose rows of ``leaves_after`` are no longer wanted after so many steps."""
+    rows = [Row(prompt, (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
+    GPUDiffusionModelRunner(model).execute_model(rows)
+    return rows

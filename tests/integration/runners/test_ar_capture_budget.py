@@ -42,7 +42,6 @@ async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 
 def budget_for(thinker: ARRunner, requests: float) -> int:
     """Room for so many of ``prompt()``: the bytes of one."""
-    assert thinker._budget is not None
     assert thinker._budget.reserved == 0
     need = 2 * (len(PROMPT) + TOKENS) * thinker._row_bytes
     thinker._budget.limit = int(requests * need)
@@ -50,7 +49,6 @@ def budget_for(thinker: ARRunner, requests: float) -> int:
 
 
 async def until_waits(thinker: ARRunner, count: int) -> None:
-    assert thinker._budget is not None
     async with asyncio.timeout(60):
         while thinker._budget.waiting < count:
             await asyncio.sleep(0.005)
@@ -58,7 +56,6 @@ async def until_waits(thinker: ARRunner, count: int) -> None:
 
 def spooled(thinker: ARRunner) -> dict[str, int]:
     """The spool's files, and the bytes of the tensors in each: what follows the header of a safetensors file."""
-    assert thinker._spool is not None
     found = {}
     for path in thinker._spool.directory.iterdir():
         with suppress(FileNotFoundError), path.open("rb") as file:
@@ -81,13 +78,12 @@ def rows(output: OmniModelRunnerOutput) -> torch.Tensor:
 
 
 async def test_the_setting_is_the_limit_and_a_row_is_what_it_says(thinker: ARRunner) -> None:
-    assert thinker._budget is not None
     assert thinker._budget.limit == BUDGET
     output = await thinker.run(prompt(), quiet)
     assert rows(output).shape[1] * rows(output).element_size() == thinker._row_bytes
-    assert thinker.reserved_capture_bytes == 2 * (len(PROMPT) + TOKENS) * thinker._row_bytes
+    assert thinker._budget.reserved == 2 * (len(PROMPT) + TOKENS) * thinker._row_bytes
     output.free()
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0
 
 
 async def test_captures_stay_within_the_budget_and_all_come_through(thinker: ARRunner) -> None:
@@ -107,14 +103,14 @@ async def test_captures_stay_within_the_budget_and_all_come_through(thinker: ARR
     tasks = [asyncio.create_task(run(n)) for n in range(8)]
     while not all(task.done() for task in tasks):
         most = max(most, await kept_bytes(thinker))
-        assert thinker.reserved_capture_bytes <= 2 * need
+        assert thinker._budget.reserved <= 2 * need
     for found in await asyncio.gather(*tasks):
         torch.testing.assert_close(found, rows(alone), rtol=1e-4, atol=1e-4)
     assert 0 < most <= 2 * need
     waited = [[progress.waiting for progress in of_one].count(True) for of_one in seen]
     assert waited == [0, 0] + [1] * 6
     assert seen[7][:2] == [Progress(0, None, "waiting"), Progress(0, TOKENS, "tokens")]
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0
 
 
 async def test_one_too_large_alone_fails_and_one_that_captures_nothing_does_not(thinker: ARRunner) -> None:
@@ -127,7 +123,7 @@ async def test_one_too_large_alone_fails_and_one_that_captures_nothing_does_not(
     output = await thinker.run(prompt(capture=False), quiet)
     assert len(output.token_ids) == TOKENS
     assert output.hidden_states is None
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0
 
 
 async def test_a_text_prompts_tokens_are_counted_before_it_enters_the_engine(thinker: ARRunner) -> None:
@@ -149,7 +145,7 @@ async def test_one_that_captures_nothing_does_not_wait_and_an_output_keeps_its_r
     assert not waiting.done()
     kept.free()
     (await waiting).free()
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0
 
 
 async def test_cancelled_waiting_or_running_it_gives_its_room_back(thinker: ARRunner) -> None:
@@ -163,13 +159,13 @@ async def test_cancelled_waiting_or_running_it_gives_its_room_back(thinker: ARRu
     with pytest.raises(asyncio.CancelledError):
         await first
     await running_now.wait()
-    assert thinker.reserved_capture_bytes == need
+    assert thinker._budget.reserved == need
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     async with asyncio.timeout(60):
         (await second).free()
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0
     assert (await thinker.stats())["held_captures"] == 0
 
 
@@ -188,9 +184,8 @@ async def test_the_default_of_a_worker_with_dockers_shared_memory_takes_requests
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(thinker, "_args", replace(thinker._args, capture_bytes=None))
-    monkeypatch.setattr(thinker._open_spool(), "min_free_bytes", 256 << 20)
+    monkeypatch.setattr(thinker._spool, "min_free_bytes", 256 << 20)
     thinker._set_budget(thinker._row_bytes, buffer_bytes=0)
-    assert thinker._budget is not None
     assert thinker._budget.limit == (64 << 20) - (64 << 20) // 10
     (await thinker.run(prompt(), quiet)).free()
     thinker._budget.limit = 1
@@ -210,4 +205,4 @@ async def test_a_dead_engine_frees_what_waited_and_what_ran(thinker: ARRunner) -
     os.kill((await thinker.stats())["pid"], signal.SIGKILL)
     for found in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(found, EngineDead), found
-    assert thinker.reserved_capture_bytes == 0
+    assert thinker._budget.reserved == 0

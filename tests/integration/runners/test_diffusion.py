@@ -14,15 +14,14 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, OdeSolver
-from tests.integration.runners.codec_prompts import FAST, args, nothing, prompt, waveform
+from tests.integration.runners.codec_prompts import FAST, args, nothing, prompt, run_batch, waveform
 from tests.oracles.reference import Reference, seeded_randn
 from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.diffusion.diffusion_runner import Batching, DiffusionRunner
-from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
+from workers.stages.types import CodecPrompt, OmniTokensPrompt, Progress
 
 LENGTHS = (7, 50, 33, 64, 50)
 VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
@@ -33,29 +32,6 @@ def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
         prompt(length, voice=voice, seed=n, parameters=parameters)
         for n, (length, voice) in enumerate(zip(LENGTHS, VOICES, strict=True))
     ]
-
-
-class Collector:
-    """A batch watcher that keeps results; ``leaves_after[row]`` steps that row is no longer wanted."""
-
-    def __init__(self, leaves_after: dict[int, int] | None = None) -> None:
-        self.results: dict[int, OmniModelRunnerOutput | OmniJobsError] = {}
-        self.done: dict[int, int] = {}
-        self._leaves_after = leaves_after or {}
-
-    def wanted(self, row: int) -> bool:
-        return self.done.get(row, 0) < self._leaves_after.get(row, 1 << 30)
-
-    def progress(self, row: int, done: int, total: int) -> None:
-        self.done[row] = done
-
-    def finished(self, row: int, result: OmniModelRunnerOutput | OmniJobsError) -> None:
-        self.results[row] = result
-
-    def waveform(self, row: int) -> torch.Tensor:
-        result = self.results[row]
-        assert isinstance(result, OmniModelRunnerOutput)
-        return waveform(result)
 
 
 class Gate:
@@ -101,12 +77,6 @@ async def runner(tiny_checkpoint: Path) -> AsyncIterator[DiffusionRunner]:
     await runner.close()
 
 
-def run_batch(model: Token2Wav, prompts: Sequence[CodecPrompt], watcher: Collector | None = None) -> Collector:
-    watcher = watcher or Collector()
-    GPUDiffusionModelRunner(model).execute_model(prompts, watcher)
-    return watcher
-
-
 def transformers_waveform(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
     speaker = reference.model.speaker_map[wanted.voice]
     with seeded_randn(wanted.seed), torch.no_grad():
@@ -137,7 +107,7 @@ def test_one_request_is_transformers_own(
     model: Token2Wav, reference: Reference, parameters: DiffusionParameters, voice: str
 ) -> None:
     wanted = prompt(31, voice=voice, seed=2**63 - 1, parameters=parameters)
-    ours = run_batch(model, [wanted]).waveform(0)
+    ours = run_batch(model, [wanted])[0].waveform()
     assert ours.dtype == torch.float32
     assert ours.shape == (31 * 480,)
     assert ours.std() > 0.01
@@ -151,9 +121,9 @@ def test_five_lengths_at_once_equal_one_by_one(
     prompts = ragged(parameters)
     together = run_batch(model, prompts)
     for row, wanted in enumerate(prompts):
-        alone = run_batch(model, [wanted]).waveform(0)
-        torch.testing.assert_close(together.waveform(row), alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(together.waveform(1), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
+        alone = run_batch(model, [wanted])[0].waveform()
+        torch.testing.assert_close(together[row].waveform(), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(together[1].waveform(), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
 
 
 def mel_of_a_plain_loop(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
@@ -227,23 +197,22 @@ def test_rows_that_leave_do_not_change_the_others(model: Token2Wav) -> None:
     prompts = ragged(FAST)
     whole = run_batch(model, prompts)
     # The longest leaves first, then the shortest: the batch is trimmed and its mask made anew.
-    left = run_batch(model, prompts, Collector({3: 1, 0: 0}))
-    assert left.results.keys() == {1, 2, 4}
-    for row in left.results:
-        torch.testing.assert_close(left.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+    left = run_batch(model, prompts, {3: 1, 0: 0})
+    assert [row for row in range(5) if left[row].result is not None] == [1, 2, 4]
+    for row in (1, 2, 4):
+        torch.testing.assert_close(left[row].waveform(), whole[row].waveform(), rtol=0, atol=1e-5)
 
 
 def test_a_batch_that_all_leave_ends(model: Token2Wav) -> None:
-    left = run_batch(model, ragged(FAST), Collector(dict.fromkeys(range(5), 1)))
-    assert left.results == {}
-    assert set(left.done.values()) == {1}
+    left = run_batch(model, ragged(FAST), dict.fromkeys(range(5), 1))
+    assert {(row.result, row.done) for row in left} == {(None, 1)}
 
 
 def test_the_seed_decides(model: Token2Wav) -> None:
     prompts = [prompt(seed=5), prompt(seed=6), prompt(seed=5)]
     result = run_batch(model, prompts)
-    torch.testing.assert_close(result.waveform(0), result.waveform(2), rtol=0, atol=1e-6)
-    assert not torch.allclose(result.waveform(0), result.waveform(1), atol=1e-3)
+    torch.testing.assert_close(result[0].waveform(), result[2].waveform(), rtol=0, atol=1e-6)
+    assert not torch.allclose(result[0].waveform(), result[1].waveform(), atol=1e-3)
 
 
 # What cannot run
@@ -299,9 +268,9 @@ def test_a_batch_that_fails_is_tried_one_by_one(
     whole = run_batch(model, prompts)
     monkeypatch.setattr(Denoising, "step", fails_for_long_rows)
     partly = run_batch(model, prompts)
-    assert isinstance(partly.results[3], error)
+    assert isinstance(partly[3].result, error)
     for row in (0, 1, 2, 4):
-        torch.testing.assert_close(partly.waveform(row), whole.waveform(row), rtol=0, atol=1e-5)
+        torch.testing.assert_close(partly[row].waveform(), whole[row].waveform(), rtol=0, atol=1e-5)
 
 
 async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +339,7 @@ async def test_many_at_once(runner: DiffusionRunner, model: Token2Wav) -> None:
     prompts = [prompt(5 + n, voice=VOICES[n % 2], seed=n) for n in range(12)]
     outputs = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
     for wanted, output in zip(prompts, outputs, strict=True):
-        alone = run_batch(model, [wanted]).waveform(0)
+        alone = run_batch(model, [wanted])[0].waveform()
         torch.testing.assert_close(waveform(output), alone, rtol=0, atol=1e-5)
 
 
@@ -440,7 +409,7 @@ async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
         await tasks[3]
     gate.open()
     for n in (0, 1, 2, 4):
-        alone = run_batch(model, [prompts[n]]).waveform(0)
+        alone = run_batch(model, [prompts[n]])[0].waveform()
         torch.testing.assert_close(waveform(await tasks[n]), alone, rtol=0, atol=1e-5)
     assert kept == [4]
 

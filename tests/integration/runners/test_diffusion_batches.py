@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
+from omni_jobs.errors import EngineDead, ModelError
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.pipelines.stage_config import EngineSettings
+from tests.integration.runners.codec_prompts import run_batch
 from workers.models.qwen2_5_omni.denoising import Denoising
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
-from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import CodecPrompt, OmniModelRunnerOutput
 
@@ -30,26 +29,6 @@ from workers.stages.types import CodecPrompt, OmniModelRunnerOutput
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path) -> Token2Wav:
     return load_token2wav(tiny_checkpoint, torch.device("cpu"), voices=["Chelsie", "Ethan"])
-
-
-@dataclass
-class Leaving:
-    """A batch watcher; the rows of ``after`` are no longer wanted after so many steps."""
-
-    after: dict[int, int] = field(default_factory=dict)
-    waveforms: dict[int, torch.Tensor] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-
-    def wanted(self, row: int) -> bool:
-        return row not in self.after or self.steps.get(row, 0) < self.after[row]
-
-    def progress(self, row: int, done: int, total: int) -> None:
-        self.steps[row] = done
-
-    def finished(self, row: int, result: OmniModelRunnerOutput | OmniJobsError) -> None:
-        assert isinstance(result, OmniModelRunnerOutput), result
-        assert row not in self.waveforms
-        self.waveforms[row] = result.multimodal_outputs["waveform"]
 
 
 @st.composite
@@ -89,13 +68,11 @@ def batches(draw: st.DrawFn) -> tuple[list[CodecPrompt], dict[int, int]]:
 @given(batches())
 def test_a_row_is_what_it_is_alone(model: Token2Wav, batch: tuple[list[CodecPrompt], dict[int, int]]) -> None:
     prompts, leaving = batch
-    together = Leaving(dict(leaving))
-    GPUDiffusionModelRunner(model).execute_model(prompts, together)
-    assert together.waveforms.keys() == set(range(len(prompts))) - leaving.keys()
-    for row, waveform in together.waveforms.items():
-        alone = Leaving()
-        GPUDiffusionModelRunner(model).execute_model([prompts[row]], alone)
-        torch.testing.assert_close(waveform, alone.waveforms[0], rtol=0, atol=1e-5)
+    for n, row in enumerate(run_batch(model, prompts, leaving)):
+        if n in leaving:
+            assert row.result is None
+        else:
+            torch.testing.assert_close(row.waveform(), run_batch(model, [row.prompt])[0].waveform(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts allocations on Linux alone")

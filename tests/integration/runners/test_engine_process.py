@@ -15,10 +15,9 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters
-from tests.integration.runners.codec_prompts import args, nothing, prompt, waveform
+from tests.integration.runners.codec_prompts import args, nothing, prompt, run_batch, waveform
 from workers.models.qwen2_5_omni.token2wav import load_token2wav
 from workers.runners.diffusion.engine_process import EngineProcess
-from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
 
@@ -70,8 +69,8 @@ async def _running(engine: EngineProcess) -> asyncio.Task[OmniModelRunnerOutput]
 
 
 def _spooled(engine: EngineProcess) -> list[str]:
-    spool = engine._spool
-    return [] if spool is None else [name for name in os.listdir(spool.directory) if name != ".lock"]
+    directory = engine._spool.directory
+    return [name for name in os.listdir(directory) if name != ".lock"] if directory.exists() else []
 
 
 async def _gone(pid: int) -> None:
@@ -85,25 +84,8 @@ async def test_the_waveforms_are_those_of_the_model(engine: EngineProcess, tiny_
     prompts = [prompt(20), prompt(33, voice="Ethan"), prompt(7, seed=(1 << 63) - 1)]
     found = await asyncio.gather(*(engine.run(one, nothing) for one in prompts))
     for one, output in zip(prompts, found, strict=True):
-        watcher = _Kept()
-        GPUDiffusionModelRunner(model).execute_model([one], watcher)
-        assert watcher.output is not None
-        torch.testing.assert_close(waveform(output), waveform(watcher.output), rtol=0, atol=1e-5)
+        torch.testing.assert_close(waveform(output), run_batch(model, [one])[0].waveform(), rtol=0, atol=1e-5)
     assert _spooled(engine) == []
-
-
-class _Kept:
-    output: OmniModelRunnerOutput | None = None
-
-    def wanted(self, row: int) -> bool:
-        return True
-
-    def progress(self, row: int, done: int, total: int) -> None:
-        pass
-
-    def finished(self, row: int, result: object) -> None:
-        if isinstance(result, OmniModelRunnerOutput):
-            self.output = result
 
 
 async def test_progress_comes_in_order_and_to_its_end(engine: EngineProcess) -> None:

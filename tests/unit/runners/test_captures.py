@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.runners.ar.captures import Capture, CaptureStore, CopyRing, HostCopies
+from workers.runners.ar.captures import Capture, CaptureStore, CopyRing
 
 
 def capture(key: str = "k", prompt: int = 3) -> Capture:
@@ -17,12 +17,17 @@ def rows(*values: float) -> torch.Tensor:
     return torch.tensor(values)[:, None].expand(-1, 2)
 
 
+def write(found: Capture, position: int, step: torch.Tensor) -> None:
+    """Write a whole step."""
+    CopyRing(max_rows=len(step), buffers=0).push(step, [(found, position, 0, len(step))])
+
+
 def test_rows_stand_at_their_positions_however_they_come() -> None:
     found = capture()
-    found.write(2, rows(2, 3))
+    write(found, 2, rows(2, 3))
     assert found.missing(4) == [0, 1]
-    found.write(0, rows(0, 1))
-    found.write(1, rows(1, 2))  # recomputed after a preemption
+    write(found, 0, rows(0, 1))
+    write(found, 1, rows(1, 2))  # recomputed after a preemption
     assert found.missing(4) == []
     assert found.missing(6) == [4, 5]
     assert found.rows is not None
@@ -31,9 +36,9 @@ def test_rows_stand_at_their_positions_however_they_come() -> None:
 
 def test_rows_behind_those_that_were_reserved_are_dropped() -> None:
     found = Capture("k", 1, np.zeros(1, dtype=np.bool_), max_rows=3)
-    found.write(0, rows(0))
-    found.write(1, rows(1, 2, 3))
-    found.write(4, rows(4))
+    write(found, 0, rows(0))
+    write(found, 1, rows(1, 2, 3))
+    write(found, 4, rows(4))
     assert found.rows is not None
     assert found.rows[:, 1].tolist() == [0, 1, 2]
     assert found.missing(5) == [3, 4]
@@ -42,8 +47,8 @@ def test_rows_behind_those_that_were_reserved_are_dropped() -> None:
 def test_a_step_that_ran_too_far_is_not_taken() -> None:
     """With async scheduling, or a stop string, one token more than is kept may be computed."""
     found = capture()
-    found.write(0, rows(0, 1, 2))
-    found.write(3, rows(9))
+    write(found, 0, rows(0, 1, 2))
+    write(found, 3, rows(9))
     assert found.missing(3) == []
     assert found.rows is not None
     assert found.rows[:3, 0].tolist() == [0, 1, 2]
@@ -53,7 +58,7 @@ def test_rows_of_any_dtype_and_layout_are_the_same_bits() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found = capture()
         step = torch.randn(4, 6).to(dtype)[:, ::2]
-        found.write(0, step)
+        write(found, 0, step)
         assert found.rows is not None
         assert torch.equal(found.rows[:4], step)
 
@@ -85,13 +90,13 @@ def test_take_before_the_request_leaves_the_batch() -> None:
     assert store.held == 0
 
 
-def test_drop_frees_a_running_and_an_unknown_one() -> None:
+def test_take_frees_a_running_and_knows_no_unknown_one() -> None:
     store = CaptureStore(max_closed=2)
     store.open("r", capture())
-    store["r"].write(0, rows(1))
+    write(store["r"], 0, rows(1))
     assert store.held_bytes > 0
-    store.drop("k")
-    store.drop("unknown")
+    store.take("k")
+    store.take("unknown")
     assert (store.held, store.held_bytes, bool(store)) == (0, 0, False)
 
 
@@ -106,7 +111,7 @@ def test_captures_nobody_takes_are_bounded_the_oldest_go() -> None:
 
 
 def test_on_the_cpu_a_step_is_delivered_at_once_without_a_copy_to_the_host() -> None:
-    copies = HostCopies(max_rows=8)
+    copies = CopyRing(max_rows=8, buffers=0)
     first, second = capture("a"), capture("b")
     copies.push(rows(1, 2, 3), [(first, 0, 0, 2), (second, 5, 2, 3)])
     assert first.rows is not None
@@ -189,7 +194,7 @@ def test_a_short_step_after_a_long_one_leaves_nothing_of_it_behind() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_copies_are_pinned_and_the_same_bits() -> None:
-    copies = HostCopies(max_rows=8)
+    copies = CopyRing(max_rows=8)
     found = capture()
     steps = [torch.randn(2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(7)]
     for n, step in enumerate(steps):

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("vllm")
 
 from omni_jobs.errors import ModelError
-from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CopyRing
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.vllm_hooks.model_runner import AddedRequest
 
@@ -149,5 +149,5 @@ def test_outputs_that_cannot_be_handed_on_are_named(name: str, output: Any) -> N
 
 def two_rows() -> Capture:
     capture = Capture("k", 1, np.zeros(1, dtype=np.bool_), max_rows=2)
-    capture.write(0, torch.zeros(2, H))
+    CopyRing(max_rows=2, buffers=0).push(torch.zeros(2, H), [(capture, 0, 0, 2)])
     return capture

@@ -13,11 +13,10 @@ import gc
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
-from omni_jobs.pipelines.parameters import ArParameters
 from workers.models.components import component_of
 from workers.models.interface import INFORMATION
 from workers.runners.ar.capture_budget import (
@@ -49,35 +48,37 @@ if TYPE_CHECKING:
 
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
+_Prompt = OmniTextPrompt | OmniTokensPrompt
+
 
 class ARRunner:
     """Runs any AR component of ``workers.models.components``: a thinker, a talker. Implements ``Runner``."""
+
+    # From ``start`` on; the spool and the budget outlive ``close``.
+    _spool: Spool
+    _budget: CaptureBudget
+    _row_bytes: int
+    _stop_ids: list[int]
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Prepare; nothing is loaded yet. Raises ConfigError when no AR stage runs this component of the checkpoint."""
         self._args = args
         self._component = component_of(args.model, args.stage)
         self._engine: Engine | None = None
-        self._spool: Spool | None = None
-        self._budget: CaptureBudget | None = None
-        self._row_bytes = 0
-        self._stop_ids: list[int] = []
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
         self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
         self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))
+        self._held = ExitStack()
         self._closed = False
 
     async def start(self) -> None:
         """Start vLLM's processes and load the model there. Raises ConfigError or EngineDead."""
-        self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
+        self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
             sizes, *_ = await self._engine.call(
-                "omni_start",
-                str(self._spool.directory),
-                self._spool.min_free_bytes,
-                self._component.adds_embeddings,
+                "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
             )
             self._set_budget(sizes["row_bytes"], sizes["buffer_bytes"])
         except BaseException:
@@ -90,7 +91,7 @@ class ARRunner:
         limit = self._args.capture_bytes
         remedy = RAISE_LIMIT
         if limit is None:
-            capacity = self._open_spool().capacity
+            capacity = self._spool.capacity
             limit = default_capture_bytes(capacity)
             remedy = ENLARGE_SPOOL if limit == capacity else RAISE_LIMIT
         if limit < buffer_bytes:
@@ -124,8 +125,9 @@ class ARRunner:
             raise
 
     async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        if not isinstance(prompt, OmniTextPrompt | OmniTokensPrompt):
+        if not isinstance(prompt, _Prompt):
             raise ModelError(f"an AR stage takes no {type(prompt).__name__}", field="kind")
+        engine = self._running()
         key = uuid.uuid4().hex
         reservation: Reservation | None = None
         options: dict[str, Any] = {}
@@ -133,8 +135,11 @@ class ARRunner:
         try:
             if prompt.capture:
                 if isinstance(prompt, OmniTextPrompt):
-                    vllm_prompt = await self._running().render(vllm_prompt)
-                rows = self._most_rows(prompt, vllm_prompt)
+                    vllm_prompt = await engine.render(vllm_prompt)
+                embeds = vllm_prompt.get("prompt_embeds")
+                tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
+                # One row for each token of the prompt and each generated one.
+                rows = min(tokens + prompt.parameters.max_tokens, engine.max_model_len)
                 reservation = await self._reserve(rows, prompt.parameters.max_tokens, progress)
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)
@@ -144,25 +149,15 @@ class ARRunner:
             await self._clean_up(key, reservation, error)
             raise
         finally:
-            if self._spool is not None:
-                self._spool.remove(key)
-
-    def _most_rows(self, prompt: OmniTextPrompt | OmniTokensPrompt, vllm_prompt: Mapping[str, Any]) -> int:
-        """Return how many rows the request can have: one for each token of its prompt and each generated one."""
-        embeds = vllm_prompt.get("prompt_embeds")
-        tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
-        return min(tokens + prompt.parameters.max_tokens, self._running().max_model_len)
+            self._spool.remove(key)
 
     async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> Reservation:
         """Wait for the bytes of that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
-        budget = self._budget
-        if budget is None:
-            raise EngineDead("the engine is not running", stage=self._args.stage)
         nbytes = 2 * rows * self._row_bytes
-        if nbytes > budget.limit or budget.has_room(nbytes):
-            return await budget.reserve(nbytes)
+        if nbytes > self._budget.limit or self._budget.has_room(nbytes):
+            return await self._budget.reserve(nbytes)
         progress(Progress(0, None, WAITING))
-        reservation = await budget.reserve(nbytes)
+        reservation = await self._budget.reserve(nbytes)
         progress(Progress(0, max_tokens, "tokens"))
         return reservation
 
@@ -177,9 +172,7 @@ class ARRunner:
         if engine is not None:
             await engine.close()
             gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            spool.close()
+        self._held.close()
 
     @property
     def healthy(self) -> bool:
@@ -191,20 +184,10 @@ class ARRunner:
         counts, *_ = await self._running().call("omni_stats")
         return counts
 
-    @property
-    def reserved_capture_bytes(self) -> int:
-        """The bytes that are reserved for hidden states now."""
-        return 0 if self._budget is None else self._budget.reserved
-
     def _running(self) -> Engine:
         if self._engine is None:
             raise EngineDead("the engine is not running", stage=self._args.stage)
         return self._engine
-
-    def _open_spool(self) -> Spool:
-        if self._spool is None:
-            raise EngineDead("the engine is not running", stage=self._args.stage)
-        return self._spool
 
     async def _clean_up(self, key: str, reservation: Reservation | None, error: BaseException) -> None:
         """Make the engine forget a request that failed or was cancelled; name the stage in its error."""
@@ -224,32 +207,30 @@ class ARRunner:
                 return  # what it held went with it
             await engine.abort(key)
             await engine.call("omni_drop", key)
-            if self._spool is not None:
-                self._spool.remove(key)  # a take that was under way has written it meanwhile
+            self._spool.remove(key)  # a take that was under way has written it meanwhile
         except EngineDead:
             return
         finally:
             if reservation is not None:
                 reservation.free()
 
-    async def _inform(self, prompt: OmniTextPrompt | OmniTokensPrompt, key: str) -> dict[str, Any]:
+    async def _inform(self, prompt: _Prompt, key: str) -> dict[str, Any]:
         """Send the additional information to the engine; return the sampling option that names it, if there is any.
 
         Raises ModelError naming the field that does not fit, and StorageFull.
         """
         if isinstance(prompt, OmniTextPrompt) or not prompt.additional_information:
             return {}
-        spool = self._open_spool()
-        await asyncio.to_thread(spool.write, key, prompt.additional_information)
+        await asyncio.to_thread(self._spool.write, key, prompt.additional_information)
         prompt_tokens = len(prompt.prompt_token_ids if prompt.prompt_embeds is None else prompt.prompt_embeds)
         errors = await self._load(key, prompt_tokens)
-        spool.remove(key)
+        self._spool.remove(key)
         _raise_first(errors)
         return {INFORMATION: key}
 
     async def _generate(
         self,
-        prompt: OmniTextPrompt | OmniTokensPrompt,
+        prompt: _Prompt,
         vllm_prompt: Mapping[str, Any],
         key: str,
         options: Mapping[str, Any],
@@ -288,16 +269,16 @@ class ARRunner:
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
-        outputs = self._open_spool().read(key)
+        outputs = self._spool.read(key)
         values = {"mrope_delta": outputs.pop("mrope_delta")} if "mrope_delta" in outputs else {}
         hidden_states = outputs.pop("hidden_states")
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=reservation)
 
-    def _sampling(self, prompt: OmniTextPrompt | OmniTokensPrompt, options: Mapping[str, Any]) -> SamplingParams:
+    def _sampling(self, prompt: _Prompt, options: Mapping[str, Any]) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        parameters: ArParameters = prompt.parameters
+        parameters = prompt.parameters
         text = self._component.text
         return SamplingParams(
             temperature=parameters.temperature,
@@ -322,14 +303,10 @@ class ARRunner:
         )
 
 
-def _vllm_prompt(prompt: OmniTextPrompt | OmniTokensPrompt) -> dict[str, Any]:
+def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:
     if isinstance(prompt, OmniTextPrompt):
-        vllm_prompt: dict[str, Any] = {"prompt": prompt.prompt}
-        if prompt.multi_modal_data:
-            vllm_prompt["multi_modal_data"] = dict(prompt.multi_modal_data)
-        if prompt.mm_processor_kwargs:
-            vllm_prompt["mm_processor_kwargs"] = dict(prompt.mm_processor_kwargs)
-        return vllm_prompt
+        media = {"multi_modal_data": dict(prompt.multi_modal_data)} if prompt.multi_modal_data else {}
+        return {"prompt": prompt.prompt, **media}
     if prompt.prompt_embeds is not None:
         return {"prompt_embeds": prompt.prompt_embeds}
     return {"prompt_token_ids": list(prompt.prompt_token_ids)}

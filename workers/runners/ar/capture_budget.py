@@ -14,7 +14,6 @@ import asyncio
 import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from omni_jobs.errors import PayloadTooLarge
@@ -27,14 +26,8 @@ _MAX_BYTES = 8 << 30
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    nbytes: int
-    granted: asyncio.Future[None]
-
-
 class CaptureBudget:
-    """Bytes that are reserved and given back, on one event loop."""
+    """A bound on bytes: requests reserve them, in the order of their age, and give them back. For one event loop."""
 
     def __init__(self, limit: int, remedy: str = RAISE_LIMIT) -> None:
         """``limit`` in bytes. ``remedy`` ends the message to a request that can never fit."""
@@ -42,7 +35,7 @@ class CaptureBudget:
         self._remedy = remedy
         self.reserved = 0
         self._loop = asyncio.get_running_loop()
-        self._line: deque[_Waiting] = deque()  # the oldest first
+        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()  # (bytes, granted), the oldest first
 
     @property
     def waiting(self) -> int:
@@ -67,16 +60,16 @@ class CaptureBudget:
         if self.has_room(nbytes):
             self.reserved += nbytes
             return Reservation(self, nbytes)
-        waiting = _Waiting(nbytes, self._loop.create_future())
-        self._line.append(waiting)
+        granted: asyncio.Future[None] = self._loop.create_future()
+        self._line.append((nbytes, granted))
         try:
-            await waiting.granted
+            await granted
         except asyncio.CancelledError:
-            if waiting.granted.done() and not waiting.granted.cancelled():
+            if granted.done() and not granted.cancelled():
                 self._give_back(nbytes)  # granted and cancelled in one turn of the loop
             else:
                 with suppress(ValueError):  # ``_admit`` has taken it out of the line already
-                    self._line.remove(waiting)
+                    self._line.remove((nbytes, granted))
                 self._admit()  # those behind it may fit
             raise
         return Reservation(self, nbytes)
@@ -86,15 +79,15 @@ class CaptureBudget:
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and self.reserved + self._line[0].nbytes <= self.limit:
-            waiting = self._line.popleft()
-            if not waiting.granted.done():
-                self.reserved += waiting.nbytes
-                waiting.granted.set_result(None)
+        while self._line and self.reserved + self._line[0][0] <= self.limit:
+            nbytes, granted = self._line.popleft()
+            if not granted.done():
+                self.reserved += nbytes
+                granted.set_result(None)
 
 
 class Reservation:
-    """Bytes of a budget until ``free``. If nobody calls it, they are given back when this object is deleted."""
+    """Bytes of a ``CaptureBudget`` that one request has, until ``free`` is called or this object is deleted."""
 
     def __init__(self, budget: CaptureBudget, nbytes: int) -> None:
         self.nbytes = nbytes

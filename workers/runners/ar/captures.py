@@ -46,18 +46,14 @@ class Capture:
         zeroed = np.flatnonzero(self.zeroed)
         self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
-    def write(self, position: int, rows: torch.Tensor) -> None:
-        """Write rows [n, H], which are on the host, from ``position`` on."""
-        self.write_step(position, rows, as_bytes(rows), 0, len(rows))
-
-    def write_step(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
-        """Write rows ``begin`` to ``end`` of a step [n, H] on the host from ``position`` on; ``data``: its bytes.
+    def write(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
+        """Write rows ``begin`` … ``end`` of a step [n, H] on the host from ``position`` on; ``data``: the step's bytes.
 
         Rows behind the last one that was reserved are dropped: a step that ran too far computed them.
         """
         if self.rows is None:  # the system gives it memory page by page, as rows are written
             self.rows = torch.empty(self.max_rows, step.shape[1], dtype=step.dtype)
-            self._bytes = as_bytes(self.rows)
+            self._bytes = _as_bytes(self.rows)
         count = max(0, min(end - begin, self.max_rows - position))
         self._bytes[position : position + count] = data[begin : begin + count]
         self._present[position : position + count] = True
@@ -73,7 +69,7 @@ class Capture:
         return 0 if self.rows is None else self.rows.nbytes
 
 
-def as_bytes(rows: torch.Tensor) -> Bytes:
+def _as_bytes(rows: torch.Tensor) -> Bytes:
     """Return rows [n, H] on the host as bytes [n, H times the item size]; of contiguous rows a view."""
     data: Bytes = rows.contiguous().view(torch.uint8).numpy()
     return data
@@ -114,17 +110,13 @@ class CaptureStore:
                 del self._by_key[oldest]
 
     def take(self, key: str) -> Capture | None:
-        """Return the capture and keep it no longer; None when there is none."""
+        """Return the capture and keep it no longer; None when there is none. Its request may still be in the batch."""
         capture = self._by_key.pop(key, None)
         self._closed.pop(key, None)
         if capture is not None:
             for request_id in [name for name, other in self._by_request.items() if other is capture]:
                 del self._by_request[request_id]
         return capture
-
-    def drop(self, key: str) -> None:
-        """Forget the capture, if there is one; its request may still be in the batch."""
-        self.take(key)
 
     @property
     def held(self) -> int:
@@ -141,46 +133,18 @@ Part = tuple[Capture, int, int, int]
 """A capture, the position of its first row, and where its rows begin and end in the step's rows."""
 
 
-class HostCopies:
-    """Brings a step's rows to the host, in one copy for the whole batch. On the CPU there is nothing to copy."""
-
-    def __init__(self, max_rows: int) -> None:
-        """``max_rows``: the most rows of one step."""
-        self._ring = CopyRing(max_rows)
-
-    @property
-    def copies(self) -> int:
-        """The number of copies since the start."""
-        return self._ring.copies
-
-    def buffer_rows(self, device: torch.device) -> int:
-        """Return how many rows the buffers for copies from that device hold together."""
-        return 0 if device.type == "cpu" else self._ring.buffer_rows
-
-    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
-        """Take the rows [n, H] of one step."""
-        if rows.device.type == "cpu":
-            _write_rows(rows, parts)
-        else:
-            self._ring.push(rows, parts)
-
-    def flush(self) -> None:
-        """Wait for all copies under way and write their rows into their captures."""
-        self._ring.flush()
-
-
 class Event(Protocol):
-    """The part of ``torch.Event`` that ``CopyRing`` uses: a mark behind the work given to the device so far."""
+    """The part of ``torch.Event`` that ``CopyRing`` uses: a mark in a device's queue of work."""
 
     def record(self) -> None:
-        """Set the mark."""
+        """Set the mark behind all work that the device has been given so far."""
 
     def synchronize(self) -> None:
         """Wait until the device has reached the mark."""
 
 
 class CopyRing:
-    """Copies rows to the host, into a ring of pinned, reused buffers.
+    """Brings the rows of each step to the host through a ring of pinned, reused buffers: one copy for the whole batch.
 
     A copy's rows are written into their captures when its buffer is needed again or ``flush`` is called, so that the
     step itself does not wait.
@@ -198,15 +162,16 @@ class CopyRing:
     ) -> None:
         """Prepare; the buffers are allocated as they are needed.
 
-        ``max_rows``: the most rows of one step. ``allocate`` returns a buffer of so many rows like those of its second
-        argument. ``event`` returns a new mark on a device.
+        ``max_rows``: the most rows of one step. ``buffers``: 0 for rows that are on the host already, which are written
+        into their captures at once. ``allocate`` returns a buffer of so many rows like those of its second argument.
+        ``event`` returns a new mark on a device.
         """
         self._max_rows = max_rows
         self._buffers = buffers
         self._allocate = allocate
         self._event = event
         self._ring: deque[_Copy] = deque()  # the oldest first
-        self.copies = 0
+        self.copies = 0  # since the start
 
     @property
     def buffer_rows(self) -> int:
@@ -214,7 +179,10 @@ class CopyRing:
         return self._buffers * self._max_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
-        """Start the copy of one step's rows [n, H]."""
+        """Start the copy of one step's rows [n, H] to the host; ``parts`` says which of them each capture gets."""
+        if not self._buffers:
+            _write_rows(rows, parts)
+            return
         if len(self._ring) < self._buffers:
             copy = _Copy(self._allocate(self._max_rows, rows), self._event(rows.device))
         else:
@@ -252,6 +220,6 @@ class _Copy:
 
 
 def _write_rows(rows: torch.Tensor, parts: Sequence[Part]) -> None:
-    data = as_bytes(rows)
+    data = _as_bytes(rows)
     for capture, position, begin, end in parts:
-        capture.write_step(position, rows, data, begin, end)
+        capture.write(position, rows, data, begin, end)

@@ -13,7 +13,7 @@ Call = tuple[Any, ...]
 
 
 class CoalescedCalls:
-    """``await calls(*args)`` returns the answers of all ranks to these arguments. Runs on one event loop."""
+    """Sends calls that wait at the same time as one. ``await calls(*args)`` makes a call. For one event loop."""
 
     def __init__(self, send: Callable[[Sequence[Call]], Awaitable[Sequence[Sequence[Any]]]]) -> None:
         """``send`` takes the arguments of several calls and returns, per rank, an answer to each."""
@@ -22,10 +22,7 @@ class CoalescedCalls:
         self._sending: asyncio.Task[None] | None = None
 
     async def __call__(self, *args: Any) -> list[Any]:
-        """Return one answer per rank. Raises what ``send`` raises.
-
-        A call that is cancelled before it is sent is not sent.
-        """
+        """Return each rank's answer to these arguments. Raises the error of ``send``. A cancelled call is not sent."""
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append((args, future))
         if self._sending is None:

@@ -10,8 +10,9 @@ import torch
 
 from omni_jobs.errors import ModelError
 from workers.models.interface import SupportsNamedOutputs
-from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, HostCopies, Part
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, CopyRing, Part
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
+from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import TensorTree
 from workers.vllm_hooks.model_runner import AddedRequest, StepRows
 
@@ -41,12 +42,12 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def set_up(self) -> None:
         super().set_up()
         self.captures = CaptureStore(max_closed=_CLOSED_PER_SLOT * self.max_num_reqs)
-        self._copies = HostCopies(self.max_step_rows())
+        self._copies = CopyRing(self.max_num_tokens, buffers=0 if self.device.type == "cpu" else 2)
         self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
 
     def buffer_bytes(self) -> int:
         """Return the bytes of the pinned buffers through which the rows reach the host; 0 on a CPU."""
-        return self._copies.buffer_rows(self.device) * self.row_bytes()
+        return self._copies.buffer_rows * self.row_bytes()
 
     def take(self, key: str) -> Capture | None:
         """Return a capture with all its rows on the host, and keep it no longer; None when there is none."""
@@ -56,7 +57,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def drop(self, key: str) -> None:
         """Forget a capture, and its rows that are on their way to the host."""
         self._copies.flush()
-        self.captures.drop(key)
+        self.captures.take(key)
 
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
         """Return the first ``rows`` of a taken capture as ``hidden_states``, and the outputs that the model names.
@@ -71,7 +72,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         for name, output in named.items():
             if name in _OWN_NAMES:
                 raise ModelError("the runner's own output has this name", field=name)
-            if not _is_tensor_tree(output):
+            if not is_tensor_tree(output):
                 raise ModelError(f"{type(output).__name__} where a tensor, a list or a dict of them is due", field=name)
         return {**named, "hidden_states": states}
 
@@ -164,8 +165,3 @@ def _index(rows: list[StepRows], device: torch.device) -> slice | torch.Tensor:
 def _to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _is_tensor_tree(output: object) -> bool:
-    members = output.values() if isinstance(output, dict) else output if isinstance(output, list) else [output]
-    return all(isinstance(member, torch.Tensor) for member in members)

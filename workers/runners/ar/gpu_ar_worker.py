@@ -22,7 +22,7 @@ ErrorJSON = dict[str, Any] | None
 
 
 class GPUARWorker(HookedWorker):
-    """Every rank loads additional information; one rank captures hidden states and writes them."""
+    """One rank of an AR engine: it loads additional information; one rank also captures and writes hidden states."""
 
     runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
     model_runner: GPUARModelRunner

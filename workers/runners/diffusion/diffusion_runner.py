@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StageError
+from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.runner import ProgressSink
@@ -29,15 +29,10 @@ DEFAULT_BATCH_FRAMES: Mapping[Device, int] = {"cpu": 1024, "cuda": 16_384}
 
 
 class Batchable(Protocol):
-    """The properties of a prompt by which ``Batching`` chooses."""
+    """The properties of a waiting prompt by which ``Batching`` chooses."""
 
-    @property
-    def frames(self) -> int:
-        """The mel frames that the prompt takes."""
-
-    @property
-    def parameters(self) -> DiffusionParameters:
-        """The solver's parameters; prompts with other ones never run together."""
+    frames: int  # the mel frames that the prompt takes
+    parameters: DiffusionParameters  # the solver's; prompts with other ones never run together
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class DiffusionRunner:
         async with self._room:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
-            entry = _Entry(prompt, frames, progress)
+            entry = _Entry(self, prompt, frames, progress)
             self._waiting.append(entry)
             self._changed.set()
             try:
@@ -159,37 +154,33 @@ class DiffusionRunner:
         """Run the next batch on the runner's thread. The frame of this function alone holds the batch's outputs."""
         batch = [self._waiting[n] for n in self._batching.pick(self._waiting)]
         self._waiting = [entry for entry in self._waiting if entry not in batch]
-        prompts = [entry.prompt for entry in batch]
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._worker.execute_model, prompts, _BatchRows(self, batch)
-            )
+            execute_model = self._worker.model_runner.execute_model
+            await asyncio.get_running_loop().run_in_executor(self._thread, execute_model, batch)
         except Exception as error:
             self._stop(str(error))
             raise
         finally:
             self._fail(batch)
 
-    def is_wanted(self, entry: _Entry) -> bool:
-        """Return whether somebody waits for the entry's output and the runner goes on; for any thread."""
-        return self._dead is None and not entry.outcome.done()
-
 
 class _Entry:
-    """One prompt in the queue or in a batch, and the future of its output."""
+    """One prompt in the queue or in a batch, and the future of its output. Implements ``BatchRow``."""
 
-    def __init__(self, prompt: CodecPrompt, frames: int, progress: ProgressSink) -> None:
+    def __init__(self, runner: DiffusionRunner, prompt: CodecPrompt, frames: int, progress: ProgressSink) -> None:
+        self._runner = runner
         self.prompt = prompt
+        self.parameters = prompt.parameters
         self.frames = frames
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
         self._reported = 0  # steps; a row that is tried again alone starts over, and its progress does not
+        self._settled = False
 
     @property
-    def parameters(self) -> DiffusionParameters:
-        """The prompt's parameters."""
-        return self.prompt.parameters
+    def wanted(self) -> bool:
+        return self._runner.healthy and not self._settled and not self.outcome.done()
 
     def report(self, done: int, total: int) -> None:
         """Send progress to the loop, unless it is behind what was sent before; for any thread."""
@@ -199,6 +190,7 @@ class _Entry:
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
         """Let ``run`` return the output or raise the error; for any thread."""
+        self._settled = True
         self._loop.call_soon_threadsafe(self._on_result, result)
 
     def _on_progress(self, progress: Progress) -> None:
@@ -212,20 +204,3 @@ class _Entry:
             self.outcome.set_exception(result)
         else:
             self.outcome.set_result(result)
-
-
-class _BatchRows:
-    """A batch's entries by their row numbers. Implements ``BatchWatcher``."""
-
-    def __init__(self, runner: DiffusionRunner, batch: Sequence[_Entry]) -> None:
-        self._runner = runner
-        self._batch = batch
-
-    def wanted(self, row: int) -> bool:
-        return self._runner.is_wanted(self._batch[row])
-
-    def progress(self, row: int, done: int, total: int) -> None:
-        self._batch[row].report(done, total)
-
-    def finished(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
-        self._batch[row].settle(result)

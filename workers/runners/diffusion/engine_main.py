@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineMain:
-    """Serves one worker over one socket."""
+    """Runs the prompts that one worker sends over a socket, in a ``DiffusionRunner``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

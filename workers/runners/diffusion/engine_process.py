@@ -21,7 +21,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,14 @@ class _Run:
 class EngineProcess:
     """Runs codec prompts in another process, many at once. Implements ``workers.runners.runner.Runner``."""
 
+    _spool: Spool  # from ``start`` on; it outlives ``close``
+
     def __init__(self, args: OmniEngineArgs) -> None:
         """Prepare; no process is started yet."""
         self._args = args
         self._numbers = itertools.count()
         self._runs: dict[int, _Run] = {}
-        self._spool: Spool | None = None
+        self._held = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -72,7 +74,7 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start the process and load the model there. Raises ConfigError, or EngineDead when it ends meanwhile."""
-        self._spool = Spool(self._args.spool_dir, self._args.min_free_bytes)
+        self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
             reader = await self._start_process()
             await self._wait_until_loaded(reader)
@@ -101,14 +103,9 @@ class EngineProcess:
         return reader
 
     async def _wait_until_loaded(self, reader: asyncio.StreamReader) -> None:
-        spool = self._open_spool()
-        self._send(
-            {
-                "args": ARGS.dump_python(self._args, mode="json"),
-                "spool": str(spool.directory),
-                "min_free_bytes": spool.min_free_bytes,
-            }
-        )
+        args = ARGS.dump_python(self._args, mode="json")
+        spool = self._spool
+        self._send({"args": args, "spool": str(spool.directory), "min_free_bytes": spool.min_free_bytes})
         line = await reader.readline()
         if not line:
             raise EngineDead("the engine's process ended during its start", stage=self._args.stage)
@@ -116,7 +113,7 @@ class EngineProcess:
             raise OmniJobsError.from_dict(error)
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Return and raise the same as ``DiffusionRunner.run``; raise EngineDead as well when the process has ended."""
+        """Turn codes into speech as ``DiffusionRunner.run`` does; raise EngineDead also when the process has ended."""
         if not isinstance(prompt, CodecPrompt):
             raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._args.stage)
         if self._dead is not None:
@@ -137,17 +134,16 @@ class EngineProcess:
         except asyncio.CancelledError:
             self._send({"cancel": number})
             if run.outcome.done() and not run.outcome.cancelled() and run.outcome.exception() is None:
-                self._open_spool().remove(run.outcome.result())
+                self._spool.remove(run.outcome.result())
             raise
         finally:
             del self._runs[number]
 
     def _read_output(self, name: str) -> OmniModelRunnerOutput:
-        spool = self._open_spool()
         try:
-            outputs = spool.read(name)
+            outputs = self._spool.read(name)
         finally:
-            spool.remove(name)
+            self._spool.remove(name)
         values = outputs.pop("values")
         return OmniModelRunnerOutput(multimodal_outputs=outputs, values=values)
 
@@ -164,9 +160,7 @@ class EngineProcess:
             self._receiving.cancel()
         if writer is not None:
             writer.close()
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            spool.close()
+        self._held.close()
 
     @property
     def healthy(self) -> bool:
@@ -190,7 +184,7 @@ class EngineProcess:
         run = self._runs.get(message["run"])
         if run is None or run.outcome.done():  # nobody waits for it any more
             if "output" in message:
-                self._open_spool().remove(message["output"])
+                self._spool.remove(message["output"])
         elif "done" in message:
             run.progress(Progress(message["done"], message["total"], message["unit"]))
         elif "output" in message:
@@ -208,11 +202,6 @@ class EngineProcess:
         for run in self._runs.values():
             if not run.outcome.done():
                 run.outcome.set_exception(EngineDead(reason, stage=self._args.stage))
-
-    def _open_spool(self) -> Spool:
-        if self._spool is None:
-            raise EngineDead("the engine is not running", stage=self._args.stage)
-        return self._spool
 
 
 def _end_process(process: subprocess.Popen[bytes], within_s: float) -> None:

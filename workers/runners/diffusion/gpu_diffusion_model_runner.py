@@ -5,8 +5,6 @@ device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. The
 attention metadata. The name follows vLLM's family of model runners; the code is the same on CPUs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,16 +22,21 @@ logger = logging.getLogger(__name__)
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a primitive")
 
 
-class BatchWatcher(Protocol):
-    """Receives a batch's progress and results, on the thread that runs it; ``row`` is a row's number in the batch."""
+class BatchRow(Protocol):
+    """A prompt in a batch, with the receiver of its progress and result. The thread that runs the batch calls it."""
 
-    def wanted(self, row: int) -> bool:
-        """Return whether anyone still waits for this row; asked between steps, and before the vocoder."""
+    @property
+    def prompt(self) -> CodecPrompt:
+        """The prompt, checked."""
 
-    def progress(self, row: int, done: int, total: int) -> None:
+    @property
+    def wanted(self) -> bool:
+        """Whether anyone still waits for the result; False for good once ``settle`` was called."""
+
+    def report(self, done: int, total: int) -> None:
         """Receive that ``done`` of the row's ``total`` steps are done. The last turns its spectrogram into sound."""
 
-    def finished(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
+    def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or its own error."""
 
 
@@ -48,29 +51,28 @@ class GPUDiffusionModelRunner:
         self._model.check(prompt.codes, prompt.voice)
         return self._model.frames(prompt.codes)
 
-    def execute_model(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
-        """Run checked prompts of equal parameters as one batch; call ``watcher.finished`` for every wanted row.
+    def execute_model(self, rows: Sequence[BatchRow]) -> None:
+        """Run checked prompts of equal parameters as one batch; call ``settle`` for every wanted row.
 
         When the batch fails, each row is tried once alone, so that only those rows fail, with OutOfMemory or
         ModelError, that cannot run alone. Raises EngineDead when the device has failed.
         """
-        batch = _Batch(prompts, watcher)
-        error = self._try(batch, sorted(batch.open))
-        if error is not None and len(batch.open) > 1:
-            logger.warning("a batch of %d failed, trying each alone: %s", len(batch.open), error)
-            for row in sorted(batch.open):
-                alone = self._try(batch, [row])
-                if alone is not None:
-                    batch.finish(row, alone)
-        elif error is not None:
-            for row in sorted(batch.open):
-                batch.finish(row, error)
+        error = self._try(rows)
+        if error is None:
+            return
+        left = _wanted(rows)
+        if len(left) > 1:
+            logger.warning("a batch of %d failed, trying each alone: %s", len(left), error)
+        for row in left:
+            failure = self._try([row]) if len(left) > 1 else error
+            if failure is not None:
+                row.settle(failure)
 
-    def _try(self, batch: _Batch, rows: list[int]) -> StageError | None:
+    def _try(self, rows: Sequence[BatchRow]) -> StageError | None:
         """Run these rows, and return the error on which they stopped or None."""
         try:
             with _exact_float32():
-                self._run(batch, rows)
+                self._run(rows)
             return None
         except (RuntimeError, MemoryError) as error:  # torch's own are RuntimeErrors
             failure = _stage_error(error)
@@ -79,52 +81,35 @@ class GPUDiffusionModelRunner:
             torch.cuda.empty_cache()
         return failure
 
-    def _run(self, batch: _Batch, rows: list[int]) -> None:
-        steps, mels = self._denoise(batch, rows)
-        rows = list(mels)
-        for group in self._model.vocoder_groups([len(mels[row]) for row in rows]):
-            wanted = batch.wanted([rows[n] for n in group])
-            waveforms = self._model.vocode([mels[row] for row in wanted]) if wanted else []
-            for row, waveform in zip(wanted, waveforms, strict=True):
-                batch.watcher.progress(row, steps + 1, steps + 1)
+    def _run(self, rows: Sequence[BatchRow]) -> None:
+        steps, mels = self._denoise(rows)
+        for group in self._model.vocoder_groups([len(mel) for _, mel in mels]):
+            wanted = [mels[n] for n in group if mels[n][0].wanted]
+            waveforms = self._model.vocode([mel for _, mel in wanted]) if wanted else []
+            for (row, _), waveform in zip(wanted, waveforms, strict=True):
+                row.report(steps + 1, steps + 1)
                 outputs, values = {"waveform": waveform}, {"sampling_rate": SAMPLING_RATE}
-                batch.finish(row, OmniModelRunnerOutput(multimodal_outputs=outputs, values=values))
+                row.settle(OmniModelRunnerOutput(multimodal_outputs=outputs, values=values))
 
-    def _denoise(self, batch: _Batch, rows: list[int]) -> tuple[int, dict[int, torch.Tensor]]:
-        """Return the number of steps, and by row the mels [F, M] of those that are still wanted after the last step."""
-        prompts = [batch.prompts[row] for row in rows]
+    def _denoise(self, rows: Sequence[BatchRow]) -> tuple[int, list[tuple[BatchRow, torch.Tensor]]]:
+        """Return the number of steps, and the mels [F, M] of the rows that are still wanted after the last one."""
+        prompts = [row.prompt for row in rows]
         requests = [CodecRequest(prompt.codes, prompt.voice, prompt.seed) for prompt in prompts]
         denoising = self._model.denoise(requests, prompts[0].parameters)
-        while wanted := batch.wanted(rows):
+        while wanted := _wanted(rows):
             if len(wanted) < len(rows):
                 denoising.keep([rows.index(row) for row in wanted])
                 rows = wanted
             if denoising.done:
-                return denoising.steps, dict(zip(rows, denoising.mels(), strict=True))
+                return denoising.steps, list(zip(rows, denoising.mels(), strict=True))
             denoising.step()
             for row in rows:
-                batch.watcher.progress(row, denoising.steps_done, denoising.steps + 1)
-        return denoising.steps, {}
+                row.report(denoising.steps_done, denoising.steps + 1)
+        return denoising.steps, []
 
 
-class _Batch:
-    """A batch that runs: its prompts, its watcher, and which rows are open, neither finished nor given up."""
-
-    def __init__(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
-        self.prompts = prompts
-        self.watcher = watcher
-        self.open = set(range(len(prompts)))
-
-    def wanted(self, rows: list[int]) -> list[int]:
-        """Return those of the rows for which anyone still waits; give up the others."""
-        wanted = [row for row in rows if self.watcher.wanted(row)]
-        self.open -= {*rows} - {*wanted}
-        return wanted
-
-    def finish(self, row: int, result: OmniModelRunnerOutput | StageError) -> None:
-        """Close the row with its output or error."""
-        self.open.discard(row)
-        self.watcher.finished(row, result)
+def _wanted(rows: Sequence[BatchRow]) -> list[BatchRow]:
+    return [row for row in rows if row.wanted]
 
 
 def _stage_error(error: RuntimeError | MemoryError) -> StageError:

@@ -2,16 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead
 from omni_jobs.pipelines.declarations import components_of
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
-from workers.runners.diffusion.gpu_diffusion_model_runner import BatchWatcher, GPUDiffusionModelRunner
+from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +61,6 @@ class GPUDiffusionWorker:
         if self._model_runner is None:
             raise EngineDead("the model is not loaded", stage=self._args.stage)
         return self._model_runner
-
-    def execute_model(self, prompts: Sequence[CodecPrompt], watcher: BatchWatcher) -> None:
-        """Run a batch; see ``GPUDiffusionModelRunner.execute_model``."""
-        self.model_runner.execute_model(prompts, watcher)
 
     def close(self) -> None:
         """Free the model; safe to call twice."""
