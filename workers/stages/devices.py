@@ -109,22 +109,18 @@ def resolve_device(
 
 def _explanation(wanted: str, build: TorchBuild, host: NvidiaHost) -> str:
     """Return the error's message: the findings, the needs, and the first thing to do."""
+    asked = f"device {wanted}: torch has no CUDA device"
     if wanted == "auto":
         asked = "device auto: this host is set up for an NVIDIA device and torch cannot use it"
-    else:
-        asked = f"device {wanted}: torch has no CUDA device"
-    return "; ".join([asked, *_findings(build, host), *_advice(wanted, build, host)])
-
-
-def _findings(build: TorchBuild, host: NvidiaHost) -> list[str]:
+    torch = "torch is a build for CPUs" if build.cuda is None else f"torch is built for CUDA {build.cuda}"
+    if least := _least_driver(build):
+        torch += f", which needs a driver of version {least} or later"
     driver = "no NVIDIA driver (/proc/driver/nvidia/version is missing)"
     if host.driver is not None:
         driver = f"NVIDIA driver {host.driver} (/proc/driver/nvidia/version)"
     nodes = f"device files {', '.join(host.nodes)}" if host.nodes else "no device file /dev/nvidia0"
-    torch = "torch is a build for CPUs" if build.cuda is None else f"torch is built for CUDA {build.cuda}"
-    if least := _least_driver(build):
-        torch += f", which needs a driver of version {least} or later"
-    return [torch, f"found: {driver}, {nodes}", *([f"CUDA says: {build.error}"] if build.error else [])]
+    cuda = [f"CUDA says: {build.error}"] if build.error else []
+    return "; ".join([asked, torch, f"found: {driver}, {nodes}", *cuda, *_advice(wanted, build, host)])
 
 
 def _advice(wanted: str, build: TorchBuild, host: NvidiaHost) -> list[str]:

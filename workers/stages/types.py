@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 TensorTree: TypeAlias = "torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]"
-"""The kinds of multimodal output that a stage may give per request."""
+"""One named output of a model, or one name of additional information."""
 
 
 def convert_tensors(tree: Any, convert: Callable[[Any], Any]) -> Any:

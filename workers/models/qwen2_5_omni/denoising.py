@@ -84,6 +84,7 @@ class Denoising:
 
     @property
     def done(self) -> bool:
+        """Whether all steps are taken."""
         return self.steps_done >= self.steps
 
     @torch.inference_mode()
@@ -104,7 +105,7 @@ class Denoising:
         self._arrange()
 
     def mels(self) -> list[torch.Tensor]:
-        """Return the mels of the rows, float32 [T of the row, mel] each."""
+        """Return each row's mel spectrogram, float32 [frames of the row, mel]; it is noise until ``done``."""
         return list(torch.split(self._state, self._frames))
 
     def _condition(self, codes: torch.Tensor, speaker: Speaker) -> torch.Tensor:

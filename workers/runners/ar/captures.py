@@ -76,7 +76,7 @@ def _as_bytes(rows: torch.Tensor) -> Bytes:
 
 
 class CaptureStore:
-    """All captures of one engine: by request while the request is in the batch, by key until they are taken."""
+    """All captures of one engine, found by request while the request is in the batch, and by key until taken."""
 
     def __init__(self, max_closed: int) -> None:
         """``max_closed``: how many captures of ended requests are kept; the oldest are dropped first."""
@@ -110,7 +110,7 @@ class CaptureStore:
                 del self._by_key[oldest]
 
     def take(self, key: str) -> Capture | None:
-        """Return the capture and keep it no longer; None when there is none. Its request may still be in the batch."""
+        """Return the capture and forget it; None when there is none. Its request may still be in the batch."""
         capture = self._by_key.pop(key, None)
         self._closed.pop(key, None)
         if capture is not None:

@@ -50,12 +50,12 @@ class GPUARModelRunner(OmniGPUModelRunner):
         return self._copies.buffer_rows * self.row_bytes()
 
     def take(self, key: str) -> Capture | None:
-        """Return a capture with all its rows on the host, and keep it no longer; None when there is none."""
+        """Return the capture of that key with all its rows on the host, and forget it; None when there is none."""
         self._copies.flush()
         return self.captures.take(key)
 
     def drop(self, key: str) -> None:
-        """Forget a capture, and its rows that are on their way to the host."""
+        """Forget the capture of that key, and its rows that are on their way to the host."""
         self._copies.flush()
         self.captures.take(key)
 

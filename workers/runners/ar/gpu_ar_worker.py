@@ -38,14 +38,17 @@ class GPUARWorker(HookedWorker):
         return {"row_bytes": self.model_runner.row_bytes(), "buffer_bytes": self.model_runner.buffer_bytes()}
 
     def omni_load(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
-        """Load additional information for coming requests; ``calls``: each one's spool file and prompt tokens."""
+        """Load additional information for coming requests; return the error of each, or None.
+
+        ``calls``: each request's spool file, and the number of its prompt's tokens.
+        """
         return [_error_of(partial(self._load, *call)) for call in calls]
 
     def _load(self, key: str, prompt_tokens: int) -> None:
         self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
 
     def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
-        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool.
+        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool; return errors or None.
 
         ``calls``: each request's key, which names its spool file too, and the number of its rows. A rank that does not
         capture does nothing.
@@ -69,7 +72,7 @@ class GPUARWorker(HookedWorker):
         self._spool.write(key, outputs)
 
     def omni_drop(self, key: str) -> None:
-        """Forget everything that is held under ``key``, because its request was cancelled or has failed."""
+        """Forget the capture and the information of a request that was cancelled or has failed."""
         self.model_runner.drop(key)
         self.model_runner.drop_information(key)
 

@@ -13,7 +13,7 @@ class EchoProcessor:
     """Makes an EchoPrompt of any job. Its name in a stage config is ``echo``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Take a processor's arguments; it needs neither."""
+        """Do nothing: an echo stage has no checkpoint to read."""
 
     def __call__(self, stage_input: StageInput) -> EchoPrompt:
         """Return the prompt. Raises ModelError for parameters of another kind of stage."""
