@@ -13,7 +13,7 @@ ProgressSink = Callable[[Progress], None]
 
 
 class Runner(Protocol):
-    """One stage's model. All methods run on one event loop."""
+    """Runs the prompts of one stage on the stage's model. All methods run on one event loop."""
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError for what the checkpoint lacks."""

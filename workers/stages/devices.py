@@ -36,7 +36,7 @@ class TorchBuild:
 
     @classmethod
     def here(cls) -> TorchBuild:
-        """Return this process's torch."""
+        """Return the build of this process's torch, with the devices that it can use."""
         import torch
 
         if torch.version.cuda is None or (devices := torch.cuda.device_count()):
@@ -58,7 +58,7 @@ class NvidiaHost:
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> NvidiaHost:
-        """Return the host's signs; ``root`` is the directory of ``proc``, ``dev`` and ``sys``."""
+        """Return the signs that this host has; ``root`` is the directory of ``proc``, ``dev`` and ``sys``."""
         nodes = sorted(f"/dev/{path.name}" for path in root.glob("dev/nvidia[0-9]*"))
         cards = sum(
             _read(path / "vendor").strip() == _NVIDIA and _read(path / "class").startswith(_DISPLAY)

@@ -43,10 +43,10 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
 
 class Engine:
-    """One AsyncLLM. Every error that it raises is one of omni_jobs.errors."""
+    """One engine of vLLM (AsyncLLM) that runs. Every error that it raises is one of omni_jobs.errors."""
 
     def __init__(self, llm: AsyncLLM, parent: ThreadPoolExecutor) -> None:
-        """``parent``: the thread that started the engine's processes; the kernel kills them when that thread ends."""
+        """Own an engine and ``parent``, the thread that started its processes: the kernel kills them when it ends."""
         self._open: AsyncLLM | None = llm
         self._parent = parent
 

@@ -57,7 +57,7 @@ class HookedModelRunner(GPUModelRunner):
     # Hooks
 
     def set_up(self) -> None:
-        """Set up our own state; called after vLLM's ``__init__``."""
+        """Set up the state of our class; called after vLLM's ``__init__``."""
 
     def request_added(self, request: AddedRequest) -> None:
         """Note a request that is about to enter the batch."""

@@ -6,6 +6,8 @@ push each other out.
 """
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata
+from tests.processes import until_gone
 from workers.execution.stage_llm import StageLLM
 from workers.models.components import component_of
 from workers.runners.ar.ar_runner import ARRunner
@@ -227,3 +230,14 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
     with pytest.raises(ConfigError, match="no AR runner for tinted's component 'speech'; it has None"):
         component_of(OmniModelConfig(Path(), "tinted", "speech"), "tint")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_rank_that_hangs_ends_with_its_engine(tinted: Tinted) -> None:
+    """Last: it ends the engine."""
+    rank = (await tinted.stats())["pid"]
+    engine = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    assert engine != os.getpid()
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(engine, signal.SIGKILL)
+    until_gone([rank], 5)

@@ -43,7 +43,7 @@ class CodecRequest:
 
 
 class Denoising:
-    """One batch of rows. Call ``step`` until ``done``; between steps ``keep`` may drop rows.
+    """Turns noise into the mels of one batch. Call ``step`` until ``done``; between steps ``keep`` may drop rows.
 
     Shapes: F is the number of frames of all rows, end to end. Guidance computes them twice (G = 2): with
     their codes and voice, and without. For attention they lie in N blocks of S frames, the last block of

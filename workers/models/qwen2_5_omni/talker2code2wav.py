@@ -12,7 +12,10 @@ from workers.stages.types import CodecPrompt, StageInput
 
 
 class Talker2Code2WavProcessor:
-    """Cuts the codes at the talker's end token and names the speaker."""
+    """Makes code2wav's prompt: cuts the talker's codes at their end token and names the speaker.
+
+    Its name in a stage config is ``talker2code2wav``.
+    """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Raise ConfigError when there is no model or its config lacks the codec's end tokens."""

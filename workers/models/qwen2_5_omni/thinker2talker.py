@@ -31,7 +31,10 @@ _SPEAKERS = "spk_dict.pt"
 
 
 class Thinker2TalkerProcessor:
-    """Makes the talker's prompts; it holds the few rows of the thinker's embedding table that they need."""
+    """Makes the talker's prompt from the thinker's payload. Its name in a stage config is ``thinker2talker``.
+
+    It holds the few rows of the thinker's embedding table that every prompt needs.
+    """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read the checkpoint. Raise ConfigError when there is no model, or a part of it is missing or wrong."""

@@ -30,7 +30,7 @@ class CaptureBudget:
     """A bound on bytes: requests reserve them, in the order of their age, and give them back. For one event loop."""
 
     def __init__(self, limit: int, remedy: str = RAISE_LIMIT) -> None:
-        """``limit`` in bytes. ``remedy`` ends the message to a request that can never fit."""
+        """Let requests reserve ``limit`` bytes together. ``remedy`` ends the message to one that can never fit."""
         self.limit = limit
         self._remedy = remedy
         self.reserved = 0

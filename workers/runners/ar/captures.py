@@ -25,7 +25,7 @@ Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """One request's rows [positions, H] on the host, and which of them are present.
+    """One request's rows of hidden states [positions, H] on the host, and which of them are present.
 
     numpy copies the rows as bytes, because for the few kilobytes of a step torch's call costs more than the copy.
     """
@@ -79,7 +79,7 @@ class CaptureStore:
     """All captures of one engine, found by request while the request is in the batch, and by key until taken."""
 
     def __init__(self, max_closed: int) -> None:
-        """``max_closed``: how many captures of ended requests are kept; the oldest are dropped first."""
+        """Keep at most ``max_closed`` captures of requests that have ended; the oldest are dropped first."""
         self._max_closed = max_closed
         self._by_request: dict[str, Capture] = {}
         self._by_key: dict[str, Capture] = {}
@@ -101,7 +101,7 @@ class CaptureStore:
         self._by_key[capture.key] = capture
 
     def close(self, request_id: str) -> None:
-        """Note that the request left the batch; its capture waits for ``take`` or ``drop``."""
+        """Note that the request left the batch; its capture waits for ``take``."""
         capture = self._by_request.pop(request_id, None)
         if capture is not None and self._by_key.get(capture.key) is capture:
             self._closed[capture.key] = None
@@ -144,7 +144,7 @@ class Event(Protocol):
 
 
 class CopyRing:
-    """Brings the rows of each step to the host through a ring of pinned, reused buffers: one copy for the whole batch.
+    """Copies each step's rows of hidden states to the host through a ring of reused buffers, once for the whole batch.
 
     A copy's rows are written into their captures when its buffer is needed again or ``flush`` is called, so that the
     step itself does not wait.

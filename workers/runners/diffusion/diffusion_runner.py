@@ -68,7 +68,7 @@ class Batching:
 
 
 class DiffusionRunner:
-    """Runs codec prompts, many at once. Implements ``workers.runners.runner.Runner``."""
+    """Turns codec prompts into speech in this process, in batches. Implements ``workers.runners.runner.Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""

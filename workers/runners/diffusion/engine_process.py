@@ -52,7 +52,7 @@ class _Run:
 
 
 class EngineProcess:
-    """Runs codec prompts in another process, many at once. Implements ``workers.runners.runner.Runner``."""
+    """Turns codec prompts into speech in a process that it starts. Implements ``workers.runners.runner.Runner``."""
 
     _spool: Spool  # from ``start`` on; it outlives ``close``
 

@@ -23,11 +23,11 @@ _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a prim
 
 
 class BatchRow(Protocol):
-    """A prompt in a batch, with the receiver of its progress and result. The thread that runs the batch calls it."""
+    """A prompt in a diffusion batch, which takes its own progress and result, on the thread that runs the batch."""
 
     @property
     def prompt(self) -> CodecPrompt:
-        """The prompt, checked."""
+        """The prompt, which ``GPUDiffusionModelRunner.check`` has accepted."""
 
     @property
     def wanted(self) -> bool:

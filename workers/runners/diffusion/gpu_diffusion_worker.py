@@ -21,7 +21,7 @@ _LOADERS: Mapping[tuple[str, str | None], Callable[..., Token2Wav]] = {
 
 
 class GPUDiffusionWorker:
-    """Owns the device, loads the model onto it and frees it. One thread uses it."""
+    """Owns a diffusion stage's device: loads the model onto it and frees it. For one thread."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
