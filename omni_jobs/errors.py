@@ -52,7 +52,6 @@ details, the field or the stage that it concerns for example. A class's docstrin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, ClassVar, Literal
 
 RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "model_error", "time_limit"]
@@ -79,6 +78,7 @@ class OmniJobsError(Exception):
         """Give a class its code. Its other attributes are those of its base class unless they are named."""
         super().__init_subclass__()
         cls.code = code
+        _BY_CODE[code] = cls
         cls.http_status = cls.http_status if http_status is None else http_status
         cls.retryable = cls.retryable if retryable is None else retryable
         cls.retry_class = retry_class or cls.retry_class
@@ -123,10 +123,13 @@ class OmniJobsError(Exception):
         Details of other types than str and int are dropped. Raises KeyError without a code or a message.
         """
         code, message = str(data["code"]), str(data["message"])
-        kind = _by_code().get(code)
+        kind = _BY_CODE.get(code)
         if kind is None:
             kind, message = OmniJobsError, f"{code}: {message}"
         return kind(message, **{name: data[name] for name in kind.details if isinstance(data.get(name), str | int)})
+
+
+_BY_CODE: dict[str, type[OmniJobsError]] = {OmniJobsError.code: OmniJobsError}  # the classes below enter themselves
 
 
 class InvalidInput(OmniJobsError, code="invalid_input", http_status=422):
@@ -335,15 +338,3 @@ class SlotTaken(OmniJobsError, code="slot_taken"):
 
 class Fenced(OmniJobsError, code="fenced", retryable=True, retry_class="fenced"):
     """This worker's lease is gone: another may hold its stage runs."""
-
-
-@cache
-def _by_code() -> dict[str, type[OmniJobsError]]:
-    """Return every class of the tree by its code."""
-    by_code: dict[str, type[OmniJobsError]] = {}
-    waiting = [OmniJobsError]
-    while waiting:
-        kind = waiting.pop()
-        by_code[kind.code] = kind
-        waiting += kind.__subclasses__()
-    return by_code

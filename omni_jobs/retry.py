@@ -30,7 +30,7 @@ class RetryLimits(BaseModel):
     time_limit: _Times = 0
 
     def of(self, retry_class: RetryClass) -> int:
-        """Return the limit of a retry class."""
+        """Return how often a stage run is tried again after failures of this retry class."""
         limit: int = getattr(self, retry_class)
         return limit
 
@@ -56,8 +56,8 @@ def retry_delay(error: OmniJobsError, failures: Mapping[str, int], limits: Retry
 
 
 def is_last_chance(failures: Mapping[str, int], limits: RetryLimits) -> bool:
-    """Return whether the loss of one more worker quarantines the stage run.
+    """Return whether a stage run is a suspect: the loss of one more worker quarantines it.
 
-    Such a stage run runs alone in its worker, so that its neighbours do not count a loss that it caused.
+    A suspect runs alone in its worker, so that its neighbours do not count a loss that it caused.
     """
     return any(0 < failures.get(retry_class, 0) >= limits.of(retry_class) for retry_class in _HARMFUL)

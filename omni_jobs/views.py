@@ -164,7 +164,7 @@ class EventView(_View):
 
 
 class Page(_View):
-    """A page of jobs, the newest first."""
+    """One page of a list of jobs, the newest first."""
 
     jobs: list[JobView]
     next_cursor: str | None  # null: this is the last page
@@ -205,9 +205,9 @@ class WorkerView(_View):
 
 
 def merge_results(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a job's result: the results of its stage runs, in order, as one object.
+    """Return a job's result: the results of its stage runs, in order, merged into one object.
 
-    Of one name, two objects (``usage``) are merged, and of other values the later one stays.
+    Where two results share a name, two objects (``usage``) are merged, and of other values the later one stays.
     """
     result: dict[str, Any] = {}
     for part in parts:

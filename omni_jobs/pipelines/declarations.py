@@ -67,22 +67,19 @@ class ProcessorDeclaration:
 Components = Mapping[str | None, ComponentDeclaration]
 """The components of one architecture's checkpoints by name; the name None is the whole checkpoint."""
 
-CAUSAL_LM: Components = {
-    None: ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"})),
+_COMPONENTS: Mapping[str, Components] = {
+    "causal_lm": {None: ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"}))},
+    "qwen2_5_omni": {
+        "thinker": ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"})),
+        "talker": ComponentDeclaration("ar", produces=frozenset({"codes"}), needs=frozenset({"hidden_states"})),
+        "code2wav": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"waveform"}),
+            needs=frozenset({"codes"}),
+            dtypes=frozenset({"auto", "float32"}),
+        ),
+    },
 }
-
-QWEN2_5_OMNI: Components = {
-    "thinker": ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"})),
-    "talker": ComponentDeclaration("ar", produces=frozenset({"codes"}), needs=frozenset({"hidden_states"})),
-    "code2wav": ComponentDeclaration(
-        "diffusion",
-        produces=frozenset({"waveform"}),
-        needs=frozenset({"codes"}),
-        dtypes=frozenset({"auto", "float32"}),
-    ),
-}
-
-_COMPONENTS: Mapping[str, Components] = {"causal_lm": CAUSAL_LM, "qwen2_5_omni": QWEN2_5_OMNI}
 
 _PROCESSORS: Mapping[str, ProcessorDeclaration] = {
     "chat": ProcessorDeclaration("workers.stages.processors.chat:ChatProcessor", "ar"),

@@ -1,6 +1,7 @@
 """The checks of a pipeline's stage graph: everything a worker would refuse, found before one starts."""
 
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from typing import Literal
 
@@ -42,7 +43,7 @@ _NOT_SUPPORTED: Mapping[str, str] = {
 
 
 def first_problem(error: ValidationError) -> tuple[FieldPath, str]:
-    """Return the field of pydantic's first complaint, and a message for the person who wrote the file."""
+    """Return the field of pydantic's first complaint about a pipeline file, and a message for the file's author."""
     first = error.errors()[0]
     path = tuple(part for part in first["loc"] if part != "[key]")
     if first["type"] != "extra_forbidden":
@@ -51,7 +52,7 @@ def first_problem(error: ValidationError) -> tuple[FieldPath, str]:
 
 
 def check_graph(pipeline: Pipeline, source: YamlSource) -> None:
-    """Check that every stage can run and that every output can be made.
+    """Check that every stage of a pipeline can run and that every output can be made.
 
     Raises ConfigError for the first field that is wrong, with its file and line.
     """
@@ -81,19 +82,11 @@ def _components(pipeline: Pipeline, source: YamlSource) -> Components:
 
 
 def _check_acyclic(pipeline: Pipeline, source: YamlSource) -> None:
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            cycle = " → ".join((*path[path.index(name) :], name))
-            raise source.error(("stages", name, "inputs"), f"the stages form a cycle: {cycle}")
-        if name not in done and name in pipeline.stages:
-            for earlier in pipeline.stages[name].inputs:
-                visit(earlier, (*path, name))
-            done.add(name)
-
-    for name in pipeline.stages:
-        visit(name, ())
+    try:
+        TopologicalSorter({name: stage.inputs for name, stage in pipeline.stages.items()}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][::-1]  # each stage before its input
+        raise source.error(("stages", cycle[0], "inputs"), f"the stages form a cycle: {' → '.join(cycle)}") from None
 
 
 def _check_stage(pipeline: Pipeline, stage: StageConfig, components: Components, source: YamlSource) -> None:

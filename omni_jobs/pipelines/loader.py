@@ -59,9 +59,9 @@ class Pipelines(Mapping[str, Pipeline]):
             raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
 
     def refusal(self, name: str) -> ConfigError | None:
-        """Return the error with which a process that starts now would refuse this pipeline's file; None if none.
+        """Return the error with which a process that starts now would refuse this pipeline's file, or None.
 
-        The file is read again only after a change.
+        The file is read again only after it has changed.
         """
         path = self._files[name]
         try:

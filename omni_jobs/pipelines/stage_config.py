@@ -58,7 +58,7 @@ class StageEngine(EngineSettings):
     cpu: EngineSettings | None = None
 
     def on(self, device: Literal["cpu", "cuda"]) -> EngineSettings:
-        """Return the settings that hold on one kind of device."""
+        """Return the engine settings that hold on this kind of device."""
         base = self.model_dump(exclude={"cpu"}, exclude_unset=True)
         if device == "cpu" and self.cpu is not None:
             base |= self.cpu.model_dump(exclude_unset=True)
@@ -87,7 +87,7 @@ class StageConfig(_Frozen):
     parameters: dict[str, Any] = {}  # defaults; ``kind`` decides their type
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings that decide a job's result, as JSON: this stage's part of the pipeline's digest."""
+        """Return this stage's settings that decide a job's result, as JSON: its part of the pipeline's digest."""
         graph = {"kind", "component", "processor", "inputs", "produces"}
         decisive: dict[str, Any] = self.model_dump(mode="json", include=graph, exclude_defaults=True)
         parameters = self.parameters_with({}).model_dump(mode="json", exclude_defaults=True)
@@ -102,15 +102,15 @@ class StageConfig(_Frozen):
         return PARAMETERS_OF_KIND[self.kind].model_validate({**self.parameters, **overrides})
 
     def hints_per_message(self, at_most: int) -> int:
-        """Return how many hints a full message carries, ``at_most`` at the most.
+        """Return how many hints for this stage go into one message of the queue: ``at_most``, or fewer.
 
-        It is a quarter of a worker's slots, because a burst in larger messages would leave other workers idle.
+        A message holds hints for a quarter of a worker's slots, because larger ones would leave other workers idle.
         """
         return max(1, min(at_most, self.slots // 4))
 
 
 class OutputConfig(_Frozen):
-    """The stage that makes an output modality."""
+    """An entry of a pipeline's ``outputs``: the stage that makes the modality."""
 
     stage: Name
 
@@ -159,7 +159,7 @@ class Pipeline(_Frozen):
 
     @property
     def default_voice(self) -> str | None:
-        """The voice of a job that names none; None where the pipeline has no voices."""
+        """The voice of a job whose request names none; None where the pipeline has no voices."""
         return self.voices[0] if self.voices else None
 
     def stage(self, name: str) -> StageConfig:
@@ -175,7 +175,7 @@ class Pipeline(_Frozen):
         return f"{self.name}.{self.stage(stage).name}"
 
     def consumers(self, stage: str) -> tuple[str, ...]:
-        """Return the names of the stages that take this stage's payload."""
+        """Return the names of the stages that take a payload from this stage."""
         return tuple(name for name, config in self.stages.items() if stage in config.inputs)
 
     def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:

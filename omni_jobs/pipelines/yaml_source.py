@@ -56,7 +56,7 @@ class YamlSource:
 
     @contextmanager
     def located(self, at: FieldPath) -> Iterator[None]:
-        """Give a ConfigError raised in this block the file, and the line and name of the field ``at``."""
+        """Context manager: give a ConfigError raised within the file, and the line and name of the field ``at``."""
         try:
             yield
         except ConfigError as error:

@@ -71,7 +71,7 @@ class PromptRenderer(Protocol):
 
 @lru_cache(maxsize=16)
 def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
-    """Return the checkpoint's renderer, loaded once per process. Raise ConfigError."""
+    """Return a checkpoint's prompt renderer, loaded once per process. Raise ConfigError."""
     installed = entry_points(group=PROMPTS, name=architecture)
     if not installed:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
@@ -88,14 +88,14 @@ def architectures_of(model_dir: Path) -> frozenset[str]:
 
 
 class Renderers:
-    """The renderers of all pipelines, from the checkpoints of this host."""
+    """The prompt renderers of all pipelines, each loaded from its checkpoint on this host when first asked for."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._loaded: dict[tuple[str, Path], PromptRenderer] = {}
 
     def are_loaded(self, pipeline: Pipeline) -> bool:
-        """Return whether ``of`` answers at once; loading a renderer may take seconds."""
+        """Return whether the pipeline's renderer is loaded, so that ``of`` answers at once and not after seconds."""
         return pipeline.model is None or self._key_of(pipeline) in self._loaded
 
     def of(self, pipeline: Pipeline) -> PromptRenderer | None:

@@ -19,7 +19,7 @@ _HEADS = ("ForCausalLM", "LMHeadModel")
 
 
 class CausalLmPromptRenderer:
-    """The PromptRenderer of a causal language model."""
+    """The prompt renderer of a causal language model's checkpoint."""
 
     longest_audio_s = None  # it takes no audio
 

@@ -16,7 +16,7 @@ from omni_jobs.prompts.checkpoint_files import read_json
 
 
 class ChatTemplate:
-    """The chat template of one checkpoint."""
+    """The chat template of one checkpoint, which writes messages as the text of a prompt."""
 
     def __init__(self, model_dir: Path) -> None:
         """Load and compile the template. Raise ConfigError when there is none or it does not compile."""
@@ -26,7 +26,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
@@ -34,25 +34,17 @@ class ChatTemplate:
         self._special_tokens = _special_tokens(model_dir)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt up to the assistant's reply. Raise InvalidRequest when the template fails."""
+        """Return the messages as a prompt's text, up to the reply. Raise InvalidRequest when the template fails."""
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
-        except (
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:  # for example, it adds a list to a string
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # such as a list added to a string
             raise InvalidRequest(f"the model's chat template fails: {error}", field="messages") from None
 
 
 def _source(model_dir: Path) -> tuple[str, str]:
-    """Return the template's text and its file; look in the files that Transformers reads, in its order.
-
-    Raise ConfigError when there is none.
-    """
+    """Return the template's text and file, of the files that Transformers reads, in its order."""
     bare = model_dir / "chat_template.jinja"
     if bare.is_file():
         return bare.read_text(encoding="utf-8"), str(bare)
@@ -96,10 +88,6 @@ def _tojson(
 ) -> str:
     """Return the value as JSON, as Transformers' filter does; Jinja's own ``tojson`` escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -10,7 +10,7 @@ from omni_jobs.errors import ConfigError
 
 
 def check_checkpoint(directory: Path) -> None:
-    """Raise ConfigError naming the file when the directory is missing, unreadable or has dangling links."""
+    """Raise ConfigError, naming the file, if a checkpoint directory is missing, unreadable or has dangling links."""
     try:
         for path in sorted(directory.iterdir()):
             if path.is_symlink() and not path.exists():
@@ -33,7 +33,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the file's JSON object, or ``default`` where there is no such file. Raise ConfigError."""
+    """Return the JSON object of a checkpoint's file, or ``default`` where there is no such file. Raise ConfigError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -59,7 +59,7 @@ def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
 
 
 def positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:
-    """Return the positive integer at a path of keys. Raise ConfigError naming the file and the path."""
+    """Return a positive integer of a checkpoint's JSON file, at this path of keys. Raise ConfigError naming both."""
     value: Any = config
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

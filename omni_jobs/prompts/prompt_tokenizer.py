@@ -31,7 +31,7 @@ class PromptTokenizer:
         self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
 
     def check(self, messages: Messages) -> None:
-        """Raise InvalidRequest naming the field of the text that spells a special token."""
+        """Raise InvalidRequest, naming the field, if a text of the messages spells a special token."""
         for number, message in enumerate(messages):
             texts = list(_texts(message["content"], f"messages.{number}.content"))
             # A token may span two parts, because the prompt joins them without a gap.
@@ -51,7 +51,7 @@ class PromptTokenizer:
         return None if match is None else match.group()
 
     def count(self, messages: Messages, limit: int) -> int:
-        """Count the prompt's tokens; return a lower bound for text far above ``limit``, which is not tokenized.
+        """Return the number of the prompt's tokens; for text far above ``limit``, which is not tokenized, at least it.
 
         Raise InvalidRequest as ``encode`` does.
         """
@@ -91,7 +91,6 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Yield (text, field) of a message's content."""
     if isinstance(content, str):
         yield content, field
         return
@@ -101,19 +100,11 @@ def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_text(messages: Messages) -> list[dict[str, Any]]:
-    """Return the messages with every text replaced by a placeholder."""
-    return [
-        {
-            **message,
-            "content": _placeholder(message["content"])
-            if isinstance(message["content"], str)
-            else [{**part, "text": _placeholder(part["text"])} if part["type"] == "text" else part
-                  for part in message["content"]],
-        }
-        for message in messages
-    ]  # fmt: skip
+    return [{**message, "content": _placeholder(message["content"])} for message in messages]
 
 
-def _placeholder(text: str) -> str:
-    """Return a one-letter text, because templates may drop or refuse an empty one; keep text that is blank."""
-    return "x" if text.strip() else text
+def _placeholder(content: Any) -> Any:
+    """Return the content with one letter for each text, because templates may drop or refuse an empty one."""
+    if isinstance(content, str):
+        return "x" if content.strip() else content
+    return [{**part, "text": _placeholder(part["text"])} if part["type"] == "text" else part for part in content]

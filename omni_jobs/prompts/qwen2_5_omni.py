@@ -27,7 +27,7 @@ _MIN_ADDED_TOKENS = {"thinker": 1, "talker": CODEC_PROMPT_TOKENS + 1}
 
 
 class QwenOmniPromptRenderer:
-    """The PromptRenderer of a Qwen2.5-Omni checkpoint."""
+    """The prompt renderer of a Qwen2.5-Omni checkpoint."""
 
     def __init__(self, model_dir: Path) -> None:
         """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing."""
@@ -97,10 +97,8 @@ class QwenOmniPromptRenderer:
         Raise InvalidRequest for a clip that is too long for the model.
         """
         if info.samples > self._longest_audio:
-            raise InvalidRequest(
-                f"the audio is too long: this model hears at most {self.longest_audio_s:g} s at a time",
-                field=field,
-            )
+            message = f"the audio is too long: this model hears at most {self.longest_audio_s:g} s at a time"
+            raise InvalidRequest(message, field=field)
         mel_frames = -(-info.samples // self._hop)
         halved = (mel_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
