@@ -67,15 +67,6 @@ def test_submits(tmp_path: Path) -> None:
     assert {"sqlite: 32 clients, submits/s", "sqlite: a bulk of 500"} <= set(figures)
 
 
-def test_an_idle_system(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "idle", "--database", "sqlite")
-    assert "sqlite: submit → started, p50" in figures
-
-
-def test_start_up(tmp_path: Path) -> None:
-    assert "omni-jobs --help" in figures_of(tmp_path, "startup")
-
-
 def test_the_engine(tmp_path: Path) -> None:
     assert "the platform / the bare engine" in figures_of(tmp_path, "engine")
 
@@ -91,6 +82,7 @@ def test_a_backlog(tmp_path: Path) -> None:
 
 
 def test_several(tmp_path: Path) -> None:
+    """``benchmarks.all`` runs these two as each would run by itself."""
     figures = figures_of(tmp_path, "all", "--only", "startup", "--only", "idle")
     assert {"startup: omni-jobs --help", "idle: sqlite: submit → started, p50"} <= set(figures)
 

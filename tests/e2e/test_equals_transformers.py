@@ -1,6 +1,7 @@
-"""Jobs through the whole stack give what Transformers gives: tokens, codes, waveform."""
+"""Jobs through the whole stack give what Transformers gives: tokens, codes, waveform. Speech that is cut says so."""
 
 import io
+import json
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from omni_jobs.cli import app
 from omni_jobs.client import Client
 from omni_jobs.jobs import JobView
 from omni_jobs.stack.embedded import EmbeddedStack
@@ -18,7 +21,7 @@ from tests.e2e.cases import Case, cases, sixteen
 from tests.e2e.conftest import omni_stack
 from tests.oracles.reference import Reference, ReferenceResult
 from tests.services.checkpoint import TinyCheckpoints
-from workers.offline import OmniLLM
+from workers.offline import OmniLLM, OmniOutput
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -124,12 +127,53 @@ def test_text_alone(subject: Subject, case: Case) -> None:
         assert_equal(job.result or {}, None, subject.expected(alone))
 
 
+@pytest.fixture(scope="module")
+def offline(subject: Subject) -> Iterator[OmniLLM]:
+    """``OmniLLM`` with the stack's settings."""
+    with OmniLLM("qwen2_5_omni", settings=subject.stack.settings) as llm:
+        yield llm
+
+
 @pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
-def test_offline_gives_the_same(subject: Subject) -> None:
+def test_offline_gives_the_same(subject: Subject, offline: OmniLLM) -> None:
     """``OmniLLM`` on the same prompts, all at once."""
     chosen = sixteen()
-    with OmniLLM("qwen2_5_omni", settings=subject.stack.settings) as llm:
-        outputs = llm.generate([{k: v for k, v in case.request().items() if k != "model"} for case in chosen])
+    outputs = offline.generate([{k: v for k, v in case.request().items() if k != "model"} for case in chosen])
     for case, output in zip(chosen, outputs, strict=True):
         assert not isinstance(output, Exception), output
         assert_equal(dict(output.result), output.audio, subject.expected(case))
+
+
+CUT = "the talker stopped at its max_tokens of 40: the speech is probably cut"
+CUT_REQUEST = {
+    "messages": [{"role": "user", "content": "Tell me about the sea."}],
+    "modalities": ["text", "audio"],
+    "seed": 1,
+    "stages": {"thinker": {"max_tokens": 24}, "talker": {"max_tokens": 40, "ignore_eos": True}},
+}
+
+
+@pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
+def test_cut_speech_is_said_by_the_job_the_command_line_and_offline(subject: Subject, offline: OmniLLM) -> None:
+    job = finished(subject.client, subject.client.submit({"model": "qwen2_5_omni", **CUT_REQUEST}).id)
+    assert job.result is not None
+    thinker, talker, code2wav = job.stages
+    whole = job.result["usage"]["thinker"]["completion_tokens"] < 24
+    assert thinker.finish_reason == job.result["finish_reason"] == ("stop" if whole else "length")
+    assert (talker.finish_reason, code2wav.finish_reason) == ("length", None)
+    assert [(one.code, one.message) for one in job.warnings if one.stage == "talker"] == [("cut_short", CUT)]
+    assert [one.stage for one in job.warnings] == ["talker"] if whole else ["thinker", "talker"]
+
+    for words in (["result", job.id], ["status", job.id], ["result", job.id, "--json"]):
+        shown = CliRunner().invoke(app, [*words, "--url", subject.stack.url])
+        assert shown.exit_code == 0
+        assert f"warning: {CUT}\n" in shown.stderr
+        assert "warning:" not in shown.stdout
+    assert [one["message"] for one in json.loads(shown.stdout)["warnings"]] == [one.message for one in job.warnings]
+
+    [output] = offline.generate([dict(CUT_REQUEST)])
+    assert isinstance(output, OmniOutput)
+    assert list(output.warnings) == job.warnings
+    assert {name: each.finish_reason for name, each in output.stages.items()} == {
+        stage.name: stage.finish_reason for stage in job.stages
+    }
