@@ -18,14 +18,14 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
-from omni_jobs.jobs import Counts, Jobs, Page
+from omni_jobs.jobs import Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
-from omni_jobs.views import ErrorView
+from omni_jobs.views import Counts, ErrorView, Page
 
 _NEWEST_JOBS = 30  # in the status
 

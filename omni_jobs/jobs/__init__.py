@@ -1,10 +1,7 @@
-"""Jobs: the one owner of transitions. A job's life, and a worker's, in order:
+"""``Jobs``: the one owner of transitions. A job's life, and a worker's, in order:
 
-    submit → claim → report_progress → complete | fail | release;  cancel, retry, delete
-    register_worker → renew → retire_worker, forgive;  rescue (frees, expires, republishes);  prune
-
-Every method is one transaction (``rescue``: a few) and may be called again when its answer was lost. The caller
-publishes the hints that a method returns after the call, best effort.
+submit → claim → report_progress → complete | fail | release;  cancel, retry, delete
+register_worker → renew → retire_worker, forgive;  rescue (frees, expires, republishes);  prune
 """
 
 import secrets
@@ -32,7 +29,6 @@ from omni_jobs.jobs.values import (
     Failure,
     Garbage,
     Hint,
-    NewArtifact,
     NewJob,
     NewStage,
     NewWorker,
@@ -52,19 +48,14 @@ from omni_jobs.views import Counts, EventView, JobView, Page, WorkerView
 __all__ = [
     "Claim",
     "Completion",
-    "Counts",
-    "EventView",
     "Failure",
     "Garbage",
     "Hint",
-    "JobView",
     "Jobs",
-    "NewArtifact",
     "NewJob",
     "NewStage",
     "NewWorker",
     "Outcome",
-    "Page",
     "ProgressReport",
     "PruneResult",
     "RescueResult",
@@ -72,7 +63,6 @@ __all__ = [
     "SlotHolder",
     "StoredArtifact",
     "SubmitResult",
-    "WorkerView",
     "as_written",
     "attempt_after",
     "new_job_id",
@@ -80,9 +70,10 @@ __all__ = [
 
 
 class Jobs:
-    """Jobs, stage runs and workers in one database. Safe for threads.
+    """The jobs, stage runs and workers of one database: all changes of their states, and all queries. Safe for threads.
 
-    Every method may raise DatabaseUnavailable.
+    A method is one transaction (``rescue``: a few), and may be called again when its answer was lost. The caller
+    publishes the hints that a method returns. Every method may raise DatabaseUnavailable.
     """
 
     def __init__(
@@ -90,10 +81,9 @@ class Jobs:
     ) -> None:
         """Use a migrated database.
 
-        ``announce_after_s`` is the time that a hint has before the rescuer publishes it again, and
-        ``republish_at_most`` limits the hints of a stage that one ``rescue`` publishes again.
-        ``prune_after_s`` says for how long after its end a completed job has nothing to prune
-        (``Retention.completed_s``); with a smaller value the pruner reads jobs in vain.
+        A hint is published again ``announce_after_s`` after it was published, by one ``rescue`` at most
+        ``republish_at_most`` hints of a stage. A completed job is first checked for pruning ``prune_after_s`` after
+        its end: ``Retention.completed_s``, because with a smaller value the pruner reads jobs in vain.
         """
         self._db = db
         self._announce_after_s = announce_after_s
@@ -104,10 +94,10 @@ class Jobs:
     # A job's life.
 
     def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> SubmitResult:
-        """Write the job with its stage runs, and queue the first of them.
+        """Write a job with its stage runs, and queue those without inputs.
 
-        If the tenant has used the ``idempotency_key`` for the same request, return the job of then, with
-        ``created`` False. Raises Conflict (field ``Idempotency-Key``) if it was another request.
+        If the tenant has used the ``idempotency_key`` for the same request before, return the job of that submit,
+        with ``created`` False. Raises Conflict (field ``Idempotency-Key``) if it was another request.
         """
         [result] = self.submit_all([(job, idempotency_key)])
         if isinstance(result, Conflict):
@@ -117,7 +107,7 @@ class Jobs:
     def submit_all(self, jobs: Sequence[tuple[NewJob, str | None]]) -> list[SubmitResult | Conflict]:
         """Submit jobs with their idempotency keys in one transaction, and return the results in the same order.
 
-        A key of another request has its Conflict as its result; the other jobs are written all the same.
+        The result is a Conflict where ``submit`` would raise it; the other jobs are written all the same.
         """
         if not jobs:
             return []
@@ -128,9 +118,9 @@ class Jobs:
         """Claim stage runs for this worker, and return the claims in the order of the hints.
 
         ``hints`` are pairs ``(stage_run_id, attempt)``. A stage run is left out when it is not queued, not due or
-        at another attempt, which means that the hint was stale, or when its job was submitted with another
-        pipeline file than this worker has. A stage run that this worker claimed by the same hint before counts
-        as claimed, so the call may be repeated after an error; pass no hint of a stage run you know you hold.
+        at another attempt, because the hint was stale then; or when its job was submitted with another pipeline
+        file than the worker's. A stage run that this worker claimed by the same hint before counts as claimed, so
+        the call may be repeated after an error; pass no hint of a stage run that the worker is known to hold.
         Raises Fenced when the worker has no live lease.
         """
         return self._db.run_pipelined(lambda tx: claim.claim(tx, worker_id, hints))
@@ -142,9 +132,9 @@ class Jobs:
     def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
         """Record completions in one transaction, and return their outcomes in the same order.
 
-        The stage runs whose inputs are all there now are queued (``hints``), and jobs without any left are
-        completed. ``won`` is False when the attempt is not this worker's any more or its job is to stop: then
-        payload and artifacts are not recorded.
+        Stage runs whose inputs are all there now are queued (the outcome's ``hints``), and a job whose stage runs
+        have all succeeded is completed. ``won`` is False when the attempt is not this worker's any more or its job
+        is to stop; payload and artifacts are not recorded then.
         """
         return self._db.run_pipelined(
             lambda tx: complete.complete(
@@ -168,10 +158,10 @@ class Jobs:
         )
 
     def fail(self, failure: Failure) -> Outcome:
-        """Record the error of an attempt.
+        """Record the error of an attempt, and return the outcome.
 
         The stage run is queued again, due after a pause, if the error is retryable and the stage has retries
-        left; otherwise its job has failed.
+        left; otherwise its job fails.
         """
         return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
 
@@ -181,25 +171,26 @@ class Jobs:
         return [hint for outcome in outcomes for hint in outcome.hints]
 
     def cancel(self, job_id: str) -> JobState:
-        """Stop a job, and return its state then.
+        """Cancel a job, and return its state afterwards. Raises NotFound.
 
         Its waiting stage runs are cancelled at once, a running one as soon as its worker knows. A job that has
-        ended keeps its state. Raises NotFound.
+        ended keeps its state.
         """
         return self._db.run(lambda tx: complete.cancel(tx, job_id, self._announce_after_s))
 
     def retry(self, job_id: str, from_stage: str | None = None) -> list[Hint]:
-        """Queue a job that has ended again: the stages that did not succeed, or ``from_stage`` and all behind it.
+        """Queue a job that has ended again, and return the hints of its queued stage runs.
 
-        The job loses its deadline, and its stages have all their retries again. Raises NotFound, InvalidRequest
-        (``from_stage``), and Conflict: while the job has not ended, or when an input of these stages is not kept
-        any longer; the message then names the stage to retry from.
+        The stages run again that did not succeed, ``from_stage``, and all that follow these. The job loses its
+        deadline, and its stages have all their retries again. Raises NotFound; InvalidRequest for an unknown
+        ``from_stage``; and Conflict while the job has not ended or its objects are being deleted, when no stage is
+        to run, or when an input is not kept any longer; that message names the stage to retry from.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._announce_after_s))
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its payloads, artifacts and events. Raises NotFound and Conflict."""
+        """Delete a job, with its payloads, artifacts and events. Raises NotFound, and Conflict before its end."""
         self._db.run(lambda tx: prune.delete_job(tx, job_id))
 
     # A worker's life.
@@ -211,43 +202,45 @@ class Jobs:
     def register_worker(
         self, worker: NewWorker, lease_s: float, *, instead_of: SlotHolder | None = None, loading: bool = False
     ) -> list[Hint]:
-        """Give a worker its slot and its lease, and return the hints of what its predecessor held.
+        """Give a worker its slot and its lease, and return the hints of the stage runs that its predecessor held.
 
-        Call it before the worker's first claim, and again when its engine is loaded. While ``loading`` the worker
-        holds the slot, and nobody counts on it. A predecessor in the slot whose lease is over, or that is
-        ``instead_of``, is fenced, and its stage runs are queued again. Raises SlotTaken when the slot is
-        another's, or ``instead_of`` has renewed since it was read.
+        Call it before the worker's first claim, with ``loading`` while the worker loads its engine, and again when
+        that is loaded. A ``loading`` worker holds the slot, and does not count as a live worker of its stage. A
+        predecessor in the slot whose lease is over, or that is ``instead_of``, is fenced, and its stage runs are
+        queued again. Raises SlotTaken when another worker has the slot, or ``instead_of`` has renewed its lease
+        since it was read.
         """
         return self._db.run(lambda tx: lease.register(tx, worker, lease_s, instead_of, loading, self._announce_after_s))
 
     def renew(self, worker_id: str, lease_s: float) -> list[int]:
-        """Prolong the lease, and return the ids of this worker's stage runs that are to stop: their job wants none.
+        """Extend the worker's lease, and return the ids of its stage runs that it must stop, as ``unwanted`` does.
 
-        Raises Fenced when the lease ran out or the slot has a new worker: stop, write nothing.
+        Raises Fenced when the lease ran out or the slot has a new worker; the worker must stop then.
         """
         return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s))
 
     def unwanted(self, worker_id: str) -> list[int]:
-        """Return the same ids as ``renew``, without renewing."""
+        """Return the ids of this worker's stage runs that it must stop, because their job ended or is to end."""
         return self._db.read(lambda tx: lease.unwanted(tx, worker_id))
 
     def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> list[Hint]:
-        """End the lease, queue what the worker still holds, and return its hints. The lease may be gone already.
+        """End a worker's lease, queue the stage runs that it still holds, and return their hints.
 
-        ``fenced`` says why the worker had to stop: then its stage runs count it against their ``fenced`` retries.
+        The lease may be gone already. With ``fenced``, the error by which a fenced worker stops, the stage runs
+        count it against their ``fenced`` retries.
         """
         return self._db.run(lambda tx: lease.retire(tx, worker_id, fenced, self._announce_after_s))
 
     def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-        """Count the loss of a worker that was fenced and lives as ``fenced`` against these stage runs."""
+        """Count these stage runs' loss of a worker as ``fenced``, not ``worker_lost``, because the worker lives."""
         self._db.run(lambda tx: lease.forgive(tx, worker_id, stage_run_ids))
 
     def rescue(self) -> RescueResult:
         """Free the stage runs of workers without a lease, expire late jobs, and republish hints that seem lost.
 
-        May run in several processes at once.
+        Return the numbers, and the hints to publish. Several processes may call it at once.
         """
-        self._db.run(lease.expire)
+        self._db.run(lease.remove_lost)
         freed, hints = 0, []
         count = lease.FREED_AT_ONCE
         while count == lease.FREED_AT_ONCE:
@@ -271,15 +264,18 @@ class Jobs:
         return self._db.run(lambda tx: prune.prune(tx, keep, at_most))
 
     def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
-        """Return objects to delete, the oldest first. Call ``collected`` when they are deleted."""
+        """Return the objects to delete that are noted, the oldest first. Call ``collected`` when they are deleted."""
         return self._db.read(lambda tx: prune.garbage(tx, at_most))
 
     def collected(self, ids: Sequence[int]) -> None:
-        """Remove the garbage of these ids, because its objects are deleted."""
+        """Remove the notes of garbage of these ids, because its objects are deleted."""
         self._db.run(lambda tx: prune.collected(tx, ids))
 
     def orphans(self, keys: Sequence[str]) -> set[str]:
-        """Return those of these object keys that no row refers to or will. Leave the keys of young objects out."""
+        """Return those of these object keys that no row refers to or will.
+
+        Leave the keys of young objects out: the submit or stage run that they are of may not be in SQL yet.
+        """
         return self._db.read(lambda tx: prune.orphans(tx, keys))
 
     # Queries.
@@ -289,11 +285,11 @@ class Jobs:
         return self._db.read(lambda tx: job_view.job_view(tx, job_id))
 
     def unfinished(self, job_ids: Sequence[str]) -> set[str]:
-        """Return the ids of these jobs that are there and have not ended."""
+        """Return those of these ids whose job exists and has not ended."""
         return self._db.read(lambda tx: job_view.unfinished(tx, job_ids))
 
     def is_known(self, tenant: str, idempotency_key: str) -> bool:
-        """Return whether a submit of this tenant with this key would return a job that is there."""
+        """Return whether a job of this tenant has this idempotency key already."""
         return self._db.read(lambda tx: job_view.is_known(tx, tenant, idempotency_key))
 
     def list(
@@ -305,10 +301,10 @@ class Jobs:
         error_code: str | None = None,
         brief: bool = False,
     ) -> Page:
-        """Return a page of the jobs that match, the newest first. Raises InvalidRequest.
+        """Return a page of at most ``limit`` (1 to 100) jobs that match, the newest first. Raises InvalidRequest.
 
         ``cursor`` is the ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts
-        of its jobs come to 2 MiB. A ``brief`` page has no results.
+        of its jobs come to 2 MiB. The jobs of a ``brief`` page have no results.
         """
         return self._db.read(lambda tx: job_list.job_list(tx, limit, cursor, state, pipeline, error_code, brief))
 

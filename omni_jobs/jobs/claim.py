@@ -1,4 +1,4 @@
-"""Claim: stage runs become a worker's, by compare-and-set, many at a time."""
+"""Claim: make queued stage runs a worker's, by compare-and-set, many in one transaction."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -115,10 +115,10 @@ _PAYLOADS = Statement(
 
 
 def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> list[Claim]:
-    """Claim the stage runs of ``(stage_run_id, attempt)``, and return the claims in the order of the hints.
+    """Claim for a worker the stage runs of hints ``(stage_run_id, attempt)``; return the claims in the order of these.
 
-    See :meth:`omni_jobs.jobs.Jobs.claim`. It is the last step of its transaction, which it commits.
-    Raises Fenced when the worker has no live lease.
+    :meth:`omni_jobs.jobs.Jobs.claim` says which hints give no claim. It is the last step of its transaction, which it
+    may commit. Raises Fenced when the worker has no live lease.
     """
     attempts: dict[int, int] = {}
     for stage_run_id, attempt in hints:

@@ -24,7 +24,7 @@ def complete(
     prune_after_s: float,
     ends_transaction: bool = False,
 ) -> list[Outcome]:
-    """Record completions, queue the stage runs that waited for them, and complete jobs.
+    """Record workers' completions, queue the successors of their stage runs, and end jobs that are done.
 
     Return the outcomes in the order of the completions. With ``ends_transaction`` the database transaction may
     end here, because the caller runs nothing more in it.
@@ -83,9 +83,9 @@ def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -
 
 
 def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, announce_after_s: float) -> list[Outcome]:
-    """Hand back attempts ``(stage_run_id, attempt)`` without an error: queued again, or cancelled with their job.
+    """Hand back a worker's attempts ``(stage_run_id, attempt)`` without an error, and return the outcomes in order.
 
-    Return the outcomes in the order of ``held``.
+    Their stage runs are queued again, or cancelled if their job is to end.
     """
     ids = [stage_run_id for stage_run_id, _ in held]
     transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
@@ -101,7 +101,7 @@ def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, ann
 
 
 def cancel(tx: Connection, job_id: str, announce_after_s: float) -> JobState:
-    """Stop a job unless it has ended, and return its state then. Raises NotFound."""
+    """Cancel a job unless it has ended, and return its state afterwards. Raises NotFound."""
     transition = JobTransition.of_job(tx, job_id, announce_after_s)
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})

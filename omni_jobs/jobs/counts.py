@@ -12,7 +12,7 @@ _UNFINISHED = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNIN
 
 
 def counts(tx: Connection) -> Counts:
-    """Return the number of jobs by state, and of stage runs by pipeline, stage and state."""
+    """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state."""
     jobs = {
         state: tx.execute(select(func.count()).where(state_is(JobRow.state, state))).scalar_one() for state in _ACTIVE
     }

@@ -16,7 +16,10 @@ EXPIRED_AT_ONCE = 500
 
 
 def expire_late(tx: Connection, announce_after_s: float) -> int:
-    """Stop jobs whose time is over, and return their number; EXPIRED_AT_ONCE or more: there may be others."""
+    """Expire the jobs whose deadline or queue time limit is over, and return their number.
+
+    If it is EXPIRED_AT_ONCE or more, there may be others: call again.
+    """
     at: float = tx.execute(select(now())).scalar_one()
     past_deadline = _past_deadline(tx, at)
     waited = _waited_too_long(tx, at)

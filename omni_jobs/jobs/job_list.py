@@ -88,9 +88,9 @@ def job_list(
     error_code: str | None,
     brief: bool = False,
 ) -> Page:
-    """Return a page of the jobs that match; see :meth:`omni_jobs.jobs.Jobs.list`.
+    """Return a page of the jobs in a state, of a pipeline, with an error (None: any), the newest first.
 
-    Raises InvalidRequest, which names the parameter.
+    :meth:`omni_jobs.jobs.Jobs.list` explains the parameters. Raises InvalidRequest, which names the wrong one.
     """
     if not 1 <= limit <= _LONGEST_PAGE:
         raise InvalidRequest(f"must be 1 to {_LONGEST_PAGE}", field="limit")

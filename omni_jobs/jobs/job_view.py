@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, Text, bindparam, select, true
+from sqlalchemy import Connection, Row, Text, bindparam, select
 
 from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.clock import as_datetime, now
@@ -20,6 +20,7 @@ from omni_jobs.database.tables import (
     WorkerRow,
 )
 from omni_jobs.errors import Gone, NotFound
+from omni_jobs.jobs.next_step import ACTIVE
 from omni_jobs.jobs.values import StoredArtifact
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -82,10 +83,9 @@ _STAGE_RUNS_BUT_RESULTS = select(
 _STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
 _LIVE_FILES = (
     select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
-    .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(true()))
+    .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
     .distinct()
 )
-_ACTIVE = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _ERRORS = (
     select(AttemptErrorRow.__table__)
     .where(one_of(AttemptErrorRow.stage_run_id, _ids))
@@ -100,26 +100,25 @@ _ARTIFACTS = (
 
 def job_view(tx: Connection, job_id: str) -> JobView:
     """Return the view of a job. Raises NotFound."""
-    row = None
-    if job_id.isprintable():  # PostgreSQL's text refuses NUL characters and surrogates
-        row = tx.execute(_JOB, {"job_id": job_id}).one_or_none()
+    # PostgreSQL's text refuses NUL characters and surrogates.
+    row = tx.execute(_JOB, {"job_id": job_id}).one_or_none() if job_id.isprintable() else None
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     return _views(tx, [row])[0]
 
 
 def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
-    """Return the views of these jobs, the newest first; ``brief``: without results."""
+    """Return the views of the jobs with these ids, the newest first; ``brief`` views have no results."""
     return _views(tx, tx.execute(_JOBS, {"ids": listed(job_ids)}).all(), brief)
 
 
 def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
-    """Return the ids of these jobs that are there and have not ended."""
+    """Return those of these ids whose job exists and has not ended."""
     return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
 
 
 def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
-    """Return whether a job of this tenant has this idempotency key."""
+    """Return whether a job of this tenant has this idempotency key already."""
     has_key = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
     return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
 
@@ -141,14 +140,11 @@ def events(tx: Connection, job_id: str) -> list[EventView]:
 
 
 def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
-    """Return where an artifact is stored. Raises NotFound, and Gone when it is not kept any longer."""
+    """Return a job's artifact and the reference to its object. Raises NotFound, and Gone when it is kept no longer."""
     row = None
     if job_id.isprintable() and name.isprintable():
-        row = tx.execute(
-            select(ArtifactRow.media_type, ArtifactRow.ref).where(
-                ArtifactRow.job_id == job_id, ArtifactRow.name == name
-            )
-        ).one_or_none()
+        is_it = (ArtifactRow.job_id == job_id, ArtifactRow.name == name)
+        row = tx.execute(select(ArtifactRow.media_type, ArtifactRow.ref).where(*is_it)).one_or_none()
         if row is None and tx.execute(select(JobRow.artifacts_gone).where(JobRow.id == job_id)).scalar():
             raise Gone(f"the artifacts of job {job_id} are not kept any longer", field="name")
     if row is None:
@@ -177,16 +173,10 @@ def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False) -> list
 def _artifacts(tx: Connection, job_ids: Sequence[str]) -> Mapping[str, list[ArtifactView]]:
     """Return the artifacts of these jobs by job id, sorted by name; an empty list for a job without any."""
     artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
-    for row in tx.execute(_ARTIFACTS, {"ids": listed(job_ids)}):
-        ref = ObjectRef.model_validate(row.ref)
-        artifacts[row.job_id].append(
-            ArtifactView(
-                name=row.name,
-                media_type=row.media_type,
-                bytes=ref.size,
-                digest=ref.digest,
-                url=f"/v1/jobs/{row.job_id}/artifacts/{quote(row.name, safe='')}",
-            )
+    for job_id, name, media_type, ref in tx.execute(_ARTIFACTS, {"ids": listed(job_ids)}):
+        url = f"/v1/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+        artifacts[job_id].append(
+            ArtifactView(name=name, media_type=media_type, bytes=ref["size"], digest=ref["digest"], url=url)
         )
     return artifacts
 
@@ -201,7 +191,7 @@ def _without_worker(
     queued = [
         (row, run)
         for row in rows
-        if row.state in _ACTIVE
+        if row.state in ACTIVE
         for run in reversed(runs[row.id])
         if run.state == StageRunState.QUEUED
     ]

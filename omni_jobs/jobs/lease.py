@@ -35,7 +35,7 @@ _UNWANTED = (
 
 
 def holder(tx: Connection, slot: str) -> SlotHolder | None:
-    """Return the worker whose row has this slot, None if the slot is free."""
+    """Return the worker whose row has this slot, live or dead; None if the slot is free."""
     holder = select(
         WorkerRow.id.label("worker_id"),
         WorkerRow.host,
@@ -58,10 +58,10 @@ def register(
     loading: bool,
     announce_after_s: float,
 ) -> list[Hint]:
-    """Write the worker's row over a predecessor's in the same slot, and free the predecessor's stage runs.
+    """Write a worker's row over that of its predecessor in the slot, and free the predecessor's stage runs.
 
-    Return their hints. Raises SlotTaken when the predecessor has a lease, unless it is ``instead_of`` and has not
-    renewed since it was read.
+    Return their hints. A ``loading`` worker does not count as live yet. Raises SlotTaken when the predecessor has a
+    lease, unless it is ``instead_of`` and has not renewed since it was read.
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
@@ -91,7 +91,7 @@ def register(
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
-    """Prolong a live lease, and return the ids of ``unwanted``. Raises Fenced when the lease is gone."""
+    """Extend a worker's lease, and return what ``unwanted`` returns. Raises Fenced when the lease is gone."""
     renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")
@@ -99,14 +99,14 @@ def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
 
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:
-    """Return the ids of the stage runs that this worker runs and that their job does not want any more."""
+    """Return the ids of this worker's stage runs that it must stop, because their job has ended or is to end."""
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
 def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
-    """Remove the worker's row, release the stage runs that it still holds, and return their hints.
+    """Remove a worker's row, release the stage runs that it still holds, and return their hints.
 
-    With ``fenced`` they do not end as released: that error is recorded for their attempts.
+    With ``fenced`` that error is recorded for their attempts instead of a release.
     """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
@@ -118,10 +118,10 @@ def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after
 
 
 def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-    """Change ``worker_lost`` to ``fenced`` in these stage runs' failures at a worker that lives.
+    """Change ``worker_lost`` to ``fenced`` in these stage runs' failures at a worker, because it lives after all.
 
-    They did not kill it. A stage run that has used up its ``fenced`` retries is left out, because it may starve
-    its workers: its further losses count as lost. One that has failed stays as its job's error tells it.
+    A stage run that has used up its ``fenced`` retries is left out, because it may starve its workers: further losses
+    count as ``worker_lost``. One that has failed is left out as well, because its job's error tells of it.
     """
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
     tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
@@ -155,7 +155,7 @@ def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> Non
             tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(failures=failures))
 
 
-def expire(tx: Connection) -> None:
+def remove_lost(tx: Connection) -> None:
     """Remove the rows of workers whose lease ran out."""
     gone = (
         select(WorkerRow.id)
@@ -167,7 +167,7 @@ def expire(tx: Connection) -> None:
 
 
 def free_lost(tx: Connection, announce_after_s: float) -> tuple[int, list[Hint]]:
-    """Free up to FREED_AT_ONCE stage runs whose owner has no row. Return their number and their hints."""
+    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number and their hints."""
     is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
     outcomes = _free(tx, is_gone, announce_after_s, limit=FREED_AT_ONCE)
     return len(outcomes), _hints(outcomes)
@@ -201,7 +201,7 @@ def workers(tx: Connection) -> list[WorkerView]:
 
 
 def running_by_worker(tx: Connection) -> dict[str, int]:
-    """Return how many stage runs each worker runs, by worker id; workers that run none are left out."""
+    """Return the number of stage runs that each worker runs, by worker id; workers that run none are left out."""
     rows = tx.execute(
         select(StageRunRow.owner, func.count().label("running")).where(_IS_RUNNING).group_by(StageRunRow.owner)
     )

@@ -46,7 +46,7 @@ class Run:
 
 
 class Step(NamedTuple):
-    """The next step of a job: its state, and the stage runs that change with it."""
+    """The next step of a job after an end of a stage run: the job's new state, and the stage runs to change with it."""
 
     job_state: JobState
     queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
@@ -66,7 +66,7 @@ def stage_names(inputs: str) -> tuple[str, ...]:
 
 
 def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.CANCELLED) -> Step:
-    """Return the step after a change of ``runs``, which are all of one job in ``state``.
+    """Return what follows for a job in ``state`` whose stage runs have become ``runs``, which are all of them.
 
     When nothing follows, the step has the same state and no stage runs. ``ending`` is the state in which a
     cancelling job ends.
@@ -89,7 +89,7 @@ def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.
 
 
 def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:
-    """Return the stage runs of a job whose stored payload is needed no more: all their consumers have succeeded."""
+    """Return those of a job's stage runs whose stored payload no stage needs: all its consumers have succeeded."""
     runs = tuple(runs)
     return [
         run

@@ -26,7 +26,7 @@ _SET_IF_RUNNING = (
 
 
 def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
-    """Record the reports of attempts that still run and whose rows nobody has locked. Drop the others."""
+    """Record progress reports of attempts that still run and whose rows nobody has locked. Drop the others."""
     if reports:
         tx.execute(
             _SET_IF_RUNNING,

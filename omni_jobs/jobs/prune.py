@@ -9,21 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    Boolean,
-    Connection,
-    Row,
-    Text,
-    bindparam,
-    delete,
-    exists,
-    func,
-    null,
-    or_,
-    select,
-    true,
-    update,
-)
+from sqlalchemy import Boolean, Connection, Row, Text, bindparam, delete, exists, func, null, or_, select, true, update
 
 from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import now
@@ -65,6 +51,7 @@ _DROP_PAYLOADS = (
     )
     .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
 )
+# The jobs that may have payloads in the object store: with a payload that is not inline, or an attempt that was lost.
 _WITH_STORED_PAYLOADS = (
     select(StageRunRow.job_id)
     .where(one_of(StageRunRow.job_id, _ids))
@@ -83,7 +70,7 @@ _KEY = re.compile(
 
 
 def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
-    """Prune up to ``at_most`` jobs that are due, and as many events. Return the numbers of each."""
+    """Delete what is due of up to ``at_most`` jobs, and as many old events. Return the numbers of each."""
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
         select(
@@ -110,10 +97,11 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     artifacts = [job for job in kept if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
     INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
     _delete(tx, deleted)
-    with_objects = _with_stored_payloads(tx, payloads)
-    INSERT_GARBAGE.run(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in with_objects])
     if payloads:
-        tx.execute(_DROP_PAYLOADS, {"ids": listed(job.id for job in payloads)})
+        ids = {"ids": listed(job.id for job in payloads)}
+        with_objects = sorted(tx.execute(_WITH_STORED_PAYLOADS, ids).scalars())
+        INSERT_GARBAGE.run(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in with_objects])
+        tx.execute(_DROP_PAYLOADS, ids)
     INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
     INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
     if artifacts:
@@ -140,23 +128,9 @@ def _after(
 ) -> tuple[str, float, bool, bool, bool]:
     """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
     gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
-    due = (
-        _payloads_due(job, retention),
-        job.finished_at + retention.inputs_s,
-        job.finished_at + retention.artifacts_s,
-    )
+    due = (_payloads_due(job, retention), job.finished_at + retention.inputs_s, job.finished_at + retention.artifacts_s)
     times = [at for at, is_gone in zip(due, gone, strict=True) if not is_gone]
     return job.id, min([*times, job.finished_at + retention.jobs_s]), *gone
-
-
-def _with_stored_payloads(tx: Connection, jobs: Sequence[_AnyRow]) -> list[str]:
-    """Return the ids of these jobs that may have payloads in the object store.
-
-    Those are the jobs with a payload that is not inline, and those with an attempt that was lost.
-    """
-    if not jobs:
-        return []
-    return sorted(tx.execute(_WITH_STORED_PAYLOADS, {"ids": listed(job.id for job in jobs)}).scalars())
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
@@ -174,12 +148,13 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
 
 
 def delete_job(tx: Connection, job_id: str) -> None:
-    """Delete a job that has ended. Raises NotFound, and Conflict while it has not ended."""
+    """Delete a job, and note its objects as garbage. Raises NotFound, and Conflict while the job has not ended."""
     state = None
     if job_id.isprintable():
         state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
-    if state is None and _is_garbage(tx, job_id):
-        return  # deleted a moment ago, perhaps by an earlier try of this transaction
+        is_garbage = exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id))
+        if state is None and tx.execute(select(is_garbage)).scalar_one():
+            return  # deleted a moment ago, perhaps by an earlier try of this transaction
     if state is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if not JobState(state).is_final:
@@ -188,28 +163,20 @@ def delete_job(tx: Connection, job_id: str) -> None:
     _delete(tx, [job_id])
 
 
-def _is_garbage(tx: Connection, job_id: str) -> bool:
-    return job_id.isprintable() and bool(
-        tx.execute(
-            select(exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id)))
-        ).scalar_one()
-    )
-
-
 def garbage(tx: Connection, at_most: int) -> list[Garbage]:
-    """Return objects to delete, the oldest first."""
+    """Return up to ``at_most`` objects to delete that are noted, the oldest first."""
     rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
     return [Garbage(row.id, row.what) for row in rows]
 
 
 def collected(tx: Connection, ids: Collection[int]) -> None:
-    """Remove the garbage of these ids, because its objects are deleted."""
+    """Remove the notes of garbage of these ids, because its objects are deleted."""
     if ids:
         tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
 
 
 def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
-    """Return those of the object keys that no row refers to or will.
+    """Return those of these object keys that no row refers to or will.
 
     The objects of an attempt that still runs count as referred to. The media of a job whose submit is under way
     do not: leave the keys of young objects out.

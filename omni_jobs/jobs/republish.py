@@ -28,10 +28,10 @@ pipeline files with free slots)."""
 def republish(
     tx: Connection, announce_after_s: float, positions: Positions, at_most: int, read_at_most: int = 10_000
 ) -> list[Hint]:
-    """Return hints for up to ``at_most`` stage runs of each stage with free slots, and note that they are published.
+    """Return the hints to publish again: of each stage with free slots, of up to ``at_most`` queued stage runs.
 
-    Of each stage at most ``read_at_most`` queued stage runs are read. ``positions`` are those of the last round,
-    and are changed to those of the next one.
+    The rows note that these hints are published. Of each stage at most ``read_at_most`` queued stage runs are read.
+    ``positions`` says where the last call stopped, and is changed to where this one stopped; start with an empty dict.
     """
     at: float = tx.execute(select(now())).scalar_one()
     hints: list[Hint] = []

@@ -41,7 +41,7 @@ _START_OVER = (
 
 
 def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str, announce_after_s: float) -> list[Hint]:
-    """Queue a job again, and return its hints; see :meth:`omni_jobs.jobs.Jobs.retry` for the errors.
+    """Queue a job that has ended again, and return its hints; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
 
     ``retry_token`` is new for every retry, but not for every try of its transaction.
     """

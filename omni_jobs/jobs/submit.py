@@ -84,7 +84,7 @@ _HINTS = select(*_HINT).where(
 
 
 def new_job_id() -> str:
-    """Return a new id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
+    """Return a new job id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
     millis, rest = divmod(time.time_ns(), 1_000_000)
     fraction = rest * 4096 // 1_000_000  # RFC 9562, 6.2, method 3
     value = (millis << 80) | (7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
@@ -92,38 +92,25 @@ def new_job_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _StageRunValues:
-    """The row of a stage run but for its times, which are the database's."""
-
-    values: tuple[Any, ...]  # the columns of _INSERT_STAGE_RUNS up to "state"
-    is_queued: bool
-    queue_limit_s: float | None
-
-    def row(self, at: float, announce_at: float) -> tuple[Any, ...]:
-        """Return the whole row, written at ``at``: queued_at, due, announce_at and queue_deadline follow."""
-        if not self.is_queued:
-            return (*self.values, None, None, None, None)
-        deadline = None if self.queue_limit_s is None else at + self.queue_limit_s
-        return (*self.values, at, at, announce_at, deadline)
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job with its idempotency key, and its rows but for their times."""
+    """A job with its idempotency key, and its rows without the times, which are the database's."""
 
     job: NewJob
     key: str | None
     values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "tenant"
-    stage_runs: Sequence[_StageRunValues]
+    stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
 
 
 def prepare(job: NewJob, key: str | None) -> PreparedJob:
-    """Encode a job's rows. Do it before the transaction, because SQLite's other writers wait for that."""
+    """Encode the rows of a job, with its idempotency key, for ``submit``.
+
+    Call it before the transaction, because SQLite's other writers wait for that.
+    """
     return PreparedJob(job, key, _job_values(job, key), _stage_run_values(job))
 
 
 def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
-    """Write the jobs that are not there yet, and return the results in the order of ``jobs``.
+    """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
     The result is a Conflict where the tenant has used the key for another request; the other jobs are written
     all the same. It may end the database transaction, so it is its last step.
@@ -136,12 +123,21 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float)
     results: dict[str, SubmitResult | Conflict] = {} if are_new else _results_of_known_keys(tx, jobs)
     # The jobs that are left are new, or written by an earlier try of this transaction whose answer was lost.
     ours = [each for each in jobs if each.job.job_id not in results]
-    hints = _write_stage_runs(tx, [run.row(at, at + announce_after_s) for each in ours for run in each.stage_runs])
+    rows = [_timed(stage_run, at, at + announce_after_s) for each in ours for stage_run in each.stage_runs]
+    hints = _write_stage_runs(tx, rows)
     for each in ours:
         job_id = each.job.job_id
         created_at, written_job = (at, each.job) if are_new else (None, None)
         results[job_id] = SubmitResult(job_id, True, hints[job_id], created_at, written_job)
     return [results[each.job.job_id] for each in jobs]
+
+
+def _timed(stage_run: tuple[Any, ...], at: float, announce_at: float) -> tuple[Any, ...]:
+    """Return the whole row of a stage run written at ``at``, with queued_at, due, announce_at and queue_deadline."""
+    *_, queue_limit_s, state = stage_run
+    if state == StageRunState.PENDING:
+        return (*stage_run, None, None, None, None)
+    return (*stage_run, at, at, announce_at, None if queue_limit_s is None else at + queue_limit_s)
 
 
 def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | Conflict]:
@@ -182,9 +178,9 @@ def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[s
 
 
 def as_written(job: NewJob, at: float) -> JobView:
-    """Return the view of a job that was written at ``at`` and has not changed since.
+    """Return the view of a submitted job that has not changed since, without a query.
 
-    ``at`` is in seconds since 1970 by the database's clock: ``SubmitResult.created_at``.
+    ``at`` is the ``SubmitResult.created_at`` of its submit: seconds since 1970 by the database's clock.
     """
     created_at = as_datetime(at)
     names = {stage.name for stage in job.stages}
@@ -198,9 +194,7 @@ def as_written(job: NewJob, at: float) -> JobView:
         started_at=None,
         finished_at=None,
         modalities=list(job.modalities),
-        stages=[
-            _stage_as_written(stage, created_at if names.isdisjoint(stage.inputs) else None) for stage in job.stages
-        ],
+        stages=[_stage_as_written(each, created_at if names.isdisjoint(each.inputs) else None) for each in job.stages],
         result=None,
         artifacts=[],
         error=None,
@@ -249,13 +243,13 @@ def _job_values(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
     )
 
 
-def _stage_run_values(job: NewJob) -> list[_StageRunValues]:
+def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
     names = {stage.name for stage in job.stages}
     consumed = {earlier for stage in job.stages for earlier in stage.inputs}
     stage_runs = []
     for position, stage in enumerate(job.stages):
         inputs = [earlier for earlier in stage.inputs if earlier in names]
-        values = (
+        stage_run = (
             job.job_id,
             position,
             job.pipeline,
@@ -267,5 +261,5 @@ def _stage_run_values(job: NewJob) -> list[_StageRunValues]:
             stage.queue_limit_s,
             (StageRunState.PENDING if inputs else StageRunState.QUEUED).value,
         )
-        stage_runs.append(_StageRunValues(values, is_queued=not inputs, queue_limit_s=stage.queue_limit_s))
+        stage_runs.append(stage_run)
     return stage_runs

@@ -1,4 +1,4 @@
-"""``JobTransition``: some jobs, locked, and what becomes of them. Every end of a running stage run goes through here.
+"""``JobTransition``: changes of some locked jobs. Every end of a running stage run goes through here.
 
 The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id. Whoever ends a
 running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage once. A claim
@@ -32,13 +32,13 @@ _Rows = list[tuple[Any, ...]]
 
 
 class JobTransition:
-    """Some jobs, locked until the database transaction ends, and all their stage runs.
+    """The transition of some jobs, locked until the database transaction ends, and of all their stage runs.
 
     ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
     ``commit`` writes the changes and all that follows from them, in a few statements for any number of jobs.
 
-    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: as they were at first, and after
-    ``commit`` as they are. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: before ``commit`` the old ones, after it
+    the new ones. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class JobTransition:
                 self._runs_of_job[run.job_id].append(run)
 
     def runs_of(self, job_id: str) -> Sequence[Run]:
-        """Return the stage runs of a locked job, by id."""
+        """Return the stage runs of a locked job, sorted by id."""
         return self._runs_of_job[job_id]
 
     def find(self, state: StageRunState, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
-        """Return the stage run if it is in this state with this attempt of this worker, else None."""
+        """Return the stage run if it is in this state, at this attempt and this worker's; else None."""
         run = self.runs.get(stage_run_id)
         if run is None or (run.state, run.attempt, run.owner) != (state, attempt, worker_id):
             return None
@@ -185,7 +185,7 @@ class JobTransition:
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
 
-        A job with an error will have expired, one without is cancelled.
+        A job with an error ends as expired, one without as cancelled.
         """
         waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
         self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
@@ -200,11 +200,11 @@ class JobTransition:
     # What follows.
 
     def commit(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
-        """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that nothing is left of.
+        """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
-        ``prune_after_s`` says for how long after its end a completed job has nothing to prune. With
-        ``ends_transaction`` the database transaction may end here, because the caller runs nothing more in it.
-        Raises RuntimeError when a locked stage run has changed all the same.
+        The pruner checks a completed job ``prune_after_s`` after its end. With ``ends_transaction`` the database
+        transaction may end here, because the caller runs nothing more in it. Raises RuntimeError when a locked stage
+        run has changed all the same.
         """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
@@ -286,7 +286,7 @@ class JobTransition:
         return [run for run in unneeded if run.id not in just_made]
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
-        """Return the hints to publish: those of ``runs`` that are queued and due at once."""
+        """Return the hints to publish after ``commit``: those of ``runs`` that are queued and due at once."""
         return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
 
 

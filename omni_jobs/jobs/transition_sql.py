@@ -1,26 +1,11 @@
 """The SQL of :class:`omni_jobs.jobs.transition.JobTransition`: its locks, its reads and its guarded updates.
 
-``X_IF_Y`` changes only stage runs in state Y; those that are running must besides be at the attempt that is given.
-Parameters that hold a new value of a column are called ``new_`` and the column's name, because SQLAlchemy keeps the
-bare name for itself.
+``X_IF_Y`` changes only stage runs in state Y; a running one must also be at the given attempt. The parameter
+``new_<column>`` is the new value of a column, because SQLAlchemy keeps the column's bare name for itself.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Integer,
-    LargeBinary,
-    Text,
-    bindparam,
-    func,
-    null,
-    or_,
-    select,
-    true,
-    type_coerce,
-    update,
-)
+from sqlalchemy import ColumnElement, bindparam, func, null, or_, select, true, type_coerce, update
+from sqlalchemy.types import BigInteger, Boolean, Integer, LargeBinary, Text
 
 from omni_jobs.database.bulk_statement import BulkStatement, Given, among, one_of
 from omni_jobs.database.clock import now
@@ -65,7 +50,8 @@ _STAGE_RUNS = select(
     StageRunRow.payload_gone,
 )
 STAGE_RUNS_OF_JOBS = Statement(_STAGE_RUNS.where(one_of(StageRunRow.job_id, _ids)))
-STAGE_RUNS_OF_SAME_JOBS = Statement(_STAGE_RUNS.where(among(StageRunRow.job_id, _JOB_IDS)))  # all of the jobs of some
+# All stage runs of the jobs that the given stage runs are of.
+STAGE_RUNS_OF_SAME_JOBS = Statement(_STAGE_RUNS.where(among(StageRunRow.job_id, _JOB_IDS)))
 
 
 def _is_running(given: Given) -> tuple[ColumnElement[bool], ...]:
@@ -202,13 +188,6 @@ INSERT_ERROR = BulkStatement.insert(
 )
 INSERT_ARTIFACT = BulkStatement.insert(
     ArtifactRow,
-    {
-        "job_id": Text,
-        "name": Text,
-        "stage_run_id": BigInteger,
-        "media_type": Text,
-        "ref": Text,
-        "created_at": Seconds,
-    },
+    {"job_id": Text, "name": Text, "stage_run_id": BigInteger, "media_type": Text, "ref": Text, "created_at": Seconds},
 )
 INSERT_GARBAGE = BulkStatement.insert(GarbageRow, {"job_id": Text, "what": Text})

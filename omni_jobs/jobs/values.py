@@ -1,24 +1,20 @@
 """The plain, frozen values that :class:`omni_jobs.jobs.Jobs` takes and returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import encode_json
 from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
+from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import DEFAULT_TENANT
 
-if TYPE_CHECKING:
-    from omni_jobs.settings import Settings
-
 
 class Hint(NamedTuple):
-    """A message that a stage run may be claimed. It may be lost, late or doubled, because the row is the truth."""
+    """A message that a stage run may be claimed. It may be lost, late or doubled, because SQL is the truth."""
 
     stage_run_id: int
     attempt: int  # before the claim: the claim makes it attempt + 1
@@ -69,7 +65,7 @@ class SubmitResult:
 
 @dataclass(frozen=True, slots=True)
 class NewWorker:
-    """A worker process that starts."""
+    """A worker process that starts, as it registers."""
 
     worker_id: str  # the boot id, new with every start
     slot: str  # its Celery node name, which one live worker has at a time
@@ -87,7 +83,7 @@ class NewWorker:
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """The worker whose row has a slot. It may live or be dead: the caller finds out."""
+    """The worker whose row has a slot. It may be alive or dead: the caller finds out."""
 
     worker_id: str
     host: str
@@ -100,7 +96,7 @@ class SlotHolder:
 
 
 def attempt_after(hint: tuple[int, int]) -> tuple[int, int]:
-    """Return ``(stage_run_id, attempt)`` of the attempt that claiming a hint starts: a hint has the one before."""
+    """Return ``(stage_run_id, attempt)`` of the attempt that a claim by this hint starts; a hint has the one before."""
     stage_run_id, attempt = hint
     return stage_run_id, attempt + 1
 
@@ -123,13 +119,13 @@ class Claim(NamedTuple):
 
     @property
     def hint(self) -> tuple[int, int]:
-        """The hint ``(stage_run_id, attempt)`` by which it was claimed: that has the attempt before."""
+        """The hint ``(stage_run_id, attempt)`` by which the stage run was claimed, with the attempt before this one."""
         return self.stage_run_id, self.attempt - 1
 
 
 @dataclass(frozen=True, slots=True)
-class NewArtifact:
-    """An artifact that a completion records. Its object is stored already."""
+class StoredArtifact:
+    """An artifact whose object is stored: a completion records it, and a reader finds it."""
 
     name: str  # unique in the job
     media_type: str
@@ -137,17 +133,8 @@ class NewArtifact:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredArtifact:
-    """An artifact as it is recorded."""
-
-    name: str
-    media_type: str
-    ref: ObjectRef
-
-
-@dataclass(frozen=True, slots=True)
 class Completion:
-    """An attempt that has succeeded. Raises StageError for a result that is not JSON."""
+    """A worker's report that an attempt has succeeded. Raises StageError for a result that is not JSON."""
 
     stage_run_id: int
     attempt: int
@@ -155,7 +142,7 @@ class Completion:
     payload: ObjectRef | None = None  # at most one of the two payloads is given
     inline_payload: bytes | None = None
     payload_bytes: int = 0
-    artifacts: Sequence[NewArtifact] = ()
+    artifacts: Sequence[StoredArtifact] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None  # why the model ended its tokens: "stop", "length"
     warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: shown to the user with the job
@@ -171,7 +158,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that ended in an error."""
+    """A worker's report that an attempt ended in an error."""
 
     stage_run_id: int
     attempt: int
@@ -180,7 +167,7 @@ class Failure:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a completion, failure or release."""
+    """The outcome of a worker's completion, failure or release of an attempt."""
 
     won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
     hints: Sequence[Hint] = ()  # to publish
@@ -201,7 +188,7 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class RescueResult:
-    """The result of one round of the rescuer."""
+    """The result of ``Jobs.rescue``, one round of the rescuer."""
 
     freed: int  # stage runs taken from workers that are gone
     hints: Sequence[Hint] = ()  # to publish: of freed stage runs, and again those that seem lost
@@ -210,7 +197,7 @@ class RescueResult:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The times that data are kept, in seconds after their job's end."""
+    """How long the pruner leaves each kind of data, in seconds after the end of its job."""
 
     payloads_s: float  # of jobs that did not complete; a completed job keeps none
     inputs_s: float
@@ -219,8 +206,8 @@ class Retention:
     jobs_s: float
 
     @classmethod
-    def of(cls, settings: Settings) -> Retention:
-        """Return the times of the settings."""
+    def of(cls, settings: Settings) -> Self:
+        """Return the retention that the settings ``keep_…_s`` ask for."""
         return cls(
             payloads_s=settings.keep_payloads_s,
             inputs_s=settings.keep_inputs_s,
@@ -231,13 +218,12 @@ class Retention:
 
     @property
     def completed_s(self) -> float:
-        """Return for how long after its end a completed job has nothing to prune; its payloads went with its end."""
+        """The seconds after its end in which a completed job has nothing to prune; its payloads go with its end."""
         return min(self.inputs_s, self.artifacts_s, self.jobs_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PruneResult:
-    """The numbers of one call of ``prune``: of jobs by pruned data, of whole jobs, and of events."""
+class PruneResult(NamedTuple):
+    """The numbers of one call of ``Jobs.prune``: of jobs by pruned data, of whole jobs, and of events."""
 
     checked: int = 0  # jobs that were due; 0: none is left
     payloads: int = 0
@@ -249,7 +235,7 @@ class PruneResult:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Objects to delete: ``what`` is a key, or a prefix of keys, which ends with "/"."""
+    """The note that objects are to be deleted: ``what`` is a key, or a prefix of keys, which ends with "/"."""
 
     id: int
     what: str

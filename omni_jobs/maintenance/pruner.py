@@ -1,17 +1,15 @@
 """The pruner: it deletes what was kept long enough, first in SQL and then in the object store. One round
 
-    prunes    lets SQL forget what is due, and note the objects that go with it as garbage
+    prunes    deletes in SQL what is due, and notes its objects as garbage
     collects  deletes these objects, then the notes
     sweeps    now and then: lists the whole store and deletes the objects that no row refers to (orphans), such as
               those of lost attempts
 
-Any number of pruners may run, on any host; one of them is a thread of each rescuer's process. A pruner may be killed
-anywhere, because the next one deletes what is noted, and the sweep finds what nobody noted. It may also be stopped for
-an hour and go on, because an object that SQL no longer needs is never needed again: its key holds the attempt's
-number, and no number comes twice.
+Any number of pruners may run, on any host; each rescuer's process has one as a thread. A pruner may be killed anywhere,
+because the next one deletes what is noted, and the sweep finds what nobody noted. It may be stopped for an hour and go
+on, because an object that SQL no longer needs is never needed again: its key holds the attempt's number, and no number
+comes twice.
 """
-
-from __future__ import annotations
 
 import logging
 import random
@@ -19,16 +17,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
 
 from omni_jobs.errors import OmniJobsError, StorageError
-from omni_jobs.jobs import PruneResult, Retention
+from omni_jobs.jobs import Garbage, Jobs, PruneResult, Retention
 from omni_jobs.maintenance.rounds import Rounds
-
-if TYPE_CHECKING:
-    from omni_jobs.jobs import Garbage, Jobs
-    from omni_jobs.settings import Settings
-    from omni_jobs.storage import ObjectStore
+from omni_jobs.settings import Settings
+from omni_jobs.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +31,22 @@ _KEYS_AT_ONCE = 500
 _MOST_LOGGED_KEYS = 1000
 _BROKEN_SWEEP_PAUSE_S = 60.0
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class PrunerPass:
-    """The numbers of what one whole pass deleted."""
+    """The numbers of jobs, events and objects that ``Pruner.once`` deleted."""
 
-    payloads: int = 0  # jobs whose payloads went
-    inputs: int = 0  # jobs whose media went
-    artifacts: int = 0  # jobs whose artifacts went
-    jobs: int = 0  # jobs that went as a whole
+    payloads: int = 0  # jobs whose payloads were deleted
+    inputs: int = 0  # jobs whose media were deleted
+    artifacts: int = 0  # jobs whose artifacts were deleted
+    jobs: int = 0  # jobs that were deleted as a whole
     events: int = 0
-    objects: int = 0  # objects of what SQL forgot
+    objects: int = 0  # objects that were noted as garbage
     orphans: int = 0  # objects that no row referred to
 
 
 class Pruner(Rounds):
-    """Prunes every ``prune_every_s``, and sweeps every ``sweep_every_s``."""
+    """Deletes what was kept long enough, every ``prune_every_s``; and orphaned objects, every ``sweep_every_s``."""
 
     def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings) -> None:
         super().__init__("pruner", settings.prune_every_s)
@@ -76,34 +68,33 @@ class Pruner(Rounds):
             logger.info("pruner: deleted %d jobs, %d objects, %d orphans", pruned.jobs, objects, orphans)
 
     def once(self) -> PrunerPass:
-        """Prune, collect and sweep the whole store, once. Raises DatabaseUnavailable and StorageError."""
-        pruned = self.prune()
-        return PrunerPass(
-            payloads=pruned.payloads,
-            inputs=pruned.inputs,
-            artifacts=pruned.artifacts,
-            jobs=pruned.jobs,
-            events=pruned.events,
-            objects=self.collect(),
-            orphans=sum(self.sweep()),
-        )
+        """Prune, collect and sweep the whole store once, and return the numbers.
+
+        Raises DatabaseUnavailable and StorageError.
+        """
+        pruned = self.prune()._asdict()
+        del pruned["checked"]
+        return PrunerPass(**pruned, objects=self.collect(), orphans=sum(self.sweep()))
 
     # Prune
 
     def prune(self) -> PruneResult:
-        """Let SQL forget what is due, until nothing is left. Raises DatabaseUnavailable."""
+        """Delete in SQL all that is due, note its objects as garbage, and return the numbers.
+
+        Raises DatabaseUnavailable.
+        """
         total = PruneResult()
         while not self._stopped.is_set():
             pruned = self._jobs.prune(self._retention, at_most=_JOBS_AT_ONCE)
             if not pruned.checked and not pruned.events:
                 break
-            total = _sum(total, pruned)
+            total = PruneResult(*map(sum, zip(total, pruned, strict=True)))
         return total
 
     # Collect
 
     def collect(self) -> int:
-        """Delete the objects that are noted as garbage, then the notes; return the number of objects.
+        """Delete the objects that are noted as garbage, then the notes, and return the number of objects.
 
         The note of an object that cannot be deleted stays. Raises DatabaseUnavailable and StorageError.
         """
@@ -135,7 +126,7 @@ class Pruner(Rounds):
         Leaves the objects that SQL refers to now: the job may have been retried since this garbage was noted.
         """
         is_done, count = True, 0
-        for batch in _batches((stored.key for stored in self._store.list(prefix)), _KEYS_AT_ONCE):
+        for batch in _batches(stored.key for stored in self._store.list(prefix)):
             orphans = sorted(self._jobs.orphans(batch))
             deleted = self._delete_objects(orphans)
             is_done &= len(deleted) == len(orphans)
@@ -166,7 +157,7 @@ class Pruner(Rounds):
     # Sweep
 
     def sweep(self) -> Iterator[int]:
-        """List the whole store in batches and delete the orphans; yield the number of each batch.
+        """List the whole store in batches and delete the orphans of each; yield their number after each batch.
 
         Raises DatabaseUnavailable and StorageError.
         """
@@ -174,7 +165,7 @@ class Pruner(Rounds):
         # Younger objects may be of a stage run or a submit that SQL does not know of yet.
         newest = time.time() - self._orphan_after_s
         keys = (stored.key for stored in self._store.list("jobs/") if stored.modified.timestamp() < newest)
-        for batch in _batches(keys, _KEYS_AT_ONCE):
+        for batch in _batches(keys):
             yield len(self._delete_objects(sorted(self._jobs.orphans(batch))))
 
     def _continue_sweep(self) -> int:
@@ -201,18 +192,7 @@ class Pruner(Rounds):
         self._sweep_at = time.monotonic() + pause_s
 
 
-def _sum(one: PruneResult, other: PruneResult) -> PruneResult:
-    return PruneResult(
-        checked=one.checked + other.checked,
-        payloads=one.payloads + other.payloads,
-        inputs=one.inputs + other.inputs,
-        artifacts=one.artifacts + other.artifacts,
-        jobs=one.jobs + other.jobs,
-        events=one.events + other.events,
-    )
-
-
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    remaining = iter(items)
-    while batch := list(islice(remaining, size)):
+def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(keys)
+    while batch := list(islice(remaining, _KEYS_AT_ONCE)):
         yield batch

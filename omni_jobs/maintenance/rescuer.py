@@ -5,13 +5,10 @@ one transaction and a second copy of a hint does no harm. The pruner (:mod:`omni
 thread of the same process, so that a full object store or a long listing holds up no rescue.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import HintPublisher
@@ -20,10 +17,8 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
-
-if TYPE_CHECKING:
-    from omni_jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +26,7 @@ _PRUNER_STOP_S = 5.0
 
 
 class Rescuer(Rounds):
-    """Rescues every ``every_s`` seconds."""
+    """Frees the stage runs of lost workers, expires late jobs and republishes lost hints, every ``every_s`` seconds."""
 
     def __init__(self, jobs: Jobs, publisher: HintPublisher, every_s: float) -> None:
         super().__init__("rescuer", every_s)
@@ -50,7 +45,7 @@ class Rescuer(Rounds):
 
 
 def run(settings: Settings) -> None:
-    """Rescue and prune until SIGTERM or SIGINT. Raises ConfigError."""
+    """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError."""
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database, announce_after_s=settings.announce_after_s)

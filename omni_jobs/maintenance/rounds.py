@@ -1,24 +1,22 @@
 """``Rounds``: the loop of the rescuer and of the pruner, which no outage and no bug ends."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
-
-if TYPE_CHECKING:
-    from omni_jobs.database.database import Database
 
 logger = logging.getLogger(__name__)
 
 
 class Rounds(ABC):
-    """Work that is repeated every ``every_s`` seconds until ``stop``; ``name`` stands before its log messages."""
+    """The loop that the rescuer and the pruner inherit: work that is repeated every ``every_s`` seconds until ``stop``.
+
+    ``name`` stands before its log messages.
+    """
 
     def __init__(self, name: str, every_s: float) -> None:
         self._name = name
@@ -31,7 +29,10 @@ class Rounds(ABC):
         """Do one round. Raises OmniJobsError for a service that does not answer."""
 
     def run(self, database: Database) -> None:
-        """Do rounds until ``stop``; the first one once ``database`` answers and has its schema."""
+        """Do rounds, with a pause of about ``every_s`` after each, until ``stop``.
+
+        The first waits until ``database`` answers and has its schema. Errors are logged.
+        """
         is_ready = False
         while not self._stopped.is_set():
             try:
@@ -44,11 +45,11 @@ class Rounds(ABC):
             self._stopped.wait(self._every_s * random.uniform(0.9, 1.1))  # noqa: S311
 
     def stop(self) -> None:
-        """End ``run`` soon; safe in a signal handler."""
+        """Make ``run`` return soon. Safe in a signal handler."""
         self._stopped.set()
 
     def round(self) -> None:
-        """Do one round; if a service does not answer, log the error once and return."""
+        """Do one round. If a service does not answer, return, and log the error unless the last round failed, too."""
         self._attempt(self._work)
 
     def _attempt(self, action: Callable[[], None]) -> bool:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from omni_jobs.cli import app
 from omni_jobs.client import Client
-from omni_jobs.jobs import JobView
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
+from omni_jobs.views import JobView
 from tests.e2e.cases import Case, cases, sixteen
 from tests.e2e.conftest import omni_stack
 from tests.oracles.reference import Reference, ReferenceResult

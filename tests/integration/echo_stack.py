@@ -18,11 +18,12 @@ import yaml
 from omni_jobs.broker.celery_app import celery_app
 from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Jobs, JobView, NewJob, NewStage, WorkerView, new_job_id
+from omni_jobs.jobs import Jobs, NewJob, NewStage, new_job_id
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.states import StageRunState
+from omni_jobs.views import JobView, WorkerView
 
 PIPELINE = """
 name: echo

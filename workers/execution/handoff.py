@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
-from omni_jobs.jobs import Claim, Completion, NewArtifact
+from omni_jobs.jobs import Claim, Completion, StoredArtifact
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
 from workers.stages.stage import Stage
@@ -131,7 +131,7 @@ class HandOff:
             for artifact in result.artifacts:
                 key = artifact_key(claim.job_id, claim.stage, claim.attempt, artifact.name)
                 stored.append(self._store.put(key, [artifact.data], media_type=artifact.media_type))
-                artifacts.append(NewArtifact(artifact.name, artifact.media_type, stored[-1]))
+                artifacts.append(StoredArtifact(artifact.name, artifact.media_type, stored[-1]))
             return Completion(
                 stage_run_id=claim.stage_run_id,
                 attempt=claim.attempt,

@@ -18,7 +18,7 @@ from omni_jobs import errors as error_tree
 from omni_jobs.api.examples import EVENTS, JOB, RETRIED_JOB, SUBMITS
 from omni_jobs.broker.hints import read_hints
 from omni_jobs.errors import ModelError, OmniJobsError, OutOfMemory
-from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, ProgressReport
+from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, ProgressReport, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectRef, artifact_key, job_prefix
 from omni_jobs.views import EventView, JobView
@@ -211,7 +211,7 @@ def made(api: ApiServer, sound: bytes, media_type: str = "audio/wav") -> str:
         artifacts = []
         if stage == "second":
             ref = api.services.store.put(artifact_key(job.id, "second", 1, "audio.wav"), [sound], media_type=media_type)
-            artifacts = [NewArtifact("audio.wav", media_type, ref)]
+            artifacts = [StoredArtifact("audio.wav", media_type, ref)]
         [outcome] = api.services.jobs.complete(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]
         )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from omni_jobs.cli import app
 from omni_jobs.errors import ModelError
-from omni_jobs.jobs import Claim, Completion, Failure, NewArtifact, NewWorker, Retention
+from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Retention, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import artifact_key
@@ -82,7 +82,7 @@ def completed(api: ApiServer, job_id: str) -> JobView:
         artifacts = []
         if claim.stage == "second":
             key = artifact_key(job_id, claim.stage, claim.attempt, "audio.wav")
-            artifacts = [NewArtifact("audio.wav", "audio/wav", api.services.store.put(key, [b"RIFF"]))]
+            artifacts = [StoredArtifact("audio.wav", "audio/wav", api.services.store.put(key, [b"RIFF"]))]
         done = Completion(
             claim.stage_run_id, claim.attempt, f"w-{claim.stage}", inline_payload=b"x", payload_bytes=1,
             artifacts=artifacts, result={"text": claim.stage},

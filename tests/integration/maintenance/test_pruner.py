@@ -20,7 +20,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
-from omni_jobs.jobs import Claim, Hint, Jobs, NewArtifact
+from omni_jobs.jobs import Claim, Hint, Jobs, StoredArtifact
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, artifact_key, input_key, job_prefix, open_store, payload_key
@@ -73,7 +73,7 @@ def run_stage(jobs: Jobs, store: ObjectStore, hints: list[Hint]) -> tuple[Claim,
         made = {"payload": store.put(payload_key(claimed.job_id, stage, claimed.attempt), [b"payload"])}
     else:
         ref = store.put(artifact_key(claimed.job_id, stage, claimed.attempt, "a.wav"), [b"artifact"])
-        made = {"artifacts": [NewArtifact("a.wav", "audio/wav", ref)]}
+        made = {"artifacts": [StoredArtifact("a.wav", "audio/wav", ref)]}
     [outcome] = jobs.complete([done(claimed, worker, **made)])
     assert outcome.won
     return claimed, list(outcome.hints)
@@ -361,7 +361,7 @@ class Client:
             ref = self.store.put(artifact_key(job_id, stage, claimed.attempt, "a"), [b"a"])
             self.pause()
             self.store.read(ref, max_bytes=100)  # not recorded yet, and not taken for an orphan
-            [outcome] = self.jobs.complete([done(claimed, worker, artifacts=[NewArtifact("a", "audio/wav", ref)])])
+            [outcome] = self.jobs.complete([done(claimed, worker, artifacts=[StoredArtifact("a", "audio/wav", ref)])])
         assert outcome.won
         return list(outcome.hints)
 
