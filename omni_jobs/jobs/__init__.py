@@ -149,7 +149,6 @@ class Jobs:
 
         Raises Fenced like ``claim``; the completions may be recorded all the same.
         """
-
         return self._db.run_pipelined(
             lambda tx: (
                 complete.complete(tx, completions, self._announce_after_s, self._prune_after_s),
@@ -166,7 +165,7 @@ class Jobs:
         return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
 
     def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
-        """Queue attempts ``(stage_run_id, attempt)`` of this worker again without an error. Return their hints."""
+        """Hand back a worker's attempts ``(stage_run_id, attempt)`` without an error. Return the hints to publish."""
         outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id, self._announce_after_s))
         return [hint for outcome in outcomes for hint in outcome.hints]
 
@@ -215,7 +214,7 @@ class Jobs:
     def renew(self, worker_id: str, lease_s: float) -> list[int]:
         """Extend the worker's lease, and return the ids of its stage runs that it must stop, as ``unwanted`` does.
 
-        Raises Fenced when the lease ran out or the slot has a new worker; the worker must stop then.
+        Raises Fenced when the lease ran out or the slot has a new worker; the worker must stop then and write nothing.
         """
         return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s))
 
@@ -260,11 +259,11 @@ class Jobs:
     # Retention.
 
     def prune(self, keep: Retention, at_most: int = 500) -> PruneResult:
-        """Prune up to ``at_most`` jobs that have ended, and as many events. Return the numbers of each."""
+        """Delete what is due of up to ``at_most`` ended jobs, and as many old events. Return the numbers of each."""
         return self._db.run(lambda tx: prune.prune(tx, keep, at_most))
 
     def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
-        """Return the objects to delete that are noted, the oldest first. Call ``collected`` when they are deleted."""
+        """Return up to ``at_most`` notes of objects to delete, oldest first. Call ``collected`` once these are gone."""
         return self._db.read(lambda tx: prune.garbage(tx, at_most))
 
     def collected(self, ids: Sequence[int]) -> None:
@@ -313,11 +312,11 @@ class Jobs:
         return self._db.read(lambda tx: job_view.events(tx, job_id))
 
     def artifact(self, job_id: str, name: str) -> StoredArtifact:
-        """Return where an artifact is stored. Raises NotFound, and Gone when it is not kept any longer."""
+        """Return an artifact and the reference to its object. Raises NotFound, and Gone when it is kept no longer."""
         return self._db.read(lambda tx: job_view.artifact(tx, job_id, name))
 
     def counts(self) -> Counts:
-        """Return the numbers of jobs and stage runs in each state that is not final."""
+        """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state."""
         return self._db.read(counts.counts)
 
     def backlog(self) -> dict[tuple[str, str], int]:

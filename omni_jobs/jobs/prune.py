@@ -164,7 +164,7 @@ def delete_job(tx: Connection, job_id: str) -> None:
 
 
 def garbage(tx: Connection, at_most: int) -> list[Garbage]:
-    """Return up to ``at_most`` objects to delete that are noted, the oldest first."""
+    """Return up to ``at_most`` notes of objects to delete, the oldest first."""
     rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
     return [Garbage(row.id, row.what) for row in rows]
 
