@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,6 @@ from tests.integration.job_steps import (
     DIAMOND,
     REF,
     TWICE,
-    ForgetfulDatabase,
     claim,
     complete_all,
     done,
@@ -51,11 +50,6 @@ from tests.integration.job_steps import (
     stages,
 )
 from tests.services.postgres import until_one_waits_for_a_lock
-
-
-@pytest.fixture
-def jobs(database: Database) -> Jobs:
-    return Jobs(database)
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 20])
@@ -82,14 +76,6 @@ def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
     ]
     with pytest.raises(Fenced):
         claim(jobs, "nobody", hints[:at_once])
-
-
-@pytest.fixture(params=["heard", "lost"])
-def jobs_or_forgetful(request: pytest.FixtureRequest, database_url: str) -> Iterator[Jobs]:
-    """Jobs as they are, and with every commit's answer lost once: both must behave alike."""
-    database = Database(database_url) if request.param == "heard" else ForgetfulDatabase(database_url)
-    yield Jobs(database)
-    database.close()
 
 
 # submit

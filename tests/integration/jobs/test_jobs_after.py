@@ -1,7 +1,6 @@
 """What happens to jobs late or after their end: expiry, retry, retention, on SQLite and on PostgreSQL."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, pa
 from omni_jobs.views import JobView
 from tests.integration.job_steps import (
     DIAMOND,
-    ForgetfulDatabase,
     claim,
     complete_all,
     done,
@@ -30,12 +28,10 @@ from tests.integration.job_steps import (
 KEEP = Retention(payloads_s=100, inputs_s=200, artifacts_s=300, events_s=400, jobs_s=1000)
 
 
-@pytest.fixture(params=["heard", "lost"])
-def jobs(request: pytest.FixtureRequest, database_url: str) -> Iterator[Jobs]:
-    """Jobs as they are, and with every commit's answer lost once: both must behave alike."""
-    database = Database(database_url) if request.param == "heard" else ForgetfulDatabase(database_url)
-    yield Jobs(database)
-    database.close()
+@pytest.fixture
+def jobs(jobs_or_forgetful: Jobs) -> Jobs:
+    """Every test of this file runs with lost answers as well."""
+    return jobs_or_forgetful
 
 
 def ref(key: str) -> ObjectRef:

@@ -15,11 +15,6 @@ from omni_jobs.states import JobState
 from tests.integration.job_steps import new_job
 
 
-@pytest.fixture
-def jobs(database: Database) -> Jobs:
-    return Jobs(database)
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database: Database) -> None:
     plans: list[str] = []

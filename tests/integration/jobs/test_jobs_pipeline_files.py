@@ -1,6 +1,5 @@
 """A worker runs jobs of its own pipeline file alone, and a job that no live worker may take says so."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     CHAIN,
     DIAMOND,
-    ForgetfulDatabase,
     claim,
     complete_all,
     done,
@@ -26,22 +24,6 @@ from tests.integration.job_steps import (
 )
 
 FEW, MANY = 3, 20
-
-
-@pytest.fixture
-def jobs(database: Database) -> Jobs:
-    return Jobs(database)
-
-
-@pytest.fixture(params=[False, True], ids=["heard", "lost"])
-def jobs_or_forgetful(request: pytest.FixtureRequest, database: Database, database_url: str) -> Iterator[Jobs]:
-    """Jobs; and again with every answer to a commit lost once."""
-    if not request.param:
-        yield Jobs(database)
-        return
-    forgetful = ForgetfulDatabase(database_url)
-    yield Jobs(forgetful)
-    forgetful.close()
 
 
 def submit(
