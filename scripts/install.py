@@ -32,7 +32,7 @@ PIP_VERSION = "25.3"  # downloaded where this Python has neither ensurepip nor a
 TORCH_INDEX = "TORCH_CPU_INDEX_URL"
 # Packages with two kinds of wheel → the module that only the kind with the compiled library has.
 CARRIED_LIBRARIES = {"soundfile": "_soundfile_data"}
-# The modules of torchvision that register kernels for its compiled operators.
+# The modules of torchvision that do nothing but register kernels for its compiled operators.
 REGISTRATIONS = ("_autograd_registrations.py", "_meta_registrations.py")
 
 Environment = dict[str, str]
@@ -54,7 +54,7 @@ def main(lock_name: str, *options: str) -> None:
         install(lock, install_lock_with_uv, install_lock_with_pip)
     install(lock, install_project_with_uv, install_project_with_pip)
     compile_project()
-    if "torchvision" in pins(lock):
+    if takes_cpu_torch(lock):
         mend_torchvision()
     say(f"done in {time.monotonic() - started:.0f} s")
 
@@ -67,6 +67,11 @@ def pins(lock: Path) -> dict[str, str]:
     """Return the versions of a lock by package name."""
     lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
     return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
+
+
+def takes_cpu_torch(lock: Path) -> bool:
+    """Return True if the lock has a CPU build of torch, which not every index has."""
+    return "+cpu" in pins(lock).get("torch", "")
 
 
 # The virtual environment and its pip.
@@ -174,7 +179,7 @@ def install(lock: Path, with_uv: Installer, with_pip: Installer) -> None:
         if more is not None and succeeds(f"{name} with {TORCH_INDEX}", installer, lock, more):
             return
     hint = f"; if torch's CPU build is missing, name PyTorch's index of CPU builds in {TORCH_INDEX}"
-    raise InstallError("the packages could not be installed" + (hint if "+cpu" in pins(lock).get("torch", "") else ""))
+    raise InstallError("the packages could not be installed" + (hint if takes_cpu_torch(lock) else ""))
 
 
 def succeeds(name: str, installer: Installer, lock: Path, configuration: Environment) -> bool:
@@ -189,7 +194,7 @@ def succeeds(name: str, installer: Installer, lock: Path, configuration: Environ
 def with_torch_index(lock: Path, configuration: Environment) -> Environment | None:
     """Return the configuration with PyTorch's index of CPU builds added; None if it is not named or not needed."""
     index = os.environ.get(TORCH_INDEX)
-    if index is None or "+cpu" not in pins(lock).get("torch", ""):
+    if index is None or not takes_cpu_torch(lock):
         return None
     extra = " ".join(filter(None, [configuration.get("extra-index-url"), index]))
     return {**configuration, "extra-index-url": extra}
@@ -225,24 +230,29 @@ def compile_project() -> None:
 
 
 def mend_torchvision() -> None:
-    """Let torchvision be imported where its compiled operators cannot load, by emptying their registrations in .venv.
+    """Replace two modules of .venv's torchvision by empty ones if its compiled operators cannot load.
 
     vLLM's Qwen2.5-Omni model needs the parts of torchvision that are plain Python. An index without PyTorch's CPU
-    builds gives a torchvision for CUDA. Beside a CPU build of torch its operators cannot load, and two of its modules
-    fail because they register kernels for them. With these two empty it imports; a call of a compiled operator still
-    raises torchvision's own error. Any other torchvision is left alone.
+    builds gives a torchvision for CUDA. Beside a CPU build of torch its operators cannot load, and its import fails,
+    because two of its modules register kernels for them. With both empty it imports, and a call of a compiled operator
+    raises torchvision's own error. Only files below .venv change, and none if torchvision imports (so a second run
+    does nothing) or if its import fails in another way.
     """
-    imported = subprocess.run([PYTHON, "-c", "import torchvision"], capture_output=True, text=True)
+    command: Command = [PYTHON, "-I", "-c", "import torchvision"]  # -I: .venv's, not one that PYTHONPATH names
+    imported = subprocess.run(command, capture_output=True, text=True)
     if imported.returncode == 0 or "operator torchvision::" not in imported.stderr:
         return
-    say("this torchvision's compiled operators cannot load here: emptying the modules that register them")
-    code = "from importlib.util import find_spec; print(find_spec('torchvision').origin)"
-    origin = subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    for name in REGISTRATIONS:
-        module = Path(origin).with_name(name)
-        module.unlink()  # never written through: it may be a hard link to uv's cache
-        module.write_text('"""Empty: the compiled operators of torchvision cannot load here."""\n', encoding="utf-8")
-        subprocess.run([PYTHON, "-m", "compileall", "-q", module], check=True)
+    say(
+        "this torchvision's compiled operators cannot load: replacing the modules that register them by empty ones"
+    )
+    for package in VENV.glob("lib/python3.*/site-packages/torchvision"):
+        for name in REGISTRATIONS:
+            empty = package / f"{name}.new"
+            empty.write_text('"""Empty: the compiled operators of torchvision cannot load here."""\n', encoding="utf-8")
+            # At once, so that an interrupt leaves the old module or the new one. Not written into the old file, which
+            # may be a hard link to uv's cache.
+            empty.replace(package / name)
+            subprocess.run([PYTHON, "-m", "compileall", "-q", package / name], check=True)
 
 
 def uv(configuration: Environment, *arguments: str | Path) -> None:

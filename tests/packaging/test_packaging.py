@@ -358,10 +358,24 @@ def test_setup_refuses_an_unknown_lock(bare_checkout: Path) -> None:
 # torchvision.
 
 
+NO_OPERATORS = "operator torchvision::nms does not exist"
+
+
+@pytest.fixture
+def site_packages(installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packages of a bare environment, which the installer takes for the clone's."""
+    venv = tmp_path / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    monkeypatch.setattr(installer, "VENV", venv)
+    monkeypatch.setattr(installer, "PYTHON", venv / "bin" / "python")
+    (found,) = venv.glob("lib/python3*/site-packages")
+    return found
+
+
 def stand_in(directory: Path, failure: str = "") -> Path:
     """A package torchvision whose import of compiled operators' registrations raises RuntimeError(failure), if any."""
     package = directory / "torchvision"
-    package.mkdir()
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text("from . import _autograd_registrations, _meta_registrations")
     registration = f"raise RuntimeError({failure!r})" if failure else "REAL = True"
     for name in ("_autograd_registrations", "_meta_registrations"):
@@ -369,32 +383,44 @@ def stand_in(directory: Path, failure: str = "") -> Path:
     return package
 
 
-def mend(installer: ModuleType, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installer, "PYTHON", Path(sys.executable))
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    installer.mend_torchvision()
+def state_of(package: Path) -> dict[Path, tuple[str, int]]:
+    return {path: (path.read_text(), path.stat().st_mtime_ns) for path in package.glob("*.py*")}
 
 
 def test_setup_mends_a_torchvision_whose_operators_cannot_load(
-    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installer: ModuleType, site_packages: Path, tmp_path: Path
 ) -> None:
-    package = stand_in(tmp_path, "operator torchvision::nms does not exist")
+    package = stand_in(site_packages, NO_OPERATORS)
     cached = tmp_path / "_meta_registrations.py"  # uv links files from its cache
     cached.hardlink_to(package / "_meta_registrations.py")
-    mend(installer, package, monkeypatch)
+    installer.mend_torchvision()
     code = "import torchvision; print(torchvision._meta_registrations.__doc__)"
-    assert python(code, path=tmp_path).startswith("Empty")
+    assert python(code, path=site_packages).startswith("Empty")
     assert cached.read_text().startswith("raise")
+    before = state_of(package)
+    assert len(before) == 3
+    installer.mend_torchvision()
+    assert state_of(package) == before
 
 
 @pytest.mark.parametrize("failure", ["", "another error"])
-def test_setup_leaves_any_other_torchvision_alone(
-    installer: ModuleType, tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
+def test_setup_leaves_any_other_torchvision_alone(installer: ModuleType, site_packages: Path, failure: str) -> None:
+    package = stand_in(site_packages, failure)
+    before = state_of(package)
+    installer.mend_torchvision()
+    assert state_of(package) == before
+
+
+def test_setup_mends_nothing_outside_its_environment(
+    installer: ModuleType, site_packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = stand_in(tmp_path, failure)
-    before = {path: path.read_text() for path in package.glob("*.py")}
-    mend(installer, package, monkeypatch)
-    assert {path: path.read_text() for path in package.glob("*.py")} == before
+    outside = stand_in(tmp_path / "other", NO_OPERATORS)
+    monkeypatch.setenv("PYTHONPATH", str(outside.parent))
+    before = state_of(outside)
+    installer.mend_torchvision()
+    stand_in(site_packages, NO_OPERATORS)
+    installer.mend_torchvision()
+    assert state_of(outside) == before
 
 
 def test_torchvision_imports_here() -> None:
