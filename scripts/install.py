@@ -242,9 +242,7 @@ def mend_torchvision() -> None:
     imported = subprocess.run(command, capture_output=True, text=True)
     if imported.returncode == 0 or "operator torchvision::" not in imported.stderr:
         return
-    say(
-        "this torchvision's compiled operators cannot load: replacing the modules that register them by empty ones"
-    )
+    say("this torchvision's compiled operators cannot load: replacing the modules that register them by empty ones")
     for package in VENV.glob("lib/python3.*/site-packages/torchvision"):
         for name in REGISTRATIONS:
             empty = package / f"{name}.new"

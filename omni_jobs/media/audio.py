@@ -41,7 +41,7 @@ def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
 
 
 def probe_audio(data: bytes | memoryview, limits: MediaLimits, *, enough_s: float | None = None) -> AudioInfo:
-    """Decode a sound and return its length; beyond ``enough_s`` seconds decoding stops, and the length is a part.
+    """Decode a sound, not much more than ``enough_s`` seconds of it, and return the length of what was decoded.
 
     Raise InvalidRequest or RequestTooLarge.
     """

@@ -40,7 +40,7 @@ _kept: dict[int, mmap.mmap] = {}  # mappings of the kept result files, by inode
 
 
 def confine(memory_bytes: int) -> None:
-    """Drop the rights of this process, a new decoder, and set its limits; ``run`` lets it map ``memory_bytes`` more."""
+    """Drop the rights of this process, a new decoder, and set its limits; each task may take ``memory_bytes``."""
     global _memory_bytes, _base_bytes
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)

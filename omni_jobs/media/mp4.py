@@ -1,7 +1,7 @@
 """Bound the index of an MP4 before FFmpeg reads it, because FFmpeg allocates an entry for every frame it claims.
 
-The bound holds only if this module reads the same tables as FFmpeg. So it walks boxes as ``mov_read_default``
-of FFmpeg's ``libavformat/mov.c`` does, and refuses tables in boxes that FFmpeg reads in other ways.
+The bound holds only if this module reads the same tables as FFmpeg. So it walks boxes as ``mov_read_default`` of
+FFmpeg's ``libavformat/mov.c`` does, and refuses tables in boxes that FFmpeg reads in other ways.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _LONGEST_SOUND = 72
 
 
 def check_index(data: bytes | memoryview, max_frames: int) -> None:
-    """Raise InvalidRequest for a table with fewer entries than it claims, RequestTooLarge for too many frames.
+    """Check what the index of an MP4 claims. ``max_frames`` bounds the picture's track, multiples of it bound others.
 
-    ``max_frames`` bounds the picture's track; fixed multiples of it bound all others.
+    Raise InvalidRequest for a table with fewer entries than it claims, RequestTooLarge for too many frames.
     """
     view = memoryview(data)
     counts = _Counts(max_frames, len(view))

@@ -45,9 +45,9 @@ class ChildView:
 
 
 class Child:
-    """A process that the stack keeps running, and its state. It leads a session of its own and writes to its own log.
+    """A process that the embedded stack keeps running, in a session of its own, with its state and its log file.
 
-    Only the supervisor's thread may use it; any thread may call ``view``.
+    Only the supervisor's thread may use this object; any thread may call ``view``.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Child:
         self.state = ChildState.READY
 
     def schedule_restart(self) -> None:
-        """Set the state to RESTARTING, and ``restart_at`` after a pause, which grows with each crash in a row."""
+        """Set the state to RESTARTING, and ``restart_at`` to the end of a pause that grows with each crash in a row."""
         if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
             self._crashes = 0
         self.restart_at = time.monotonic() + BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]

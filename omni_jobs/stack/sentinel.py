@@ -58,7 +58,7 @@ class Sentinel:
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Wait for the sentinel's end, after an order to end no session and to remove no directory."""
+        """Tell the sentinel that the stack has stopped, so that it leaves the rest alone, and wait for its end."""
         self.send("done")
         if self._process.stdin is not None:
             self._process.stdin.close()
