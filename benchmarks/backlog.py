@@ -34,7 +34,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import HintPublisher, read_hints
+from omni_jobs.broker.hints import read_hints
 from omni_jobs.database.database import Database
 from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
@@ -179,8 +179,8 @@ class _Side:
     stack: EmbeddedStack
     db: Database
     jobs: Jobs
-    publisher: HintPublisher
-    broker: redis.Redis
+    broker: Broker
+    server: redis.Redis  # under the broker
     queue: str  # of the first stage
     admitted: AdmittedRequest  # what every job of the fill asks for
     known: list[str] = field(default_factory=list)  # ids of some jobs
@@ -195,7 +195,7 @@ class _Side:
         for start in track(range(0, count, _AT_ONCE), description=f"filling: {count} jobs"):
             new = self._new_jobs(min(_AT_ONCE, count - start))
             answers = self.jobs.submit_all([(job, None) for job in new])
-            self.publisher.publish(
+            self.broker.publish(
                 [hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints]
             )
             if start % (_AT_ONCE * max(1, count // 100_000)) == 0:
@@ -215,7 +215,7 @@ class _Side:
 
     def memory(self) -> int:
         """Bytes that the broker holds."""
-        return int(self.broker.info("memory")["used_memory"])
+        return int(self.server.info("memory")["used_memory"])
 
     def stored_bytes(self) -> int:
         """Bytes of the database's tables and indexes."""
@@ -237,10 +237,10 @@ class _Side:
         return (self.memory() - before) / count
 
     def _messages(self) -> int:
-        return int(self.broker.llen(self.queue))
+        return int(self.server.llen(self.queue))
 
     def _hints_of_last(self, messages: int) -> int:
-        raw: list[bytes] = self.broker.lrange(self.queue, 0, messages - 1) if messages else []  # type: ignore[assignment]
+        raw: list[bytes] = self.server.lrange(self.queue, 0, messages - 1) if messages else []  # type: ignore[assignment]
         return sum(len(read_hints(message)) for message in raw)
 
     # What is measured
@@ -286,7 +286,7 @@ class _Side:
     def _pop(self, count: int) -> list[tuple[int, int]]:
         """Hints, the oldest first, as a worker takes them."""
         while len(self.popped) < count:
-            raw: bytes | None = self.broker.rpop(self.queue)  # type: ignore[assignment]
+            raw: bytes | None = self.server.rpop(self.queue)  # type: ignore[assignment]
             if raw is None:
                 raise SystemExit("the broker has too few hints")
             self.popped.update(hint for hint in read_hints(raw) if hint[0] not in self.claimed)
@@ -330,14 +330,14 @@ def _side(kind: str) -> Iterator[_Side]:
         )
         stack = held.enter_context(EmbeddedStack(settings, pipelines=[]))
         pipelines = load_pipelines(stack.settings.resolved_stage_configs)
-        hints = Broker(stack.settings, pipelines)
-        held.callback(hints.close)
+        broker = Broker(stack.settings, pipelines)
+        held.callback(broker.close)
         db = Database(stack.settings.resolved_database_url)
         held.callback(db.close)
         jobs = Jobs(db, announce_after_s=0)  # so that every round finds as much to announce as it may
-        broker = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
+        server = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
         admitted = admit(_body(), pipelines, stack.settings)
-        yield _Side(stack, db, jobs, HintPublisher(hints), broker, pipelines["echo"].queue("first"), admitted)
+        yield _Side(stack, db, jobs, broker, server, pipelines["echo"].queue("first"), admitted)
 
 
 def _body() -> dict[str, Any]:

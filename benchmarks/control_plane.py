@@ -25,7 +25,6 @@ from sqlalchemy import Connection, text
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
@@ -107,21 +106,20 @@ def ours(kind: str) -> Iterator[Side]:
         with EmbeddedStack(settings, pipelines=["echo"]) as stack:
             db = Database(stack.settings.resolved_database_url)
             broker = Broker(stack.settings, load_pipelines(stack.settings.resolved_stage_configs))
-            publisher = HintPublisher(broker)
             try:
-                yield lambda count: _through(Jobs(db), publisher, db, stack.settings, count)
+                yield lambda count: _through(Jobs(db), broker, db, stack.settings, count)
             finally:
                 broker.close()
                 db.close()
 
 
-def _through(jobs: Jobs, publisher: HintPublisher, db: Database, settings: Settings, count: int) -> float:
+def _through(jobs: Jobs, broker: Broker, db: Database, settings: Settings, count: int) -> float:
     wishes = [(job, None) for job in _new_jobs(settings, count)]
     _freeze()
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
         answers = jobs.submit_all(wishes[start : start + _AT_ONCE])
-        publisher.publish([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
+        broker.publish([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
     _wait_until(lambda: _is_done(db, wishes[-1][0].job_id))
     return time.perf_counter() - begin
 

@@ -31,7 +31,6 @@ from sqlalchemy import text
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.intake.new_job import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
@@ -136,9 +135,9 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 class Arrivals:
     """Submits jobs at a steady rate, each in a transaction of its own, and reads what became of them."""
 
-    def __init__(self, jobs: Jobs, publisher: HintPublisher, db: Database, admitted: AdmittedRequest) -> None:
+    def __init__(self, jobs: Jobs, broker: Broker, db: Database, admitted: AdmittedRequest) -> None:
         self._jobs = jobs
-        self._publisher = publisher
+        self._broker = broker
         self._db = db
         self._admitted = admitted
 
@@ -168,7 +167,7 @@ class Arrivals:
         [answer] = self._jobs.submit_all([(job, None)])
         if not isinstance(answer, SubmitResult):
             raise SystemExit(f"a job is refused: {answer}")
-        self._publisher.publish(answer.hints)
+        self._broker.publish(answer.hints)
 
     def _wait_until_done(self) -> None:
         deadline = time.monotonic() + _DRAIN_S
@@ -195,7 +194,7 @@ def _arrivals(store: str) -> Iterator[Arrivals]:
             "messages": [{"role": "user", "content": "Hello"}],
             "stages": {"first": {"payload_bytes": PAYLOAD_BYTES}},
         }
-        yield Arrivals(Jobs(db), HintPublisher(broker), db, admit(body, pipelines, stack.settings))
+        yield Arrivals(Jobs(db), broker, db, admit(body, pipelines, stack.settings))
 
 
 def _stored_in(store: str, settings: Settings, opened: ExitStack) -> Settings:

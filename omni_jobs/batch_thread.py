@@ -1,7 +1,6 @@
-"""``BatchThread``: a thread that handles everything that waits in its queue as one batch."""
+"""``BatchThread``: a thread that handles all items which wait in its queue as one batch."""
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ T = TypeVar("T")
 
 
 class BatchThread(Generic[T]):
-    """A queue and the one thread that drains it.
+    """A queue, and one thread that takes all its items at once and handles them as a batch.
 
     An item that comes alone is handled at once. Items that come while a batch is handled form the next batch.
     ``start`` it before the first ``put``, and ``close`` it at the end. Safe for threads.
@@ -22,17 +21,15 @@ class BatchThread(Generic[T]):
         name: str,
         handle: Callable[[list[T]], None],
         *,
-        largest_batch: int = sys.maxsize,
         next_timer: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Prepare the thread.
 
-        ``handle`` is called on the thread with a batch, and must not raise: an exception ends the thread.
-        ``next_timer`` is asked on the thread before it waits: at which ``time.monotonic()`` to call ``handle``
-        with an empty batch if nothing comes until then. None: it waits for the next item however long it takes.
+        handle      called on the thread with each batch; must not raise, because an exception ends the thread
+        next_timer  called on the thread before it waits; returns the ``time.monotonic()`` at which to call ``handle``
+                    with an empty batch if no item comes until then, or None to wait for an item without a limit
         """
         self._handle = handle
-        self._largest_batch = largest_batch
         self._next_timer = next_timer
         self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()  # None: the end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -46,7 +43,7 @@ class BatchThread(Generic[T]):
         self._items.put(item)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Handle what waits, end the thread, and wait for its end, ``timeout_s`` at the longest."""
+        """Handle the items that wait, then end the thread. Wait ``timeout_s`` for that at the longest."""
         self._items.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -66,8 +63,6 @@ class BatchThread(Generic[T]):
             item = self._items.get(timeout=timeout)
             while item is not None:
                 batch.append(item)
-                if len(batch) == self._largest_batch:
-                    return batch, False
                 item = self._items.get_nowait()
         except queue.Empty:
             return batch, False

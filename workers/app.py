@@ -6,7 +6,7 @@ from typing import Any
 from celery import signals
 
 import workers.consumer.remote_control  # noqa: F401  (registers its commands with Celery)
-from omni_jobs.broker.celery_app import celery_app
+from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.broker.hints import TASK
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipelines
@@ -15,7 +15,7 @@ from workers.consumer.command_line import check_command_line
 from workers.consumer.hint_step import HintStep
 
 try:
-    app = celery_app(settings(), load_pipelines(settings().resolved_stage_configs))
+    app = OmniCelery(settings(), load_pipelines(settings().resolved_stage_configs))
 except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()

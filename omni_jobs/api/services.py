@@ -12,7 +12,6 @@ from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
@@ -31,10 +30,10 @@ _NEWEST_JOBS = 30  # in the status
 
 
 class Services:
-    """The parts of one API process."""
+    """The parts of one API process that its routes work with, such as jobs, intake and broker. ``close`` them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Open everything but connections, which are made when needed. Raises ConfigError, StorageUnavailable."""
+        """Open all parts; connections are made when needed. Raises ConfigError, StorageUnavailable."""
         self.settings = settings
         configured = load_pipelines(settings.resolved_stage_configs)
         self.pipelines = configured.served(settings.pipelines)
@@ -45,11 +44,9 @@ class Services:
         self.store = open_store(settings)
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)
-        self.relay = Relay(HintPublisher(self.broker))
-        self.relay.start()
+        self.relay = Relay(self.broker)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall)
         self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
-        self.intake.start()
         self.job_waits = JobWaits(self.jobs.unfinished)
         self.counts: CachedValue[Counts] = CachedValue(self.jobs.counts)
         self.newest_jobs: CachedValue[Page] = CachedValue(partial(self.jobs.list, limit=_NEWEST_JOBS, brief=True))
@@ -58,7 +55,7 @@ class Services:
         self.list_threads = CapacityLimiter(max(2, os.cpu_count() or 2))
 
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
-        """Return the error of every submit to this pipeline, a missing checkpoint for example; None where none is."""
+        """Return the error that refuses all jobs of a pipeline, such as a missing checkpoint; None if there is none."""
         try:
             self.renderers.of(pipeline)
         except OmniJobsError as error:
@@ -66,7 +63,7 @@ class Services:
         return None
 
     async def close(self) -> None:
-        """Write and publish the jobs that wait for it, then close everything."""
+        """Write and publish the jobs that wait, then close all parts."""
         await self.intake.close()
         self.job_waits.release()
         for close in (self.wall.close, self.relay.close, self.broker.close, self.db.close):

@@ -1,61 +1,50 @@
-"""``celery_app``: the Celery app of a worker, with its settings and one queue for every stage of every pipeline."""
+"""``OmniCelery``: the Celery app of a worker, with its settings and one queue for every stage of every pipeline."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery
 from kombu.entity import Queue
 
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.redis_lists import CONNECTION_OPTIONS
-
-if TYPE_CHECKING:
-    from omni_jobs.pipelines.loader import Pipelines
-    from omni_jobs.settings import Settings
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.settings import Settings
 
 
 class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
     """A Celery app with its process's settings and pipelines, and with a Broker, which works without Celery."""
 
-    def __init__(self, settings: Settings, pipelines: Pipelines, **options: Any) -> None:
-        super().__init__("omni_jobs", **options)
+    def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
+        """Configure one queue for every stage of every pipeline. The app connects to nothing yet."""
+        super().__init__("omni_jobs", set_as_current=False)
         self.settings = settings
         self.pipelines = pipelines
         self.broker = Broker(settings, pipelines)
+        self.conf.update(
+            broker_url=settings.broker_url.get_secret_value(),
+            broker_transport_options={
+                **CONNECTION_OPTIONS,
+                "ack_emulation": False,  # no message is acknowledged, because a lost hint is published again
+                "priority_steps": [0],  # one list per queue
+                "global_keyprefix": settings.broker_key_prefix,
+            },
+            broker_connection_timeout=CONNECTION_OPTIONS["socket_connect_timeout"],
+            broker_connection_retry_on_startup=True,
+            broker_connection_max_retries=None,
+            result_backend=None,
+            task_ignore_result=True,
+            task_serializer="json",
+            accept_content=["json"],
+            task_queues=[Queue(name, routing_key=name, no_ack=True) for name in self.broker.per_message],  # type: ignore[no-untyped-call]
+            task_create_missing_queues=False,
+            worker_prefetch_multiplier=1,
+            worker_disable_prefetch=True,
+            worker_send_task_events=False,
+            worker_enable_prefetch_count_reduction=False,
+            worker_cancel_long_running_tasks_on_connection_loss=True,  # Celery itself runs no tasks
+            worker_soft_shutdown_timeout=settings.drain_s,
+            worker_redirect_stdouts=False,  # engines need the real file descriptors
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError("a Celery app with its settings stays in its process")
-
-
-def celery_app(settings: Settings, pipelines: Pipelines) -> OmniCelery:
-    """Return the app, with one queue for every stage of every pipeline. It connects to nothing yet."""
-    app = OmniCelery(settings, pipelines, set_as_current=False)
-    transport_options: dict[str, Any] = {
-        **CONNECTION_OPTIONS,
-        "ack_emulation": False,  # no message is acknowledged, because a lost hint is published again
-        "priority_steps": [0],  # one list per queue
-    }
-    if settings.broker_key_prefix:
-        transport_options["global_keyprefix"] = settings.broker_key_prefix
-    app.conf.update(
-        broker_url=settings.broker_url.get_secret_value(),
-        broker_transport_options=transport_options,
-        broker_connection_timeout=CONNECTION_OPTIONS["socket_connect_timeout"],
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        result_backend=None,
-        task_ignore_result=True,
-        task_serializer="json",
-        accept_content=["json"],
-        task_queues=[Queue(name, routing_key=name, no_ack=True) for name in app.broker.queues],  # type: ignore[no-untyped-call]
-        task_create_missing_queues=False,
-        worker_prefetch_multiplier=1,
-        worker_disable_prefetch=True,
-        worker_send_task_events=False,
-        worker_enable_prefetch_count_reduction=False,
-        worker_cancel_long_running_tasks_on_connection_loss=True,  # Celery itself runs no tasks
-        worker_soft_shutdown_timeout=settings.drain_s,
-        worker_redirect_stdouts=False,  # engines need the real file descriptors
-    )
-    return app

@@ -4,25 +4,17 @@ A message carries pairs ``(stage run id, attempt)`` and nothing else. It may be 
 because the row in SQL is the truth. So no message is acknowledged, retried for long or stored.
 """
 
-from __future__ import annotations
-
 import base64
-import binascii
-import logging
 import secrets
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from omni_jobs.errors import BadMessage
 
-if TYPE_CHECKING:
-    from omni_jobs.broker.broker import Broker
-    from omni_jobs.jobs import Hint
-
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TASK = "omni_jobs.run_stage"
 """The name of the one Celery task. Its only argument is a list of ``[stage run id, attempt]``."""
@@ -34,35 +26,34 @@ _MAX_MESSAGE_BYTES = 256 * 1024
 _MAX_HINTS_IN_MESSAGE = 1024
 
 
-class HintPublisher:
-    """Publishes hints into the queues of their stages. Safe for threads."""
+class _Headers(BaseModel, strict=True):
+    task: Literal["omni_jobs.run_stage"]
+    compression: None = None
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.per_message = broker.per_message
 
-    def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
-        """Publish hints. Return how many messages each of their queues has then.
+class _Properties(BaseModel, strict=True):
+    body_encoding: Literal["base64"]
+    delivery_tag: str
+    delivery_info: dict[str, Any]
 
-        A hint for a queue of no pipeline is left out and logged. Raises BrokerUnavailable: a caller that has committed
-        logs it and goes on, because the rescuer republishes the hints.
-        """
-        by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for hint in hints:
-            by_queue[hint.queue].append((hint.stage_run_id, hint.attempt))
-        depths = {}
-        for name, pairs in by_queue.items():
-            if name not in self._broker.queues:
-                logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", name, len(pairs))
-                continue
-            size = self.per_message[name]
-            messages = [write_hints(name, pairs[start : start + size]) for start in range(0, len(pairs), size)]
-            depths[name] = self._broker.push(name, messages)
-        return depths
+
+class _Message(BaseModel, strict=True):
+    headers: _Headers
+    properties: _Properties
+    content_type: Literal["application/json"] = Field(alias="content-type")
+    content_encoding: Literal["utf-8"] = Field(alias="content-encoding")
+    body: str
+
+
+_Id = Annotated[int, Field(strict=True, gt=0, lt=1 << 63)]
+_Attempt = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+_Hints = Annotated[list[tuple[_Id, _Attempt]], Field(min_length=1, max_length=_MAX_HINTS_IN_MESSAGE)]
+_MESSAGE = TypeAdapter(_Message)
+_BODY: TypeAdapter[tuple[tuple[_Hints], Any, Any]] = TypeAdapter(tuple[tuple[_Hints], Any, Any])  # args, kwargs, embed
 
 
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
-    """Return a message as Celery and kombu read it from the broker's list, with only the fields that they need."""
+    """Return hints as a message of Celery and kombu, with only the fields that these need to read it."""
     message_id = secrets.token_hex(8)
     body = orjson.dumps([[hints], {}, {}])
     message = {
@@ -80,68 +71,30 @@ def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_hints(raw: bytes) -> list[tuple[int, int]]:
-    """Return the hints of a message from the broker's list. Raises BadMessage for anything else.
+    """Return the hints ``(stage run id, attempt)`` of a message. Raises BadMessage for anything else.
 
     Anybody who reaches the broker can write to the list. So all parts of the message are checked: its size, its
     encoding, its task and the types of its ids.
     """
     if len(raw) > _MAX_MESSAGE_BYTES:
         raise BadMessage(f"{len(raw)} bytes, more than {_MAX_MESSAGE_BYTES}")
-    envelope = _mapping(_json(raw, "message"), "message")
-    headers = _mapping(envelope.get("headers"), "headers")
-    properties = _mapping(envelope.get("properties"), "properties")
-    _expect("headers.task", headers.get("task"), TASK)
-    _expect("headers.compression", headers.get("compression"), None)
-    _expect("content-type", envelope.get("content-type"), "application/json")
-    _expect("content-encoding", envelope.get("content-encoding"), "utf-8")
-    _expect("properties.body_encoding", properties.get("body_encoding"), "base64")
-    if not isinstance(properties.get("delivery_tag"), str):
-        raise BadMessage("not a string", field="properties.delivery_tag")
-    _mapping(properties.get("delivery_info"), "properties.delivery_info")
-    body = envelope.get("body")
-    if not isinstance(body, str):
-        raise BadMessage("not a string", field="body")
+    message = _checked(_MESSAGE, raw, "message")
     try:
-        decoded = base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
+        body = base64.b64decode(message.body, validate=True)
+    except ValueError:
         raise BadMessage("not base64", field="body") from None
-    return hints_in(_json(decoded, "body"))
+    (hints,), _, _ = _checked(_BODY, body, "body")
+    return hints
 
 
-def hints_in(payload: Any) -> list[tuple[int, int]]:
-    """Return the hints of a message's decoded body ``[args, kwargs, embed]``. Raises BadMessage."""
-    if not isinstance(payload, list) or len(payload) != 3:
-        raise BadMessage("not [args, kwargs, embed]", field="body")
-    args = payload[0]
-    if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], list):
-        raise BadMessage("not one list of hints", field="body.args")
-    if not 1 <= len(args[0]) <= _MAX_HINTS_IN_MESSAGE:
-        raise BadMessage(f"{len(args[0])} hints", field="body.args")
-    return [_hint(pair) for pair in args[0]]
-
-
-def _hint(pair: Any) -> tuple[int, int]:
-    if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int for number in pair):
-        raise BadMessage("not [stage run id, attempt]", field="body.args")
-    stage_run_id, attempt = pair
-    if not (0 < stage_run_id < 1 << 63 and 0 <= attempt < 1 << 31):
-        raise BadMessage("a stage run id or an attempt out of range", field="body.args")
-    return stage_run_id, attempt
-
-
-def _json(data: bytes, field: str) -> Any:
+def _checked(form: TypeAdapter[T], data: bytes, name: str) -> T:
+    """Return the JSON ``data`` in this form. Raises BadMessage, which names a field or else ``name``."""
     try:
-        return orjson.loads(data)
-    except ValueError as error:
-        raise BadMessage(f"not JSON: {error}", field=field) from None
-
-
-def _mapping(value: Any, field: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BadMessage("not an object", field=field)
-    return value
-
-
-def _expect(field: str, value: Any, wanted: str | None) -> None:
-    if value != wanted:
-        raise BadMessage(f"{value!r:.60} instead of {wanted!r}", field=field)
+        return form.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = [str(part) for part in first["loc"]]
+        if name == "body" and path:
+            path = ["body", "args"]
+        message = f"{first['msg']}, not {first['input']!r:.60}"
+        raise BadMessage(message, field=".".join(path) or name) from None

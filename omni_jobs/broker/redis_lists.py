@@ -1,4 +1,4 @@
-"""``RedisLists``: Redis as the broker uses it, lists to which messages are pushed."""
+"""``RedisLists``: pushes messages to lists in Redis, which are the queues of the broker."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,21 +23,23 @@ _UNAVAILABLE = (RedisError, OSError)
 
 
 class RedisLists:
-    """The lists of one Redis. Safe for threads. Connects when it is first used."""
+    """Pushes messages to the lists of one Redis. Safe for threads. Connects when it is first used."""
 
-    def __init__(self, url: str) -> None:
-        """``url``: that of the Redis. Raises ConfigError for one that redis-py does not accept."""
+    def __init__(self, url: str, prefix: str) -> None:
+        """Prepare to connect to ``url``. Keys begin with ``prefix``. Raises ConfigError for a URL that is not valid."""
+        self._prefix = prefix
         try:
             self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS)
             self._redis.connection_pool.make_connection()  # connects to nothing, and refuses unknown options
         except (ValueError, TypeError, RedisError):
             raise ConfigError("redis-py does not take this URL", field="OMNI_JOBS_BROKER_URL") from None
 
-    def push(self, key: str, messages: Sequence[bytes]) -> int:
-        """Push messages with one command. Return how many the list has then. Raises BrokerUnavailable.
+    def push(self, name: str, messages: Sequence[bytes]) -> int:
+        """Push messages to a list with one command. Return how many the list has then. Raises BrokerUnavailable.
 
         Celery's own way of sending would cost a third of a millisecond for each message.
         """
+        key = self._prefix + name
         try:
             return int(self._redis.lpush(key, *messages))
         except _UNAVAILABLE:
@@ -47,13 +49,13 @@ class RedisLists:
             except _UNAVAILABLE as error:
                 raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
 
-    def length(self, key: str) -> int:
-        """Return how many messages the list has. Raises BrokerUnavailable."""
+    def length(self, name: str) -> int:
+        """Return how many messages a list has. Raises BrokerUnavailable."""
         try:
-            return int(self._redis.llen(key))
+            return int(self._redis.llen(self._prefix + name))
         except _UNAVAILABLE as error:
             raise BrokerUnavailable(f"the broker does not answer: {error}") from error
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to Redis."""
         self._redis.close()

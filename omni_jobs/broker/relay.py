@@ -1,19 +1,14 @@
 """``Relay``: publishes hints from a thread of its own, so that a slow broker delays no transaction."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from omni_jobs.batch_thread import BatchThread
-from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.broker.broker import Broker
 from omni_jobs.errors import BrokerUnavailable
-
-if TYPE_CHECKING:
-    from omni_jobs.jobs import Hint
+from omni_jobs.jobs import Hint
 
 logger = logging.getLogger(__name__)
 
@@ -23,24 +18,22 @@ _LONGEST_HOLD_S = 1.0
 
 
 class Relay:
-    """Publishes hints soon. ``start`` and ``close`` it; safe for threads.
+    """Publishes hints soon, from a thread of its own. ``close`` it; safe for threads.
 
     A message takes some 300 bytes of the broker, however few hints it carries. So while a queue is long, the relay
     holds an incomplete message back until it is full. It publishes the message before the workers could have emptied
     the queue.
     """
 
-    def __init__(self, publisher: HintPublisher, clock: Callable[[], float] = time.monotonic) -> None:
-        self._publisher = publisher
+    def __init__(self, broker: Broker, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the thread. ``clock`` returns seconds."""
+        self._broker = broker
         self._clock = clock
         self._closing = False
         self._held: dict[str, list[Hint]] = {}  # incomplete messages, by queue
         self._held_until: dict[str, float] = {}  # by queue
         self._busy_until: dict[str, float] = {}  # by queue: workers cannot have emptied it earlier
         self._thread: BatchThread[Sequence[Hint]] = BatchThread("relay", self._publish, next_timer=self._next_release)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def send(self, hints: Sequence[Hint]) -> None:
@@ -49,7 +42,7 @@ class Relay:
             self._thread.put(hints)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Publish what waits and what is held, then end the thread."""
+        """Publish all hints that wait, then end the thread. Wait ``timeout_s`` for that at the longest."""
         self._closing = True
         self._thread.close(timeout_s)
 
@@ -61,7 +54,7 @@ class Relay:
         if not due:
             return
         try:
-            depths = self._publisher.publish(due)
+            depths = self._broker.publish(due)
         except BrokerUnavailable as error:
             logger.warning("%d hints wait for the rescuer: %s", len(due), error)
         except Exception:  # a bug: the next hints may go well
@@ -82,7 +75,7 @@ class Relay:
             release_at = min(self._busy_until.get(name, at), at + _LONGEST_HOLD_S)
             until = self._held_until.pop(name, release_at)
             is_released = self._closing or until <= at
-            rest = 0 if is_released else len(waiting) % self._publisher.per_message.get(name, 1)
+            rest = 0 if is_released else len(waiting) % self._broker.per_message.get(name, 1)
             complete = len(waiting) - rest
             due += waiting[:complete]
             if rest:

@@ -1,4 +1,4 @@
-"""``Backlog``: how many jobs wait, and the bound on them, per pipeline and per tenant of a pipeline.
+"""``Backlog``: bounds how many jobs wait, per pipeline and per tenant of a pipeline.
 
 Each API process bounds the backlog by its own knowledge: the jobs that SQL counted last, and the jobs that this
 process has accepted since. It does not know of the jobs that other processes have accepted since its last count.
@@ -45,7 +45,7 @@ class Reservation:
 
 
 class Backlog:
-    """The bound of one API process. For one event loop."""
+    """Knows how many jobs wait, and reserves room for new ones, in one API process. For one event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Backlog:
         per_tenant: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``count`` returns the queued jobs by (pipeline, tenant): ``Jobs.backlog``. ``clock`` returns seconds."""
+        """Begin without a count. ``count`` returns the queued jobs by (pipeline, tenant), ``clock`` seconds."""
         self._count = count
         self._per_pipeline = per_pipeline
         self._per_tenant = per_tenant
@@ -71,7 +71,7 @@ class Backlog:
         self._threads = CapacityLimiter(1)  # of its own, because a slow count must not wait for other threads
 
     async def refresh(self) -> None:
-        """Start a count where one is due. Wait for it only where the last count is too old to go by.
+        """Count the waiting jobs in SQL again if that is due. Wait for the count only if the last one is too old.
 
         Raises DatabaseUnavailable, the same error for all who wait for one count.
         """
@@ -85,9 +85,9 @@ class Backlog:
 
     @contextmanager
     def reserve(self, pipeline: str, tenant: str, wanted: int = 1) -> Iterator[Reservation]:
-        """Reserve room for as many of the ``wanted`` jobs as the last count allows. Call ``refresh`` before.
+        """Context manager: reserve room for as many of the ``wanted`` jobs as may wait. Call ``refresh`` before.
 
-        A block that DatabaseUnavailable ends keeps its room, because its jobs may exist; the next count tells.
+        A block that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
         """
         scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
         limits = dict(zip(scopes, (self._per_pipeline, self._per_tenant), strict=True))
@@ -109,7 +109,7 @@ class Backlog:
             self._taken_meanwhile.update(dict.fromkeys(scopes, reservation.taken))
 
     async def close(self) -> None:
-        """Wait for the count that goes on, if any."""
+        """Wait for the end of a count that goes on."""
         if self._counting is not None:
             await asyncio.wait([self._counting])
 

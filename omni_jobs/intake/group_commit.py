@@ -1,4 +1,4 @@
-"""``GroupCommit``: jobs that are submitted while a transaction goes on share the next one.
+"""``GroupCommit``: writes all jobs that are submitted while a transaction goes on in the next transaction.
 
 A commit costs a synced write, whatever it holds. One thread writes the jobs of all requests; a job that comes alone
 waits for no other. The thread takes jobs that are ready to be written, so no job waits for the admission of another.
@@ -30,28 +30,25 @@ class _Group:
 
 
 class GroupCommit:
-    """Writes jobs to SQL, then publishes their hints. Safe for threads; ``start`` and ``close`` it."""
+    """Writes jobs to SQL, then publishes their hints. Safe for threads; ``close`` it."""
 
     def __init__(
         self,
         submit_all: Callable[[Sequence[KeyedJob]], Sequence[SubmitResult | Conflict]],
         publish: Callable[[Sequence[Hint]], object],
     ) -> None:
-        """``submit_all`` is that of ``Jobs``. ``publish`` must not raise, because the rescuer republishes hints."""
+        """Start the thread. ``submit_all`` writes jobs, like ``Jobs.submit_all``. ``publish`` must not raise."""
         self._submit_all = submit_all
         self._publish = publish
         self._thread: BatchThread[_Group] = BatchThread("group-commit", self._commit)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, jobs: Sequence[KeyedJob]) -> Future[list[SubmitResult | OmniJobsError]]:
         """Write jobs soon, with the jobs of other callers. Return a future of their results, in the same order.
 
-        A result is a Conflict where the idempotency key names a job of another request. It is DatabaseUnavailable
-        where the database does not answer: the job may exist all the same, and only an idempotency key makes it
-        safe to submit it again. It is an OmniJobsError where the database refuses this one job.
+        A result may be an error. Conflict: the idempotency key names a job of another request. DatabaseUnavailable:
+        the job may exist all the same, and only an idempotency key makes it safe to submit it again. OmniJobsError:
+        the database refuses this one job.
         """
         group = _Group(jobs)
         group.results.set_running_or_notify_cancel()  # a client that leaves does not stop the transaction
@@ -59,7 +56,7 @@ class GroupCommit:
         return group.results
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write the jobs that wait, then end the thread."""
         self._thread.close()
 
     def _commit(self, groups: Sequence[_Group]) -> None:

@@ -7,43 +7,41 @@ Each step returns a list in the order of the requests. An error in it stands for
 later steps pass it on, so that a refused request disturbs no other.
 """
 
-from __future__ import annotations
-
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, OmniJobsError
+from omni_jobs.broker.relay import Relay
+from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, OmniJobsError, StorageError
 from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.group_commit import GroupCommit
-from omni_jobs.intake.job_media import delete_media, store_media
 from omni_jobs.intake.new_job import new_job
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
-from omni_jobs.requests import AdmittedRequest, check_deadline
+from omni_jobs.requests import AdmittedRequest, Media, check_deadline
 from omni_jobs.settings import Settings
-from omni_jobs.storage import ObjectStore
+from omni_jobs.storage import ObjectStore, input_key
 
-if TYPE_CHECKING:
-    from omni_jobs.broker.relay import Relay
+logger = logging.getLogger(__name__)
 
 Scope = tuple[str, str]
 """A pipeline and a tenant."""
 
 
 class Intake:
-    """Submits jobs. For one event loop; ``start`` and ``close`` it."""
+    """Submits jobs. For one event loop; ``close`` it."""
 
     def __init__(
         self, settings: Settings, admissions: Admissions, jobs: Jobs, store: ObjectStore, relay: Relay
     ) -> None:
-        """The caller closes what it gives."""
+        """Start the thread that writes jobs. The caller closes what it gives."""
         self._admissions = admissions
         self._jobs = jobs
         self._store = store
@@ -53,12 +51,8 @@ class Intake:
             jobs.backlog, per_pipeline=settings.max_queued_jobs, per_tenant=settings.max_queued_jobs_per_tenant
         )
 
-    def start(self) -> None:
-        """Start the thread that writes jobs."""
-        self._commits.start()
-
     async def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write the jobs that wait, then end the thread that writes."""
         await run_sync(self._commits.close)
         await self.backlog.close()
 
@@ -72,14 +66,15 @@ class Intake:
     async def submit_many(self, requests: Sequence[SubmitRequest]) -> list[SubmitResult | OmniJobsError]:
         """Submit jobs. Return a result or the error of the refusal for each, in their order.
 
-        Raises DatabaseUnavailable, StorageUnavailable and StorageFull. Some of the jobs may exist all the same then.
+        Raises DatabaseUnavailable, StorageUnavailable and StorageFull: then some of the jobs may exist all the same.
+        Raises DecodersUnavailable for a single request.
         """
         admitted = await self._admissions.admit(requests)
         await self.backlog.refresh()
         with ExitStack() as stack:
             reservations = self._reserve(requests, admitted, stack)
             accepted = await self._refuse_beyond(reservations, requests, admitted)
-            jobs = await self._store_media(requests, accepted)
+            jobs = await self._new_jobs(requests, accepted)
             results = await self._write(requests, jobs)
             for request, job, result in zip(requests, jobs, results, strict=True):
                 if isinstance(job, NewJob) and isinstance(result, SubmitResult) and result.created:
@@ -87,7 +82,10 @@ class Intake:
         return results
 
     async def retry(self, job_id: str, from_stage: str | None) -> None:
-        """Send a job that has ended on again, from a stage on. Raises what ``Jobs.retry`` raises, and TooManyJobs."""
+        """Retry a job that has ended: from a stage on, or None: the stages that did not succeed.
+
+        Raises TooManyJobs, NotFound, Conflict and DatabaseUnavailable.
+        """
         job = await run_sync(self._jobs.get, job_id)
         await self.backlog.refresh()
         with self.backlog.reserve(job.pipeline, job.tenant) as reservation:
@@ -130,37 +128,42 @@ class Intake:
                     scope = (each.pipeline.name, request.tenant)
                     left[scope] -= 1
                     refusal = reservations[scope].refusal if left[scope] < 0 else None
-                if refusal is not None and await self._is_known(request):
+                key = request.idempotency_key
+                if refusal is not None and key is not None and await run_sync(self._jobs.is_known, request.tenant, key):
                     refusal = None
             accepted.append(each if refusal is None else without_frames(refusal))
         return accepted
 
-    async def _is_known(self, request: SubmitRequest) -> bool:
-        key = request.idempotency_key
-        return key is not None and await run_sync(self._jobs.is_known, request.tenant, key)
-
     # Store media.
 
-    async def _store_media(
+    async def _new_jobs(
         self, requests: Sequence[SubmitRequest], accepted: Sequence[AdmittedRequest | OmniJobsError]
     ) -> list[NewJob | OmniJobsError]:
-        """Return the jobs that are to be, once their media are in the object store."""
-        if any(isinstance(each, AdmittedRequest) and each.media for each in accepted):
-            return await run_sync(self._new_jobs, requests, accepted)
-        return self._new_jobs(requests, accepted)
-
-    def _new_jobs(
-        self, requests: Sequence[SubmitRequest], accepted: Sequence[AdmittedRequest | OmniJobsError]
-    ) -> list[NewJob | OmniJobsError]:
+        """Return the jobs to write, once their media are in the object store."""
         jobs: list[NewJob | OmniJobsError] = []
         for request, each in zip(requests, accepted, strict=True):
             if isinstance(each, OmniJobsError):
                 jobs.append(each)
                 continue
             job_id = new_job_id()
-            media = store_media(job_id, each.media, self._store)
+            media = await run_sync(self._store_media, job_id, each.media) if each.media else []
             jobs.append(new_job(job_id, each, media, tenant=request.tenant, expires_in_s=request.expires_in_s))
         return jobs
+
+    def _store_media(self, job_id: str, media: Sequence[Media]) -> list[dict[str, Any]]:
+        """Return for each medium what the job's row says of it: {key, size, digest, media_type}."""
+        stored = []
+        for number, medium in enumerate(media):
+            ref = self._store.put(input_key(job_id, number), [medium.data], media_type=medium.media_type)
+            stored.append({**ref.model_dump(), "media_type": medium.media_type})
+        return stored
+
+    def _delete_media(self, media: Sequence[Mapping[str, Any]]) -> None:
+        """Delete media of jobs that were not written. Media that cannot be deleted now expire as orphans."""
+        try:
+            self._store.delete([medium["key"] for medium in media])
+        except StorageError as error:
+            logger.warning("%d media are left behind: %s", len(media), error)
 
     # Write, and wake.
 
@@ -179,7 +182,7 @@ class Intake:
             if isinstance(result, OmniJobsError) or not result.created:
                 unused += job.media
         if unused:
-            await run_sync(delete_media, unused, self._store)
+            await run_sync(self._delete_media, unused)
         results = iter(written)
         return [job if isinstance(job, OmniJobsError) else next(results) for job in jobs]
 

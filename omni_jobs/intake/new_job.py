@@ -1,15 +1,11 @@
-"""``new_job``: an admitted request becomes the job that is written."""
-
-from __future__ import annotations
+"""``new_job``: makes of an admitted request the job that is written to SQL."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omni_jobs.jobs import NewJob, NewStage
+from omni_jobs.requests import AdmittedRequest
 from omni_jobs.views import DEFAULT_TENANT
-
-if TYPE_CHECKING:
-    from omni_jobs.requests import AdmittedRequest
 
 
 def new_job(
@@ -20,7 +16,10 @@ def new_job(
     tenant: str = DEFAULT_TENANT,
     expires_in_s: float | None = None,
 ) -> NewJob:
-    """Return the job of an admitted request. ``media``: the request's media in the store, as ``store_media`` says."""
+    """Return the job of an admitted request.
+
+    ``media``: {key, size, digest, media_type} for each of the request's media, which are in the object store already.
+    """
     pipeline = admitted.pipeline
     return NewJob(
         job_id=job_id,

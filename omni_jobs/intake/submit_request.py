@@ -1,4 +1,4 @@
-"""``SubmitRequest``: a job that a client asks for, as every door hands it to ``Intake``."""
+"""``SubmitRequest``: one submit of a client, as every door hands it to ``Intake``."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from omni_jobs.views import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """A job that a client asks for.
+    """One submit of a client, before it is admitted. ``Intake`` makes a job of it.
 
     body             JSON of a JobRequest; must not change until the request is answered
     prompt_embeds    a safetensors file that came beside the body

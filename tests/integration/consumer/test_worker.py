@@ -90,7 +90,7 @@ def test_doubled_and_stale_hints_do_nothing(stack: EchoStack) -> None:
     # a hint left when that is queued would have it claimed by a worker of the other stage, and handed back.
     hints = [Hint(stage_run_id=number, attempt=0, queue="echo.first") for number in range(1, 400) if number != second]
     for _ in range(3):
-        stack.publisher.publish(hints)
+        stack.app.broker.publish(hints)
     view = stack.ended(job_id)
     assert view.status is JobState.COMPLETED
     assert [run.attempt for run in view.stages] == [1, 1]

@@ -247,7 +247,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(tmp_path: P
 
 def _lost_at_first(stack: EchoStack, job_id: str) -> bool | None:
     """Rescue once; return True if the first stage no longer runs."""
-    Rescuer(stack.jobs, stack.publisher, 1).round()
+    Rescuer(stack.jobs, stack.app.broker, 1).round()
     return stack.jobs.get(job_id).stages[0].status is not StageRunState.RUNNING or None
 
 

@@ -50,7 +50,7 @@ def test_a_worker_with_another_file_takes_no_job_and_lives_on(stack: EchoStack) 
     def dropped_for_long() -> bool | None:
         if stack.app.broker.depth("echo.first"):
             return None
-        stack.publisher.publish(hints)
+        stack.app.broker.publish(hints)
         assert stack.jobs.rescue().hints == [], "nobody can take them"
         return True if time.monotonic() - began > 1.5 * STALL_S else None
 

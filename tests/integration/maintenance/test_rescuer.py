@@ -74,7 +74,7 @@ def test_a_round_survives_a_broker_that_is_away(
     stack.submit(publish=False)
     time.sleep(stack.settings.announce_after_s)
     broken = EchoStack(_sibling(tmp_path), stack.database_url, "redis://127.0.0.1:1/0")
-    Rescuer(broken.jobs, broken.publisher, 1).round()
+    Rescuer(broken.jobs, broken.app.broker, 1).round()
     assert "rescuer: the broker does not take hints" in caplog.text
     broken.close()
 
@@ -93,7 +93,7 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
             rescuer.stop()
             return super().rescue()
 
-    rescuer = Rescuer(Buggy(stack.database), stack.publisher, every_s=0.01)
+    rescuer = Rescuer(Buggy(stack.database), stack.app.broker, every_s=0.01)
     rescuer.run(stack.database)
     assert len(rounds) == 2
     assert "nobody thought of this" in caplog.text

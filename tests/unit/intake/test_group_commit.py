@@ -38,7 +38,6 @@ def made(job: NewJob) -> SubmitResult:
 def committing(store: Store) -> Iterator[tuple[GroupCommit, list[Hint]]]:
     published: list[Hint] = []
     commits = GroupCommit(store.submit_all, published.extend)
-    commits.start()
     try:
         yield commits, published
     finally:
@@ -150,7 +149,6 @@ def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> Non
             raise bugs.pop()
 
     commits = GroupCommit(store.submit_all, publish)
-    commits.start()
     with pytest.raises(RuntimeError, match="a bug"):
         commits.submit([(new_job(), None)]).result(30)
     assert was_created(commits.submit([(new_job(), None)]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, OmniJobsError, RequestTooLarge
+from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.media.wall import MediaWall
@@ -186,21 +186,20 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
         gc.enable()
 
 
-def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
+async def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
     """Those of a bulk's lines stand in a list, to which the traceback of each would lead."""
     admissions = Admissions(Settings(), pipelines, Renderers(Settings()), MediaWall(Settings()))
     body = json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode()
 
-    def refused() -> None:
-        parsed = admissions._parse([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
-        admitted = admissions._admit([each for each in parsed if not isinstance(each, OmniJobsError)], {})
-        assert [type(parsed[0]), *map(type, admitted)] == [InvalidRequest, NotFound, NotFound, NotFound]
+    async def refused() -> None:
+        answers = await admissions.admit([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
+        assert [type(answer) for answer in answers] == [InvalidRequest, NotFound, NotFound, NotFound]
 
-    refused()
+    await refused()
     gc.collect()
     gc.disable()
     try:
-        refused()
+        await refused()
         assert gc.collect() == 0
     finally:
         gc.enable()
