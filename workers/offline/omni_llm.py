@@ -1,4 +1,4 @@
-"""``OmniLLM``: a whole pipeline under one process, without broker, database or object store.
+"""``OmniLLM``: a whole pipeline in one process, without broker, database or object store.
 
     llm = OmniLLM("qwen2_5_omni", model="/models/Qwen2.5-Omni-7B")
     [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
@@ -18,7 +18,6 @@ from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OmniOutput:
-    """One request's result.
+    """The result of one request to ``OmniLLM``.
 
     result     the job's ``result`` through the queue: text, finish_reason, usage, …
     artifacts  name → artifact, ``audio.wav`` among them when audio was asked for
@@ -59,12 +58,12 @@ class OmniOutput:
 
     @property
     def text(self) -> str | None:
-        """The answer's text, when text was asked for."""
+        """The answer's text; None when text was not asked for."""
         return self.result.get("text")
 
     @property
     def audio(self) -> bytes | None:
-        """The bytes of a WAV file, when audio was asked for."""
+        """The bytes of the answer's WAV file; None when audio was not asked for."""
         artifact = self.artifacts.get("audio.wav")
         return artifact.data if artifact else None
 
@@ -74,7 +73,6 @@ class _Request:
     """One request on its way through its stages; the mappings are by stage name."""
 
     job: AdmittedRequest
-    stages: set[str]
     begin: float  # of ``times``, by ``time.perf_counter``
     job_id: str = field(default_factory=lambda: f"offline-{uuid.uuid4().hex}")
     tasks: dict[str, asyncio.Task[StageResult]] = field(default_factory=dict)
@@ -83,10 +81,13 @@ class _Request:
 
 
 class OmniLLM:
-    """The offline entry point. Use as a context manager, or call :meth:`close`."""
+    """A pipeline with all its engines in this process. A context manager; otherwise call :meth:`close`."""
 
     def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
-        """Load every stage at once, so that it takes as long as the slowest. Raises ConfigError and NotFound."""
+        """Load every stage of a pipeline at once. ``model``: the checkpoint to use in place of the pipeline's own.
+
+        Raises ConfigError, and NotFound when no pipeline has this name.
+        """
         settings = settings or Settings()
         if model is not None:
             settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
@@ -110,28 +111,22 @@ class OmniLLM:
     ) -> list[OmniOutput | OmniJobsError]:
         """Run all requests and return their results; the n-th result belongs to the n-th request.
 
-        A request is a job's body without ``model``, or a string: one user message, text alone.
-        All are admitted before the first runs. Raises InvalidRequest; a request that fails later has its error as
-        its result and disturbs no other. ``progress``: show a bar per stage.
+        A request is a job's body without ``model``, or a string: the text of one user message. ``progress``: show a
+        bar per stage. All are admitted before the first runs. Raises InvalidRequest; a request that fails later has its
+        error as its result and disturbs no other.
         """
         results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
-        for index, result in self._results(requests, progress):
+        for index, result in self.stream(requests, progress=progress):
             results[index] = result
         return [result for result in results if result is not None]
 
     def stream(
         self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
     ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
-        """Run all requests like :meth:`generate`; yield each (index, result) as soon as it is there."""
-        return self._results(requests, progress)
+        """Run all requests like :meth:`generate`, and yield each (index, result) as soon as it is there.
 
-    def statistics(self) -> dict[str, StageStatistics]:
-        """Return each stage's statistics since the start, by stage name. For any thread, while others generate."""
-        return {name: meter.read() for name, meter in self._meters.items()}
-
-    def _results(
-        self, requests: Sequence[str | Mapping[str, Any]], progress: bool
-    ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
+        Leaving the iteration early cancels the requests that are left.
+        """
         admitted = [self._admit(index, request) for index, request in enumerate(requests)]
         begin = time.perf_counter()
         with _bars(self._meters, admitted, progress) as advance:
@@ -142,13 +137,14 @@ class OmniLLM:
             try:
                 for future in as_completed(futures):
                     error = future.exception()
-                    if isinstance(error, OmniJobsError):
-                        yield futures[future], error
-                    else:
-                        yield futures[future], future.result()
+                    yield futures[future], error if isinstance(error, OmniJobsError) else future.result()
             finally:
                 for future in futures:
                     future.cancel()
+
+    def statistics(self) -> dict[str, StageStatistics]:
+        """Return each stage's statistics since the start, by stage name. For any thread, while others generate."""
+        return {name: meter.read() for name, meter in self._meters.items()}
 
     def _admit(self, index: int, request: str | Mapping[str, Any]) -> AdmittedRequest:
         body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
@@ -162,7 +158,7 @@ class OmniLLM:
 
     async def _run(self, index: int, job: AdmittedRequest, begin: float, advance: Callable[[str], None]) -> OmniOutput:
         """Run the stages of one request, each as soon as the stages before it are done."""
-        request = _Request(job, {stage.name for stage in job.stages}, begin)
+        request = _Request(job, begin)
         try:
             with _first_error():
                 async with asyncio.TaskGroup() as group:
@@ -187,7 +183,7 @@ class OmniLLM:
         stage_input = llm.input_of(
             request.job,
             upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
-            has_consumers=any(consumer in request.stages for consumer in self.pipeline.consumers(name)),
+            has_consumers=any(consumer in request.tasks for consumer in self.pipeline.consumers(name)),
             job_id=request.job_id,
         )
         started = time.perf_counter()
@@ -217,7 +213,7 @@ class OmniLLM:
         return future.result()
 
     def close(self) -> None:
-        """Stop every engine; safe to call twice."""
+        """End every engine; safe to call twice."""
         if self._loop.is_closed():
             return
         self._call(self._close())
@@ -231,9 +227,7 @@ class OmniLLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -274,7 +268,7 @@ def _first_error() -> Iterator[None]:
 def _bars(
     meters: Mapping[str, StageMeter], jobs: Sequence[AdmittedRequest], shown: bool
 ) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar per stage; gives the function to call with a stage's name when one of its runs is done."""
+    """Show a progress bar per stage; give the function to call with a stage's name when one of its runs is done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

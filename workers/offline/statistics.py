@@ -4,14 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageStatistics:
-    """One stage since its start.
+    """One stage's counts and times since its start.
 
     runs, failed       runs that have ended; ``failed`` are among ``runs``
     most_at_once       the most runs in flight together
@@ -44,28 +44,26 @@ class StageStatistics:
 
 
 class StageMeter:
-    """Counts one stage's runs. Runs are entered on one thread; any thread may read."""
+    """Counts one stage's runs for ``OmniLLM``. Runs are entered on one thread; any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Begin to count; ``clock`` returns seconds and never goes back."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._runs = self._failed = self._most = self._prompt_tokens = self._payload_bytes = 0
-        self._busy_s = self._run_s = 0.0
-        self._done: dict[str, int] = {}  # by unit, of runs that have ended
+        self._counted = StageStatistics()  # without the units and the time of runs in flight
         self._in_flight: dict[object, Progress | None] = {}
         self._busy_since = 0.0
 
     @contextmanager
     def run(self) -> Iterator[Callable[[Progress], None]]:
-        """Count the block as one run; gives the function to call with the run's progress."""
+        """Return a context manager that counts its block as one run, and gives the function to call with progress."""
         key = object()
         begin = self._clock()
         with self._lock:
             if not self._in_flight:
                 self._busy_since = begin
             self._in_flight[key] = None
-            self._most = max(self._most, len(self._in_flight))
+            self._counted.most_at_once = max(self._counted.most_at_once, len(self._in_flight))
 
         def note(progress: Progress) -> None:
             with self._lock:
@@ -79,38 +77,31 @@ class StageMeter:
         finally:
             end = self._clock()
             with self._lock:
-                last = self._in_flight.pop(key)
-                self._runs += 1
-                self._failed += failed
-                self._run_s += end - begin
-                if last is not None:
-                    self._done[last.unit] = self._done.get(last.unit, 0) + last.done
+                _add_units(self._counted, self._in_flight.pop(key))
+                self._counted.runs += 1
+                self._counted.failed += failed
+                self._counted.run_s += end - begin
                 if not self._in_flight:
-                    self._busy_s += end - self._busy_since
+                    self._counted.busy_s += end - self._busy_since
 
     def count(self, output: OmniModelRunnerOutput, payload_bytes: int) -> None:
-        """Add the prompt and the payload of one run."""
+        """Add the prompt tokens of one run's output, and the bytes of its payload."""
         with self._lock:
-            self._prompt_tokens += len(output.prompt_token_ids)
-            self._payload_bytes += payload_bytes
+            self._counted.prompt_tokens += len(output.prompt_token_ids)
+            self._counted.payload_bytes += payload_bytes
 
     def read(self) -> StageStatistics:
         """Return the statistics up to now, with the progress of runs in flight."""
         with self._lock:
-            units = dict(self._done)
+            found = replace(self._counted)
             for progress in self._in_flight.values():
-                if progress is not None:
-                    units[progress.unit] = units.get(progress.unit, 0) + progress.done
-            unit = max(units, key=lambda name: units[name], default="")
-            busy = self._clock() - self._busy_since if self._in_flight else 0.0
-            return StageStatistics(
-                runs=self._runs,
-                failed=self._failed,
-                most_at_once=self._most,
-                busy_s=self._busy_s + busy,
-                run_s=self._run_s,
-                units=units.get(unit, 0),
-                unit=unit,
-                prompt_tokens=self._prompt_tokens,
-                payload_bytes=self._payload_bytes,
-            )
+                _add_units(found, progress)
+            if self._in_flight:
+                found.busy_s += self._clock() - self._busy_since
+            return found
+
+
+def _add_units(statistics: StageStatistics, progress: Progress | None) -> None:
+    if progress is not None:
+        statistics.units += progress.done
+        statistics.unit = progress.unit
