@@ -25,8 +25,8 @@ signals.celeryd_init.connect(check_command_line)
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(hints: list[Any]) -> None:
-    """Give hints the task name under which they travel. It is never called, because the pool takes hints as messages.
+    """Raise TypeError, because this task only gives hints the name under which they travel.
 
-    Raises TypeError in a worker that was started with another pool.
+    ``StagePool`` takes hints as messages and never calls it; another pool would.
     """
     raise TypeError("stage runs are carried out by workers.consumer.pool:StagePool; start the worker with -P custom")

@@ -29,9 +29,9 @@ def stage_of_queues(queues: Iterable[str], pipelines: Pipelines) -> tuple[Pipeli
 
 
 def check_command_line(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
-    """Refuse a wrong ``-Q`` before anything starts, and derive ``-c`` from the stage's slots when it is not given.
+    """Check ``-Q`` before anything starts, and derive ``-c`` from the stage's slots when it is not given.
 
-    A receiver of Celery's signal ``celeryd_init``. It ends the process with one line of text instead of a traceback.
+    A receiver of Celery's signal ``celeryd_init``. For a wrong ``-Q`` it ends the process with one line of text.
     """
     app = instance.app
     if not isinstance(app, OmniCelery):

@@ -10,7 +10,7 @@ from workers.consumer import kombu_hooks
 
 
 class HintStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
-    """Runs after the queue is consumed, and again after every reconnect, because each brings a new channel."""
+    """Hooks the channel of Celery's consumer to the pool, after each connect, because each brings a new channel."""
 
     requires = (Tasks, Control)
 

@@ -9,13 +9,15 @@
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import Empty
 from types import MethodType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
 from celery.worker import state
@@ -26,6 +28,9 @@ from redis.exceptions import RedisError, ResponseError
 from omni_jobs.broker.hints import POISON_SUFFIX, read_hints
 from omni_jobs.errors import BadMessage
 
+if TYPE_CHECKING:
+    from workers.consumer.pool import StagePool
+
 logger = logging.getLogger(__name__)
 
 _ALONE_AFTER_S = 0.003  # some turns of Celery's hub
@@ -35,71 +40,49 @@ _MAX_POISON_BYTES = 4096
 _NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
 
 
-class HintSink(Protocol):
-    """Takes a worker's hints; all of it is called on Celery's main thread."""
+def take_pops(channel: Channel, pool: StagePool) -> None:
+    """Hand the hints of the channel's messages to the pool as they are popped; kombu sees an empty BRPOP each time.
 
-    queue: str
-    """The stage's queue."""
-
-    per_message: int
-    """The hints of a full message."""
-
-    def room(self) -> int:
-        """Return how many more hints are of use."""
-
-    def popped(self) -> None:
-        """Note that a BRPOP of ``queue`` got its reply, a message or nothing."""
-
-    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Take hints, pairs of stage run id and attempt."""
-
-
-def take_pops(channel: Channel, sink: HintSink) -> None:
-    """Hand the channel's messages to ``sink`` as they are popped; kombu sees an empty BRPOP each time.
-
-    A message's way through kombu and Celery costs more than everything that is done for its hints.
+    They pass kombu and Celery by, because a message's way through those costs more than all the rest of its hints.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
     """
-    channel.client.set_response_callback("BRPOP", _PopReader(channel, sink).read)
+    channel.client.set_response_callback("BRPOP", _PopReader(channel, pool).read)
 
 
 class _PopReader:
     """Reads the replies to one channel's BRPOPs, and more of the queue while there is room."""
 
-    def __init__(self, channel: Channel, sink: HintSink) -> None:
+    def __init__(self, channel: Channel, pool: StagePool) -> None:
         self._channel = channel
-        self._sink = sink
+        self._pool = pool
         # redis-py's own client: kombu's would put the key prefix before a key that has it.
         self._client = redis.Redis(connection_pool=channel.pool)
         self._read_at = -math.inf
 
     def read(self, reply: Any, **options: Any) -> None:
         """Take a reply: a key and a message, or nothing. Return None, which kombu takes for an empty BRPOP."""
-        if self._sink.queue in self._channel.active_queues:  # remote control may have set the consumer to others
-            self._sink.popped()
+        if self._pool.queue in self._channel.active_queues:  # remote control may have set the consumer to others
+            self._pool.popped()
         if not reply:
             return
         key, message = reply
         count = self._offer(key, message)
         # A message that comes alone is what a queue without a backlog gives: RPOP would find no more.
-        is_alone = count < self._sink.per_message and time.monotonic() - self._read_at > _ALONE_AFTER_S
+        is_alone = count < self._pool.per_message and time.monotonic() - self._read_at > _ALONE_AFTER_S
         if not is_alone:
             self._read_more(key)
         self._read_at = time.monotonic()
 
     def _read_more(self, key: bytes) -> None:
-        """Pop messages while there is room for their hints; at most one message's hints too many.
-
-        What one worker holds another cannot take.
-        """
-        while (room := self._sink.room()) > 0:
-            count = max(1, room // self._sink.per_message)
+        """Pop messages while there is room, at most one message's hints too many: no other worker can take those."""
+        while (room := self._pool.room()) > 0:
+            count = max(1, room // self._pool.per_message)
             try:
                 messages = cast("list[bytes]", self._client.rpop(key, count) or [])
             except RedisError as error:
-                logger.warning("%s gives no more at once: %s", _text(key), error)
+                logger.warning("%s gives no more at once: %s", key.decode("utf-8", "replace"), error)
                 return
             for message in messages:
                 self._offer(key, message)
@@ -111,11 +94,11 @@ class _PopReader:
         try:
             hints = read_hints(message)
         except BadMessage as error:
-            poison = _text(key) + POISON_SUFFIX
+            poison = key.decode("utf-8", "replace") + POISON_SUFFIX
             logger.error("a bad message of %d bytes moves to %s: %s", len(message), poison, error)
             self._keep_poison(poison, message)
             return 0
-        self._sink.offer(hints)
+        self._pool.offer(hints)
         return len(hints)
 
     def _keep_poison(self, key: str, message: bytes) -> None:
@@ -128,14 +111,10 @@ class _PopReader:
             logger.error("a bad message is lost, %s does not take it: %s", key, error)
 
 
-def _text(key: Any) -> str:
-    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
-
-
 def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
-    """Let the channel pop only while ``has_room()``, which is asked on every turn of Celery's hub.
+    """Let the channel pop only while ``has_room()`` is true; Celery's hub calls it on every turn.
 
-    When a queue's key is no list, log it and ask again later. Stock Celery ends the worker on it, and so each worker
+    When a queue's key is no list, log that and pop again later. Stock Celery ends the worker on it, and so each worker
     that follows.
 
     Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP, and reading
@@ -164,7 +143,7 @@ def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
 
 
 def guard_control(connection: Connection) -> None:
-    """Drop malformed broadcasts of remote control instead of ending the worker.
+    """Make the connection log and drop malformed broadcasts of remote control, on which stock kombu ends the worker.
 
     Relies on: the transport's one poller, ``cycle``. The hub calls its ``on_readable`` through
     ``Transport.on_readable`` for every channel, also after a reset; it raises ``Empty`` when there is no message.
@@ -183,7 +162,9 @@ def guard_control(connection: Connection) -> None:
 
 
 def ask_to_stop(exit_code: int) -> None:
-    """End Celery's main loop at its next turn: first the consumer stops, then the pool drains. The first code stays.
+    """End Celery's main loop at its next turn, and the process with the first ``exit_code`` given. For any thread.
+
+    The consumer stops first, then the pool.
 
     Relies on: ``celery.worker.state.should_stop``, which Celery's own SIGTERM handler sets.
     """

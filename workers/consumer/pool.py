@@ -16,8 +16,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -31,6 +30,7 @@ from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
 from workers.consumer.command_line import stage_of_queues
 from workers.consumer.stage_host import StageHost
+from workers.consumer.stall_watch import StallWatch
 
 if TYPE_CHECKING:
     from workers.execution.executor import Executor
@@ -47,16 +47,15 @@ _CLOSE_S = 45.0  # for a stop, its drain not counted; after that the process end
 
 
 class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
-    """One stage behind the methods that Celery calls on a pool. Implements ``kombu_hooks.HintSink``.
+    """One stage behind the methods that Celery calls on a pool, and those that ``kombu_hooks`` calls with hints.
 
-    Celery calls everything on its main thread: ``on_start``, then the hints' methods, then ``on_close`` and
-    ``on_stop``.
+    All are called on Celery's main thread: ``on_start``, then the methods for hints, then ``on_close`` and ``on_stop``.
     """
 
     app: OmniCelery
 
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
-        """``limit`` is Celery's ``-c``: how many messages of hints the worker takes at once."""
+        """Prepare the stage's event loop. ``limit`` is Celery's ``-c``: the messages of hints that it takes at once."""
         super().__init__(limit, *args, **options)
         _, self._node = options.get("initargs", (None, platform.node()))
         self.queue = ""  # the stage's, once it is known
@@ -64,6 +63,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._host: StageHost | None = None
+        self.executor: Executor | None = None  # once the worker serves
+        self._stall_watch: StallWatch | None = None  # once the worker serves
         self._hub: Any = None  # Celery's event loop
         self._popping_stopped = False
         self._broken: str | None = None  # why this worker ends itself
@@ -76,7 +77,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     # Start.
 
     def on_start(self) -> None:
-        """Take the slot and load the engine; Celery's consumer starts after it.
+        """Take the slot, load the engine and serve; Celery starts its consumer after this.
 
         Raises WorkerShutdown when this worker cannot start, or was asked to stop meanwhile.
         """
@@ -106,31 +107,32 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             slot=self._node,
             slots=slots,
             keep_trying=lambda: not kombu_hooks.stop_asked(),
-            on_room=self._wake_celery,
+            on_room=self._on_room,
             on_broken=self._on_broken,
         )
         await host.take_slot()
-        with self._load_limit(self.app.settings.load_limit_s):
+        # The timer has a thread of its own, because a library's call may hang, and the event loop with it.
+        load_limit = _start_timer(self.app.settings.load_limit_s, self._on_load_limit)
+        try:
             await host.load()
-        await host.serve()
+        finally:
+            load_limit.cancel()
+        self.executor = await host.serve()
         await self._wait_for_list()
+        self._stall_watch = StallWatch(
+            self.app.settings.stall_after_s,
+            self._loop,
+            has_room=lambda: self.room() > 0,
+            queue_depth=lambda: self.app.broker.depth(self.queue),
+            on_stall=self._on_broken,
+        )
+        self._stall_watch.start()
         logger.info("%s serves %s with %d slots", self._node, self.queue, slots)
 
-    @contextmanager
-    def _load_limit(self, seconds: float) -> Iterator[None]:
-        """End this worker when the body takes longer, even if a library's call or the event loop hangs."""
-
-        def end() -> None:
-            self._exit_within(_LOAD_CLOSE_S)
-            self._on_broken(f"the model is not loaded after {seconds:g} s, OMNI_JOBS_LOAD_LIMIT_S")
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _on_load_limit(self) -> None:
+        self._exit_within(_LOAD_CLOSE_S)
+        limit_s = self.app.settings.load_limit_s
+        self._on_broken(f"the model is not loaded after {limit_s:g} s, OMNI_JOBS_LOAD_LIMIT_S")
 
     async def _wait_for_list(self) -> None:
         """Wait while the queue's key in the broker is no list, because Celery's consumer would end the worker then."""
@@ -159,44 +161,43 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     # Hints.
 
-    @property
-    def _executor(self) -> Executor | None:
-        return None if self._host is None else self._host.executor
-
     def register_with_event_loop(self, hub: Any) -> None:
-        """Keep Celery's hub, to wake it."""
+        """Keep Celery's event loop, its hub, to wake it later."""
         self._hub = hub
 
     def has_room(self) -> bool:
-        """Return whether Celery may pop another message; asked on every turn of its hub."""
+        """Return whether Celery may pop another message, because hints are of use; its hub asks on every turn."""
         self._popping_stopped = self.room() <= 0
         # A slot that became free before the line above woke nobody, so ask again.
         return not self._popping_stopped or self.room() > 0
 
     def room(self) -> int:
         """Return how many more hints are of use; negative while the worker has too many."""
-        executor = self._executor
-        return 0 if executor is None else executor.room
+        return 0 if self.executor is None else self.executor.room
 
     def popped(self) -> None:
-        """Note that a pop from the stage's queue got its answer: this worker consumes."""
-        if self._host is not None:
-            self._host.popped()
+        """Note that a pop from the stage's queue got its answer, a message or nothing: this worker consumes."""
+        if self._stall_watch is not None:
+            self._stall_watch.popped()
 
     def offer(self, hints: Sequence[tuple[int, int]]) -> None:
         """Hand hints, pairs of stage run id and attempt, to the executor."""
-        if (executor := self._executor) is not None:
-            executor.offer(hints)
+        if self.executor is not None:
+            self.executor.offer(hints)
 
     def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> None:
-        """Refuse a task: hints come through :meth:`offer`, and this pool runs nothing else."""
+        """Log a task and drop it, because hints come through :meth:`offer` and this pool runs nothing else."""
         logger.error("a task other than a hint reached the pool and is dropped")
 
-    def _wake_celery(self) -> None:
-        """Let Celery ask for room again; called on the loop when a slot became free."""
-        if self._popping_stopped and self._hub is not None:
+    def _on_room(self) -> None:
+        if self._popping_stopped:
             self._popping_stopped = False
-            self._hub.call_soon(_do_nothing)
+            self._wake_celery()
+
+    def _wake_celery(self) -> None:
+        """Make Celery's hub turn: on each turn it asks for room, and whether to stop. For any thread."""
+        if self._hub is not None:
+            self._hub.call_soon(lambda: None)
 
     # An end that nobody asked for.
 
@@ -207,8 +208,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             logger.critical("this worker stops, to be started anew: %s", reason)
             kombu_hooks.ask_to_stop(EX_FAILURE)
             self._exit_within(_CLOSE_S)
-            if self._hub is not None:
-                self._hub.call_soon(_do_nothing)
+            self._wake_celery()
 
     def _exit_within(self, seconds: float) -> None:
         """End the process after that time, because a thread that hangs must not keep it and its slot for ever."""
@@ -217,9 +217,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             logger.critical("something hangs: the process ends without it")
             os._exit(EX_FAILURE if self._broken else 0)
 
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+        _start_timer(seconds, end)
 
     # An end that was asked for.
 
@@ -230,11 +228,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._loop.call_soon_threadsafe(self._hurry.set)
 
     def on_close(self) -> None:
-        """Allow a drain. Celery calls it after SIGTERM; after SIGQUIT it calls ``on_stop`` at once."""
+        """Let ``on_stop`` drain. Celery calls this after SIGTERM; after SIGQUIT it calls ``on_stop`` at once."""
         self._may_drain = True
 
     def on_stop(self) -> None:
-        """Drain after SIGTERM; otherwise hand back what runs. A second call makes the first one hurry."""
+        """Close the stage: drain after SIGTERM, otherwise hand back what runs. A second call makes the first hurry."""
         if self._ended:
             self._loop.call_soon_threadsafe(self._hurry.set)
         elif self._may_drain and self._broken is None:
@@ -243,13 +241,15 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._end(drain_s=0.0)
 
     def on_terminate(self) -> None:
-        """Stop without a drain."""
+        """Close the stage without a drain."""
         self._may_drain = False
         self.on_stop()
 
     def _end(self, drain_s: float) -> None:
         self._ended = True
         self._exit_within(drain_s + _CLOSE_S)
+        if self._stall_watch is not None:
+            self._stall_watch.close()
         try:
             if self._host is not None:
                 asyncio.run_coroutine_threadsafe(self._host.close(drain_s, self._hurry), self._loop).result()
@@ -257,44 +257,27 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
 
-    # What ``celery inspect`` shows; workers.consumer.remote_control asks for it.
-
-    def stage_runs(self) -> list[dict[str, Any]]:
-        """Return the stage runs in flight as JSON."""
-        executor = self._executor
-        return [
-            {
-                "stage_run_id": claim.stage_run_id,
-                "job_id": claim.job_id,
-                "pipeline": claim.pipeline,
-                "stage": claim.stage,
-                "attempt": claim.attempt,
-                "started_at": started_at,
-            }
-            for claim, started_at in ([] if executor is None else executor.claims_in_flight())
-        ]
-
-    @property
-    def stage_runs_done(self) -> int:
-        """The number of stage runs that have ended here since the start, successful or not."""
-        return 0 if self._executor is None else self._executor.ended
+    # What ``celery inspect`` shows, beside workers.consumer.remote_control.
 
     @property
     def num_processes(self) -> int:
         """The number of stage runs that the worker takes at once, under the name that Celery asks for."""
-        return 0 if self._executor is None else self._executor.slots
+        return 0 if self.executor is None else self.executor.slots
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
-        if self._host is not None and (executor := self._host.executor) is not None:
+        if self._host is not None and self.executor is not None:
             info |= {
                 "worker": self._host.worker.worker_id,
-                "slots": executor.slots,
-                "stage-runs-in-flight": executor.in_flight,
-                "hints-in-hand": executor.hints_in_hand,
+                "slots": self.executor.slots,
+                "stage-runs-in-flight": self.executor.in_flight,
+                "hints-in-hand": self.executor.hints_in_hand,
             }
         return info
 
 
-def _do_nothing() -> None:
-    """Make the hub turn: on each turn it asks for room."""
+def _start_timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -4,6 +4,7 @@ Celery's own commands know only the tasks that it executes. Stage runs are not a
 for each would cost more than the rest of a small one. So these commands read the pool when they are called.
 """
 
+import os
 from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command
@@ -18,28 +19,28 @@ _NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cance
 
 @inspect_command(alias="dump_active")  # type: ignore[untyped-decorator]
 def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
-    """List stage runs in flight."""
+    """List the stage runs in flight on a worker."""
     return _active(state)
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def stats(state: Any, **_: Any) -> dict[str, Any]:
-    """Show the worker's statistics."""
+    """Show a worker's statistics, and how many stage runs have ended there."""
     info: dict[str, Any] = _STATS(state)
-    info["total"] = {TASK: state.consumer.pool.stage_runs_done}
+    info["total"] = {TASK: state.consumer.pool.executor.ended}
     return info
 
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
-    """Show stage runs in flight by their ids."""
+    """Show those of the stage runs with these ids that are in flight."""
     wanted = {str(given) for given in (ids if isinstance(ids, list | tuple) else [ids])}
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refuse: a job is cancelled, not its stage runs."""
+    """Refuse, because a job is cancelled and not its stage runs."""
     return {"error": _NO_REVOKE}
 
 
@@ -47,25 +48,25 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
 )
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refuse: a job is cancelled, not its stage runs."""
+    """Refuse, because a job is cancelled and not its stage runs."""
     return {"error": _NO_REVOKE}
 
 
 def _active(state: Any) -> list[dict[str, Any]]:
     """Return the stage runs in flight, each with the fields of a Celery request and its own as ``kwargs``."""
-    consumer = state.consumer
+    fields = ("stage_run_id", "job_id", "pipeline", "stage", "attempt")
     return [
         {
-            "id": str(run["stage_run_id"]),
+            "id": str(claim.stage_run_id),
             "name": TASK,
             "args": [],
-            "kwargs": run,
+            "kwargs": {**{name: getattr(claim, name) for name in fields}, "started_at": claimed_at},
             "type": TASK,
             "hostname": state.hostname,
-            "time_start": run["started_at"],
+            "time_start": claimed_at,
             "acknowledged": True,
-            "delivery_info": {"routing_key": f"{run['pipeline']}.{run['stage']}"},
-            "worker_pid": consumer.controller.info()["pid"],
+            "delivery_info": {"routing_key": f"{claim.pipeline}.{claim.stage}"},
+            "worker_pid": os.getpid(),
         }
-        for run in consumer.pool.stage_runs()
+        for claim, claimed_at in state.consumer.pool.executor.claims_in_flight()
     ]

@@ -22,7 +22,6 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.pipelines.stage_config import Pipeline
-from workers.consumer.stall_watch import StallWatch
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 
@@ -39,7 +38,7 @@ _ENGINE_CHECK_S = 0.5
 
 
 class StageHost:
-    """Opens and closes the parts of a worker in their order. All methods run on one event loop."""
+    """Opens and closes the parts of a worker in their order, for the pool. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -56,12 +55,10 @@ class StageHost:
         """Prepare the parts; nothing connects yet.
 
         ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying``: whether to
-        wait on for a database that is away. ``on_room``: a slot became free. ``on_broken``: this worker cannot go on,
-        for the reason given; called on any thread.
+        wait on for a database that is away. ``on_room`` is called when a slot became free, and ``on_broken`` with the
+        reason when this worker cannot go on, both on the event loop.
         """
-        settings = app.settings
-        self._settings = settings
-        self._queue_depth = lambda: app.broker.depth(pipeline.queue(stage))
+        settings = self._settings = app.settings
         self._pipeline = pipeline
         self._stage = stage
         self._slots = slots
@@ -99,15 +96,14 @@ class StageHost:
         )
         self._store: ObjectStore | None = None
         self._llm: StageLLM | None = None
-        self.executor: Executor | None = None  # from ``serve`` on
-        self._stall_watch: StallWatch | None = None
+        self._executor: Executor | None = None  # from ``serve`` on
         self._engine_watch: asyncio.Task[None] | None = None
 
     async def take_slot(self) -> None:
         """Take the slot before anything slow is imported or loaded, because a predecessor's stage runs wait for it.
 
-        Waits for the database and its migration: services start in any order.
-        Raises SlotTaken when another worker lives there, and DatabaseUnavailable once ``keep_trying`` says no.
+        Waits for the database and its migration, because services start in any order.
+        Raises SlotTaken when another worker lives there, and DatabaseUnavailable once ``keep_trying`` returns False.
         """
         while True:
             try:
@@ -127,16 +123,22 @@ class StageHost:
         self._store = open_store(self._settings)
         self._llm = StageLLM.create(self._pipeline, self._stage, self._settings)
         await self._llm.start()
-        _exempt_from_collection()
+        # What is loaded stays: to go through it with every collection took a sixth of an echo worker's time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
 
-    async def serve(self) -> None:
-        """Take the lease and start the executor; from here on hints are of use. Call it after ``load``."""
+    async def serve(self) -> Executor:
+        """Record that the engine is loaded, and return the executor, to which hints are of use from here on.
+
+        Call it after ``load``. Raises Fenced, SlotTaken and DatabaseUnavailable.
+        """
         from workers.execution.executor import Executor
 
         if self._llm is None or self._store is None:
             raise RuntimeError("the engine is not loaded")
         await asyncio.to_thread(self._ledger.serve)
-        executor = self.executor = Executor(
+        self._executor = Executor(
             self._llm,
             self._ledger,
             self._store,
@@ -146,31 +148,17 @@ class StageHost:
             on_broken=self._on_broken,
         )
         self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
-        self._stall_watch = StallWatch(
-            self._settings.stall_after_s,
-            asyncio.get_running_loop(),
-            has_room=lambda: executor.room > 0,
-            queue_depth=self._queue_depth,
-            on_stall=self._on_broken,
-        )
-        self._stall_watch.start()
-
-    def popped(self) -> None:
-        """Note that a pop from the stage's queue was answered; for any thread."""
-        if self._stall_watch is not None:
-            self._stall_watch.popped()
+        return self._executor
 
     async def close(self, drain_s: float, hurry: asyncio.Event) -> None:
         """Drain for ``drain_s`` seconds or until ``hurry``, hand back what still runs, and close every part.
 
         A part that fails to close is logged, and the next one is closed.
         """
-        if self._stall_watch is not None:
-            self._stall_watch.close()
         if self._engine_watch is not None:
             self._engine_watch.cancel()
-        if self.executor is not None:
-            await _attempt("the executor", self.executor.drain(drain_s, hurry))
+        if self._executor is not None:
+            await _attempt("the executor", self._executor.drain(drain_s, hurry))
         await _attempt("the ledger", asyncio.to_thread(self._ledger.close))
         await _attempt("the relay", asyncio.to_thread(self._relay.close))
         if self._llm is not None:
@@ -178,17 +166,17 @@ class StageHost:
         await _attempt("the database", asyncio.to_thread(self._database.close))
 
     def _on_cancel(self, stage_run_ids: list[int]) -> None:
-        if self.executor is not None:
-            self.executor.stop_runs(stage_run_ids)
+        if self._executor is not None:
+            self._executor.stop_runs(stage_run_ids)
 
     def _on_fenced(self, error: Fenced) -> None:
-        if self.executor is not None:
-            self.executor.abandon()
+        if self._executor is not None:
+            self._executor.abandon()
         self._on_broken(str(error))
 
     async def _watch_engine(self, llm: StageLLM) -> None:
         """Report an engine that died. While nothing runs in it, nobody else would notice."""
-        while llm.healthy:
+        while llm.runner.healthy:
             await asyncio.sleep(_ENGINE_CHECK_S)
         self._on_broken("the engine is gone")
 
@@ -198,13 +186,3 @@ async def _attempt(part: str, closing: Awaitable[None]) -> None:
         await closing
     except Exception:
         logger.exception("%s did not close", part)
-
-
-def _exempt_from_collection() -> None:
-    """Keep the garbage collector away from all that is loaded, because it stays for the process's life.
-
-    Going through it again and again took a sixth of an echo worker's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)

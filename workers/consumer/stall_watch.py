@@ -20,7 +20,7 @@ _CHECKS = 6  # in stall_after_s
 
 
 class StallWatch:
-    """Checks one worker on a thread of its own."""
+    """Checks on a thread of its own whether this worker has stalled, for the pool, which ends it then."""
 
     def __init__(
         self,
@@ -33,9 +33,8 @@ class StallWatch:
     ) -> None:
         """Prepare the watch on a worker whose stage runs on ``loop``.
 
-        The watching thread calls ``has_room`` (whether another hint is of use) and ``queue_depth`` (how many messages
-        wait, asked over a connection of its own; it may raise BrokerUnavailable). It calls ``on_stall`` with the
-        reason, once.
+        The thread calls ``has_room`` (whether another hint is of use) and ``queue_depth`` (how many messages wait; it
+        may raise BrokerUnavailable), and ``on_stall`` with the reason, once.
         """
         self._stall_after_s = stall_after_s
         self._loop = loop
@@ -48,17 +47,17 @@ class StallWatch:
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
-        """Start to watch: from here on silence counts."""
+        """Start to watch, as if a pop had just been answered."""
         self.popped()
         self._turned()
         self._thread.start()
 
     def popped(self) -> None:
-        """Note that a pop was answered, by a message or by nothing; for any thread."""
+        """Note that a pop from the stage's queue was answered, by a message or by nothing; for any thread."""
         self._consumed_at = time.monotonic()
 
     def close(self) -> None:
-        """Stop to watch; ``on_stall`` is called no more."""
+        """Stop watching; ``on_stall`` is called no more."""
         self._closed.set()
 
     def _turned(self) -> None:
