@@ -9,18 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
-from omni_jobs.errors import (
-    EngineDead,
-    Fenced,
-    ModelError,
-    OmniJobsError,
-    OutOfMemory,
-    StageError,
-    TimeLimitExceeded,
-)
+from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
 from omni_jobs.jobs import Claim, Failure, ProgressReport, attempt_after
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
@@ -42,7 +35,7 @@ class _InFlight:
 
     claim: Claim
     since: float = field(default_factory=time.time)  # when it was claimed, in seconds of the epoch
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
     started: bool = False  # a task that is cancelled before its first step never runs its ``finally``
     stopping: bool = False  # it was asked to stop
     reporting: bool = False  # its end is on its way to the database: it is too late to stop it
@@ -50,7 +43,7 @@ class _InFlight:
 
 
 class Executor:
-    """Holds up to ``slots`` stage runs of one stage in flight, on one event loop."""
+    """Takes hints from the pool and carries up to ``slots`` stage runs of one stage at once, on one event loop."""
 
     def __init__(
         self,
@@ -65,7 +58,7 @@ class Executor:
     ) -> None:
         """Prepare for hints; to be called on the event loop.
 
-        ``on_room`` is called when a slot became free, ``on_broken`` with the reason when this worker cannot go on.
+        There ``on_room`` is called when a slot became free, and ``on_broken`` with the reason to end this worker.
         """
         self._llm = llm
         self._stage = llm.stage
@@ -99,17 +92,17 @@ class Executor:
         return len(self._in_flight)
 
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
-        """Return the claims in flight, each with its time in seconds of the epoch. For any thread."""
+        """Return the claims in flight, each with the time of the claim in seconds since 1970. For any thread."""
         return [(run.claim, run.since) for run in tuple(self._in_flight.values())]
 
     @property
     def hints_in_hand(self) -> int:
-        """The number of hints that were offered, and neither claimed nor dropped yet."""
+        """The number of hints that were offered, and neither claimed nor dropped yet. For any thread."""
         return self._offered - self._settled
 
     @property
     def room(self) -> int:
-        """The number of hints that are of use now; for the thread that offers."""
+        """The number of further hints that are of use now; for the thread that offers. Negative: too many are here."""
         if not self._taking or self._suspect_runs or self._waiting.has_suspects:
             return 0
         return self.slots - len(self._in_flight) - self.hints_in_hand
@@ -117,11 +110,11 @@ class Executor:
     # Claim.
 
     def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Take hints ``(stage run id, attempt)``; the only method for another thread, always the same one."""
+        """Take hints ``(stage run id, attempt)``, to claim their stage runs. Call it on one thread, always the same."""
         self._offered += len(hints)
-        self._loop.call_soon_threadsafe(self._admit, hints)
+        self._loop.call_soon_threadsafe(self._receive, hints)
 
-    def _admit(self, hints: Iterable[tuple[int, int]]) -> None:
+    def _receive(self, hints: Iterable[tuple[int, int]]) -> None:
         for hint in hints:
             if not self._taking or self._is_here(hint):
                 self._settled += 1
@@ -229,16 +222,7 @@ class Executor:
 
     def _report(self, claim: Claim, limit: TimeLimit, progress: Progress) -> None:
         limit.note(progress)
-        self._ledger.report_progress(
-            ProgressReport(
-                stage_run_id=claim.stage_run_id,
-                attempt=claim.attempt,
-                done=progress.done,
-                total=progress.total,
-                unit=progress.unit,
-                text=progress.text,
-            )
-        )
+        self._ledger.report_progress(ProgressReport(claim.stage_run_id, claim.attempt, **asdict(progress)))
 
     def _forget(self, run: _InFlight) -> None:
         del self._in_flight[run.claim.stage_run_id]
@@ -252,7 +236,7 @@ class Executor:
     # Other ends than complete.
 
     async def _end_cancelled(self, claim: Claim) -> None:
-        if self._llm.healthy:
+        if self._llm.runner.healthy:
             await self._hand_back(claim.stage_run_id, claim.attempt)
         else:
             # It may have killed the engine. Handed back it would do so in one worker after the other.
@@ -260,7 +244,7 @@ class Executor:
 
     async def _fail(self, claim: Claim, error: OmniJobsError) -> None:
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
-        engine_dead = isinstance(error, EngineDead) or not self._llm.healthy
+        engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
             # Before the report, because a hint at the next attempt follows it at once.
             self._take_no_more()
@@ -288,7 +272,7 @@ class Executor:
         An OmniJobsError stays the same. Memory may be there on another attempt. Everything else is the model's
         code meeting an input it was not written for: a final error, with a traceback in the log.
         """
-        if isinstance(exception, TimeLimitExceeded) and not self._llm.healthy:
+        if isinstance(exception, TimeLimitExceeded) and not self._llm.runner.healthy:
             error: OmniJobsError = EngineDead()
         elif isinstance(exception, OmniJobsError):
             error = exception
@@ -303,16 +287,16 @@ class Executor:
     # Stop.
 
     def stop_runs(self, stage_run_ids: Iterable[int]) -> None:
-        """Stop these stage runs, because their jobs are to end; one that is not in flight or about done is skipped."""
+        """Cancel these stage runs, because their jobs are to end. One that reports its end already is left alone."""
         for stage_run_id in stage_run_ids:
             run = self._in_flight.get(stage_run_id)
             if run is not None:
                 self._stop(run)
 
     def abandon(self) -> None:
-        """Stop all stage runs in flight and claim none any more, because this worker is fenced.
+        """Cancel all stage runs in flight and claim none any more, because this worker is fenced.
 
-        Nothing about them is reported to SQL: their attempts belong to other workers now.
+        Nothing about them is reported to SQL, because their attempts belong to other workers now.
         """
         self._fenced = True
         self._take_no_more()
@@ -321,17 +305,13 @@ class Executor:
             self._stop(run)
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
-        """Take no more hints; wait ``within_s`` or until ``hurry`` for stage runs to end; hand back the others."""
+        """Take no more hints, wait ``within_s`` or until ``hurry`` for stage runs to end, and hand back the others."""
         self._take_no_more()
         if self._claims:
             await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)
         hurried = self._loop.create_task(hurry.wait())
-        deadline = self._loop.time() + within_s
-        while (tasks := self._tasks()) and not hurry.is_set():
-            left = deadline - self._loop.time()
-            if left <= 0:
-                break
-            await asyncio.wait({*tasks, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        ended: asyncio.Future[Any] = asyncio.gather(*self._tasks(), return_exceptions=True)
+        await asyncio.wait({hurried, ended}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         for run in list(self._in_flight.values()):
             self._stop(run)
@@ -344,10 +324,10 @@ class Executor:
         self._settled += self._waiting.clear()
 
     def _tasks(self) -> set[asyncio.Task[None]]:
-        return {run.task for run in self._in_flight.values() if run.task is not None}
+        return {run.task for run in self._in_flight.values()}
 
     def _stop(self, run: _InFlight) -> None:
-        if run.task is None or run.reporting or run.stopping:
+        if run.reporting or run.stopping:
             return
         run.stopping = True
         if run.started:

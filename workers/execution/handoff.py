@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
@@ -30,7 +31,7 @@ _MOST_STUCK = _THREADS // 2
 
 
 class HandOff:
-    """Loads and stores for one stage. All coroutines run on one event loop."""
+    """Loads stage inputs and stores outputs for the executor of one stage. All coroutines run on one event loop."""
 
     def __init__(
         self, stage: Stage, store: ObjectStore, worker_id: str, *, inline_bytes: int, on_broken: Callable[[str], None]
@@ -55,9 +56,12 @@ class HandOff:
     # Load.
 
     async def load(self, claim: Claim) -> StageInput:
-        """Return the stage's input. Raises StorageError, and PayloadError naming stage, key and field."""
+        """Read a claimed stage run's media and payloads, and return its stage input.
+
+        Raises StorageError, and PayloadError naming stage, key and field.
+        """
         if claim.media or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values()):
-            return await self._in_thread(lambda: self._load(claim))
+            return await self._in_thread(partial(self._load, claim))
         return self._load(claim)
 
     def _load(self, claim: Claim) -> StageInput:
@@ -97,35 +101,27 @@ class HandOff:
         then were deleted, PayloadTooLarge, and the errors of ``Stage.finish``.
         """
         try:
-            if self._stage.makes_artifacts:  # encoding them takes long
-                result = await self._in_thread(lambda: self._stage.finish(output, stage_input, claim.attempt))
-            else:
-                result = self._stage.finish(output, stage_input, claim.attempt)
-            self._check_size(claim, result.payload)
-            if result.artifacts or not self._fits_inline(result.payload):
-                return await self._in_thread(lambda: self._store_objects(claim, result))
-            return self._store_objects(claim, result)
+            finish = partial(self._stage.finish, output, stage_input, claim.attempt)
+            # Encoding artifacts takes long.
+            result = await self._in_thread(finish) if self._stage.makes_artifacts else finish()
+            size = 0 if result.payload is None else result.payload.nbytes
+            store = partial(self._store_objects, claim, result, size)
+            return await self._in_thread(store) if result.artifacts or size > self._inline_bytes else store()
         finally:
             output.free()
 
-    def _check_size(self, claim: Claim, payload: Payload | None) -> None:
-        size, most = 0 if payload is None else payload.nbytes, self._stage.config.max_payload_bytes
+    def _store_objects(self, claim: Claim, result: StageResult, size: int) -> Completion:
+        """Store the artifacts, and the payload of ``size`` bytes unless it stands in SQL; return the completion."""
+        key, most = payload_key(claim.job_id, claim.stage, claim.attempt), self._stage.config.max_payload_bytes
         if size > most:
-            key = payload_key(claim.job_id, claim.stage, claim.attempt)
             raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
-
-    def _fits_inline(self, payload: Payload | None) -> bool:
-        return payload is None or payload.nbytes <= self._inline_bytes
-
-    def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
-        """Store the artifacts, and the payload unless it stands in SQL; return the completion."""
         stored: list[ObjectRef] = []
         try:
             payload, ref, inline = result.payload, None, None
-            if payload is not None and self._fits_inline(payload):
+            if payload is not None and size <= self._inline_bytes:
                 inline = b"".join(payload.buffers())
             elif payload is not None:
-                ref = self._store.put(payload_key(claim.job_id, claim.stage, claim.attempt), payload.buffers())
+                ref = self._store.put(key, payload.buffers())
                 stored.append(ref)
             artifacts = []
             for artifact in result.artifacts:
@@ -138,7 +134,7 @@ class HandOff:
                 worker_id=self._worker_id,
                 payload=ref,
                 inline_payload=inline,
-                payload_bytes=0 if payload is None else payload.nbytes,
+                payload_bytes=size,
                 artifacts=artifacts,
                 result=result.result,
                 finish_reason=result.finish_reason,
@@ -149,19 +145,18 @@ class HandOff:
             raise
 
     async def forget(self, completion: Completion) -> None:
-        """Delete the objects of a completion that was not recorded, best effort."""
+        """Delete the objects of a completion that SQL did not take; log a StorageError, and leave them then."""
         refs = [artifact.ref for artifact in completion.artifacts]
         if completion.payload is not None:
             refs.append(completion.payload)
         if refs:
-            await self._in_thread(lambda: self._delete(refs))
+            await self._in_thread(partial(self._delete, refs))
 
     def _delete(self, refs: Sequence[ObjectRef]) -> None:
-        if refs:
-            try:
-                self._store.delete([ref.key for ref in refs])
-            except StorageError as error:
-                logger.warning("%d objects that nothing refers to stay: %s", len(refs), error)
+        try:
+            self._store.delete([ref.key for ref in refs])
+        except StorageError as error:
+            logger.warning("%d objects that nothing refers to stay: %s", len(refs), error)
 
     # The threads.
 
@@ -181,5 +176,5 @@ class HandOff:
         self._stuck -= 1
 
     def close(self) -> None:
-        """End the threads; a call that hangs is not waited for."""
+        """End the threads, without waiting for a call that hangs."""
         self._threads.shutdown(wait=False)

@@ -42,7 +42,7 @@ def started(pid: int) -> int | None:
 
 
 def state(pid: int, space: str | None, start: int | None) -> Literal["runs", "stopped", "gone"] | None:
-    """Return the state of the process that this pid names in its space, if it started at ``start``. None: not known.
+    """Return whether the process of this pid, its space and its start runs. None: nobody can tell from here.
 
     "stopped": a signal or a debugger holds it. "gone": it has ended, and the pid may be another process's.
     """

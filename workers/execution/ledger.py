@@ -18,17 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
+from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Outcome, ProgressReport
+from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewWorker, Outcome, ProgressReport
+from omni_jobs.settings import Settings
 from workers.execution.worker_slot import WorkerSlot
-
-if TYPE_CHECKING:
-    from omni_jobs.broker.relay import Relay
-    from omni_jobs.jobs import Jobs
-    from omni_jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +129,7 @@ class Ledger:
         self._thread.start()
 
     def serve(self) -> None:
-        """Record that the engine is loaded, so that claims are answered.
+        """Record that the engine is loaded, so that this worker may claim from now on.
 
         Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take_slot``.
         """
@@ -148,33 +145,42 @@ class Ledger:
         self._thread.put(_Turn(last=True))
         self._thread.close(timeout_s + 1.0)
 
-    # The executor's calls. All raise Fenced, and StageError for a report that the database refuses for good.
+    # The executor's calls.
 
     async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-        """Return the claims that these hints gave; a claim that an earlier call gave may come again."""
+        """Claim the stage runs of these hints and return the claims; a hint that was stale gives none.
+
+        A claim that an earlier call gave may come again. Raises Fenced, and StageError when the database refuses.
+        """
         return await self._ask(self._asked.claims, hints)
 
     async def complete(self, completion: Completion) -> Outcome:
-        """Record an attempt's end; its payload and artifacts are recorded only if the outcome is ``won``."""
+        """Record that an attempt has succeeded; payload and artifacts are recorded only if the outcome is ``won``.
+
+        Raises Fenced, and StageError when the database refuses the report for good.
+        """
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
-        """Record an attempt's error."""
+        """Record the error of an attempt, and return the outcome. Raises Fenced and StageError like ``complete``."""
         return await self._ask(self._asked.failures, failure)
 
     async def release(self, stage_run_id: int, attempt: int) -> None:
-        """Hand an unfinished stage run back: cancelled if its job is to stop, else queued again."""
+        """Hand an unfinished stage run back: cancelled if its job is to stop, else queued again.
+
+        Raises Fenced and StageError like ``complete``.
+        """
         await self._ask(self._asked.releases, (stage_run_id, attempt))
 
     def report_progress(self, report: ProgressReport) -> None:
-        """Record the newest progress of a stage run within ``progress_every_s``, unless it ends before."""
+        """Note the progress of a stage run; the newest is recorded every ``progress_every_s`` until it ends."""
         if not self._progress:
             loop = asyncio.get_running_loop()
             loop.call_later(max(0.0, self._progress_at - loop.time()), self._hand_over_progress)
         self._progress[report.stage_run_id] = report
 
     def forget_progress(self, stage_run_id: int) -> None:
-        """Drop the progress of a stage run that has ended."""
+        """Drop the progress of a stage run that has ended, unless it is on its way to the database."""
         self._progress.pop(stage_run_id, None)
 
     async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:

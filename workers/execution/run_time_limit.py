@@ -2,23 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from omni_jobs.errors import TimeLimitExceeded
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.stages.types import Progress
 
 
-def _ignore() -> None:
-    """Do nothing more than to cancel the block."""
-
-
 class TimeLimit:
-    """An async context manager: cancels its block once the stage's time is over, and raises TimeLimitExceeded."""
+    """An async context manager that cancels its block once the stage's time is over, and raises TimeLimitExceeded."""
 
-    def __init__(self, stage: StageConfig, on_over: Callable[[], None] = _ignore) -> None:
-        """Prepare the limit ``stage.time_limit_s``; it counts from the block's begin.
+    def __init__(self, stage: StageConfig, on_over: Callable[[], None] = lambda: None) -> None:
+        """Set the limit to ``stage.time_limit_s``, counted from the block's begin.
 
         ``on_over`` is called on the event loop when the time is over, before the block is cancelled.
         """
@@ -32,26 +27,22 @@ class TimeLimit:
         self._ended = False
 
     async def __aenter__(self) -> Self:
-        """Start the clock."""
         await self._cancelling.__aenter__()
         self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the clock. Raises TimeLimitExceeded when the block was cancelled because its time was over."""
+    async def __aexit__(self, *raised: Any) -> None:
         self._ended = True
         self._stop()
         try:
-            await self._cancelling.__aexit__(kind, error, trace)
+            await self._cancelling.__aexit__(*raised)
         except TimeoutError as over:
             raise TimeLimitExceeded(
                 f"not done after {self._stage.time_limit_s:g} s, the stage's time limit", stage=self._stage.name
             ) from over
 
     def note(self, progress: Progress) -> None:
-        """Stop the clock at a progress that says waiting, and start it again at the next that does not."""
+        """Stop the clock when this progress says that the runner holds the stage run back; else let it go on."""
         if self._ended:
             return
         if progress.waiting and self._timer is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from omni_jobs.media.wall import MediaWall
@@ -15,39 +14,34 @@ from workers.runners import create_runner
 from workers.runners.runner import ProgressSink, Runner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, StageInput
+from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 if TYPE_CHECKING:
     from omni_jobs.requests import AdmittedRequest
 
 
-def _ignore(progress: Progress) -> None:
-    """Take a progress that nobody reads."""
-
-
 class StageLLM:
-    """A stage and its engine: ``start``, any number of ``generate`` at once, ``close``; or ``async with``.
+    """One stage with the runner of its engine: ``start``, any number of ``generate`` at once, ``close``.
 
-    docs/offline.md runs one stage alone. All methods run on one event loop.
+    An async context manager, which starts and closes; a failed start frees what was loaded. All methods run on one
+    event loop. docs/offline.md runs one stage alone.
     """
 
     def __init__(self, stage: Stage, runner: Runner) -> None:
-        """Join a stage and the runner of its kind; nothing is loaded yet."""
+        """Join a stage with the runner of its kind; nothing is loaded yet."""
         self.stage = stage
         self.runner = runner
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
-        """Return the stage as this process's settings describe it; nothing is loaded yet. Raises ConfigError."""
+        """Return a stage with its runner, made from these settings; nothing is loaded yet. Raises ConfigError."""
         config = pipeline.stage(stage_name)
         stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
-        args = None
-        if stage.model is not None:
-            args = OmniEngineArgs.for_stage(config, stage.model, settings)
+        args = None if stage.model is None else OmniEngineArgs.for_stage(config, stage.model, settings)
         return cls(stage, create_runner(config, args))
 
     async def start(self) -> None:
-        """Load the input processor's and the runner's parts of the checkpoint. Raises ConfigError."""
+        """Load the stage's input processor and its runner's model. Raises ConfigError."""
         _ = self.stage.processor
         await self.runner.start()
 
@@ -59,7 +53,7 @@ class StageLLM:
         has_consumers: bool = False,
         job_id: str = "offline",
     ) -> StageInput:
-        """Return an admitted request at this stage. Raises InvalidRequest.
+        """Return the stage input of an admitted request, to pass to ``generate``. Raises InvalidRequest.
 
         ``upstream``: the payloads of the stage's ``inputs``, by stage name.
         ``has_consumers``: whether a later stage takes this stage's payload.
@@ -73,19 +67,19 @@ class StageLLM:
             has_consumers=has_consumers,
         )
 
-    async def generate(self, stage_input: StageInput, progress: ProgressSink = _ignore) -> OmniModelRunnerOutput:
-        """Run one job's stage and return its output; ``free`` the output once its hidden states are stored.
+    async def generate(
+        self, stage_input: StageInput, progress: ProgressSink = lambda progress: None
+    ) -> OmniModelRunnerOutput:
+        """Make the engine's prompt, run it and return the output; ``free`` that once its hidden states are stored.
 
         Raises OmniJobsError carrying the stage's name.
         """
         with self.stage.named_in_errors():
-            return await self.runner.run(await self._make_prompt(stage_input), progress)
-
-    async def _make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        if self.stage.config.kind == "echo":
-            return self.stage.make_prompt(stage_input)
-        # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
-        return await asyncio.to_thread(self.stage.make_prompt, stage_input)
+            if self.stage.config.kind == "echo":
+                prompt = self.stage.make_prompt(stage_input)
+            else:  # decoding a video takes seconds; the other stage runs of this worker go on meanwhile
+                prompt = await asyncio.to_thread(self.stage.make_prompt, stage_input)
+            return await self.runner.run(prompt, progress)
 
     async def close(self) -> None:
         """End the engine and the media's decoders; safe to call twice."""
@@ -96,7 +90,6 @@ class StageLLM:
                 await asyncio.to_thread(self.stage.wall.close)
 
     async def __aenter__(self) -> Self:
-        """Start it. Raises ConfigError; the parts that were loaded by then are freed."""
         try:
             await self.start()
         except BaseException:
@@ -104,13 +97,5 @@ class StageLLM:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the engine can take another run."""
-        return self.runner.healthy

@@ -15,14 +15,11 @@ _Hint = tuple[int, int]
 
 
 class WaitingHints:
-    """Hints ``(stage run id, attempt)`` that are in hand and not claimed, oldest first."""
+    """The executor's hints ``(stage run id, attempt)`` that wait to be claimed, oldest first."""
 
     def __init__(self) -> None:
         self._line: deque[_Hint] = deque()
         self._suspects: set[_Hint] = set()  # hints of the line that are claimed by themselves
-
-    def __len__(self) -> int:
-        return len(self._line)
 
     @property
     def has_suspects(self) -> bool:
@@ -34,7 +31,7 @@ class WaitingHints:
         self._line.append(hint)
 
     def set_apart(self, hint: _Hint) -> None:
-        """Put a suspect's hint at the front of the line, once."""
+        """Put a suspect's hint at the front of the line, to be taken by itself; do nothing if it waits there."""
         if hint not in self._suspects:
             self._suspects.add(hint)
             self._line.appendleft(hint)

@@ -6,8 +6,6 @@ A worker takes its slot before it loads its engine, because the stage runs of a 
 Nobody else may live in the slot from then on.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -15,15 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken
-from omni_jobs.jobs import Hint, NewWorker, SlotHolder
+from omni_jobs.jobs import Hint, Jobs, NewWorker, SlotHolder
+from omni_jobs.settings import Settings
 from workers.execution import incarnation
-
-if TYPE_CHECKING:
-    from omni_jobs.jobs import Jobs
-    from omni_jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +85,15 @@ class WorkerSlot:
         return self._jobs.renew(self.worker.worker_id, self._lease_s)
 
     def stop(self, fenced: Fenced | None = None) -> None:
-        """Let no ``take`` or ``serve`` begin or wait any more. ``fenced``: the reason; None: asked to stop."""
+        """End the wait of ``take``, and refuse a later ``serve``. ``fenced``: the reason; None: asked to stop."""
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
     def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
-        """Give the slot up, after ``stop``; return the hints of its stage runs. ``fenced``: the reason of a loss."""
+        """Give the slot up, after ``stop``, and return the hints of the stage runs that this worker held.
+
+        ``fenced``: why its lease was lost; None: it was not.
+        """
         with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
             return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced)
 

@@ -21,7 +21,7 @@ def test_hints_are_taken_oldest_first_up_to_the_room_there_is(line: WaitingHints
 
 def test_nothing_is_taken_without_room(line: WaitingHints) -> None:
     assert line.take(0, idle=True) == []
-    assert len(line) == 4
+    assert line.clear() == 4
 
 
 def test_a_suspect_waits_for_an_idle_worker_and_everything_else_waits_behind_it(line: WaitingHints) -> None:
