@@ -24,7 +24,7 @@ def give_freed_memory_back() -> bool:
 
 
 def trim() -> None:
-    """Return the free memory between used blocks as well, within some milliseconds. Nothing without glibc."""
+    """Give free memory between used blocks back to the kernel too, in some milliseconds. Do nothing without glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -20,9 +20,9 @@ from omni_jobs.settings import Settings
 
 
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
-    """Return the application. It opens its services when it starts, unless it is given open ones.
+    """Return the HTTP API as a FastAPI application. Any number of replicas may run.
 
-    It closes them when it stops. Any number of replicas may run.
+    It opens its services when it starts, unless ``services`` are given, and closes them when it stops.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The body of a submit: ``read_body`` checks its type and size before it comes in and meanwhile."""
+"""``read_body``: reads the body of a submit, JSON or multipart, and checks its type and size before it is whole."""
 
 from collections.abc import AsyncGenerator
 
@@ -15,7 +15,7 @@ _PROMPT_EMBEDS = "prompt_embeds"
 
 
 def check_content_type(request: Request, *types: str) -> str:
-    """Return the type of the body, which is one of these and not compressed. Raises UnsupportedContentType."""
+    """Return the body's type. Raises UnsupportedContentType if it is none of ``types`` or the body is compressed."""
     content_type, _, parameters = request.headers.get("content-type", "").partition(";")
     content_type = content_type.strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -27,9 +27,9 @@ def check_content_type(request: Request, *types: str) -> str:
 
 
 async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray, bytes | None]:
-    """Read a JSON body, or a multipart body whose part ``request`` is the JSON and whose part ``prompt_embeds`` a file.
+    """Read the body of a submit: JSON, or multipart with the JSON in ``request`` and a file in ``prompt_embeds``.
 
-    Returns the JSON, and the safetensors file or None. Raises UnsupportedContentType, InvalidRequest naming the part,
+    Return the JSON, and the safetensors file or None. Raises UnsupportedContentType, InvalidRequest naming the part,
     or RequestTooLarge without reading on.
     """
     content_type = check_content_type(request, _JSON, _MULTIPART)

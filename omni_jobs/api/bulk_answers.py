@@ -1,7 +1,5 @@
 """The answers of bulks: kept on the disk until all lines of a bulk are read, bounded for each bulk and for all."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading
@@ -19,7 +17,7 @@ _LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those 
 
 
 class AllAnswers:
-    """The answers of all bulks of this process. Safe for threads."""
+    """Counts the bytes of the answers of all bulks of this process. Safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
         self.limit_of_one = settings.max_bulk_answer_bytes
@@ -28,26 +26,23 @@ class AllAnswers:
         self.writes = CapacityLimiter(1)  # one thread at a time writes answers, because it uses the CPU
         self._lock = threading.Lock()
 
-    def begin(self) -> Answers:
-        """Return the answers of a new bulk. Raises ServerBusy while there is no room."""
-        self.check_room()
-        return Answers(self)
-
     def check_room(self) -> None:
-        """Raise ServerBusy while there is no room."""
+        """Raise ServerBusy while the answers of all bulks have as many bytes as they may have."""
         if self.bytes >= self.limit:
             raise ServerBusy(f"the answers of all bulks have come to {self.bytes} bytes, and may have {self.limit}")
 
     def add(self, more: int) -> None:
-        """Count so many bytes more, or fewer."""
+        """Count ``more`` bytes; a negative number where answers are deleted."""
         with self._lock:
             self.bytes += more
 
 
 class Answers:
-    """The answers of one bulk. For one thread at a time; ``close`` them at the end."""
+    """The answers of one bulk, a JSON line each, in a file. For one thread at a time; ``close`` them at the end."""
 
     def __init__(self, of_all: AllAnswers) -> None:
+        """Begin the answers of a new bulk. Raises ServerBusy while the answers of all bulks have too many bytes."""
+        of_all.check_room()
         self._all = of_all
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 — closed in ``close``
         self.bytes = 0
@@ -62,7 +57,7 @@ class Answers:
         self._all.check_room()
 
     def write(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write answers, a line each. Raises OSError if the disk is full."""
+        """Append answers to the file, a line each. Raises OSError if the disk is full."""
         for answer in answers:
             text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
             self.bytes += len(text)
@@ -71,13 +66,13 @@ class Answers:
         self._file.flush()
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of all answers, from the first."""
+        """Yield the bytes of all answers, from the first answer on."""
         self._file.seek(0)
         while chunk := self._file.read(64 << 10):
             yield chunk
 
     def close(self) -> None:
-        """Delete the answers and give their room back. May be called again."""
+        """Delete the file, and count its bytes no longer. May be called again."""
         with suppress(OSError):  # the disk is still full
             self._file.close()
         self._all.add(-self.bytes)

@@ -1,4 +1,4 @@
-"""``CachedValue``: caches a value that may be expensive to compute and that many requests read."""
+"""``CachedValue``: caches a value that many requests read and that takes long to compute."""
 
 import threading
 import time
@@ -18,14 +18,14 @@ class CachedValue(Generic[T]):
     """
 
     def __init__(self, compute: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds."""
+        """``compute`` makes the value, on the thread that calls ``get``. ``clock`` returns seconds."""
         self._compute = compute
         self._clock = clock
         self._lock = threading.Lock()
         self._cached: tuple[T, float] | None = None  # with the time until which it is kept
 
     def get(self) -> T:
-        """Return the value. Raises what ``compute`` raises. While one thread computes it, the others wait for it."""
+        """Return the cached value, or compute it. Raises what ``compute`` raises. Other threads wait meanwhile."""
         with self._lock:
             if self._cached is not None and self._clock() < self._cached[1]:
                 return self._cached[0]

@@ -1,4 +1,4 @@
-"""Errors as answers of the API, all in one shape: ``{"error": {"code", "message", "field", …}}``."""
+"""The API's answers to errors, all in one shape: ``{"error": {"code", "message", "field", …}}``."""
 
 import errno
 import json
@@ -14,18 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from omni_jobs.api.cut_error import cut_error
 from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, StorageFull, TooManyJobs
 from omni_jobs.views import ErrorView
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_MESSAGE = 2000
-_LONGEST_FIELD = 400
-_HEADERS_OF_A_BUG = {  # the answer to a bug passes no middleware, and uvicorn closes the connection after it
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-    "Connection": "close",
-}
+LAST_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Connection": "close"}
+"""The headers of an answer that passes no middleware, and after which the connection is closed."""
 
 
 class ErrorBody(BaseModel):
@@ -35,28 +31,19 @@ class ErrorBody(BaseModel):
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the declaration of answers with these statuses, for the argument ``responses`` of FastAPI."""
+    """Return the declaration of error answers with these statuses, for a route's ``responses`` in FastAPI."""
     return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def install_error_answers(app: FastAPI) -> None:
-    """Answer every exception of a route in the API's shape of errors."""
+    """Make the application answer every exception of a route in the API's shape of errors."""
     for kind in (OmniJobsError, RequestValidationError, HTTPException, ClientDisconnect, OSError):
         app.add_exception_handler(kind, _answer_exception)
     app.add_exception_handler(Exception, _answer_bug)
 
 
-def public_fields(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an error that clients see. Cut the texts, because they may quote the client's own."""
-    fields = {name: value for name, value in error.items() if name in ErrorView.model_fields}
-    fields["message"] = str(fields["message"])[:_LONGEST_MESSAGE]
-    if "field" in fields:
-        fields["field"] = fields["field"][:_LONGEST_FIELD]
-    return fields
-
-
 def answer_to(error: OmniJobsError) -> Response:
-    """Return the answer for an error, with the headers that belong to it."""
+    """Return the HTTP answer for an error: its status, its body, and headers such as ``Retry-After``."""
     headers = {}
     if isinstance(error, TooManyJobs):
         headers["Retry-After"] = str(error.retry_after_s)
@@ -69,7 +56,7 @@ def answer_to(error: OmniJobsError) -> Response:
 
 def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
     # A lone surrogate from the client's text becomes its JSON escape.
-    content = json.dumps({"error": public_fields(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    content = json.dumps({"error": cut_error(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(content, status, headers, media_type="application/json")
 
 
@@ -95,7 +82,7 @@ def _answer_exception(request: Request, error: Exception) -> Response:
 
 def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an exception that nothing foresaw. Starlette logs it with its trace, and the client learns nothing."""
-    return _answer(500, OmniJobsError("something went wrong in the server").to_dict(), _HEADERS_OF_A_BUG)
+    return _answer(500, OmniJobsError("something went wrong in the server").to_dict(), LAST_HEADERS)
 
 
 def _answer_of_framework(request: Request, error: HTTPException) -> Response:
@@ -113,7 +100,6 @@ def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of the routes that name the request's path literally, or else of all that match it."""
     path = request.url.path
     routes = [route for route in request.app.routes if isinstance(route, Route)]
-    of_path = [route for route in routes if route.path == path] or [
-        route for route in routes if route.path_regex.match(path)
-    ]
-    return sorted({method for route in of_path for method in route.methods or ()})
+    named = [route for route in routes if route.path == path]
+    matching = named or [route for route in routes if route.path_regex.match(path)]
+    return sorted({method for route in matching for method in route.methods or ()})

@@ -1,4 +1,4 @@
-"""``BoundedBodies``: how long a request's body may take to come in, and how many bytes of all are in memory at once."""
+"""``BoundedBodies``: bounds the time in which a request's body must come in, and the bytes of all bodies in memory."""
 
 import asyncio
 import time
@@ -21,11 +21,10 @@ _ALWAYS_TAKEN_BYTES = 64 << 10  # of each body, however much is held, so that sm
 
 
 class BoundedBodies:
-    """Middleware that bounds bodies. It raises its refusals where the route reads the body.
+    """Middleware that bounds the bodies of requests. Where a body breaks a bound, the route's read of it raises.
 
     The bytes of a body count as held until its request is answered. A route that drops them while it still reads sets
-    ``is_streamed`` of ``request.state.body``, which is its ``Body``, and counts them itself with ``hold`` and
-    ``let_go``.
+    ``is_streamed`` of its ``Body``, ``request.state.body``, and counts the bytes itself with ``hold`` and ``let_go``.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -55,19 +54,19 @@ class BoundedBodies:
 
 
 class HeldBytes:
-    """The bytes of all bodies that this process holds. For one event loop."""
+    """Counts the bytes of all bodies that this process holds. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self.large_bodies = 0  # large ones that are still coming in
+        self.large_bodies: set[Body] = set()  # those that are still coming in
 
 
 class Body:
-    """The body of one request: its bytes are counted while they are held, and waited for within limits."""
+    """The body of one request. It counts the bytes that are held, and waits for more of them within limits."""
 
     def __init__(self, held: HeldBytes, settings: Settings, receive: Receive, content_length: int | None) -> None:
-        """``content_length``: the bytes that the head declares. They are held once they have come, and not before."""
+        """Prepare to receive the body. ``content_length``: its bytes as the head declares them, or None."""
         self._all = held
         self._settings = settings
         self._receive = receive
@@ -75,25 +74,23 @@ class Body:
         self._held = 0
         self._waited_s = 0.0
         self._is_complete = False
-        self._while_coming_in = ExitStack()  # ends once a large body is complete
-        self._until_answered = ExitStack()  # ends with the request
+        self._until_answered = ExitStack()
         self.received = 0
         self.is_streamed = False
 
     async def receive(self) -> Message:
-        """Receive a message of ASGI. Raises TooSlow and ServerBusy while the body comes in."""
+        """Return ASGI's next message, with a part of the body. Raises TooSlow, and ServerBusy if ``hold`` would."""
         if self._is_complete:
             return await self._receive()
         if self.content_length is not None and self.received == 0 and not self.is_streamed:
             self._check(self.content_length)
         message = await self._next_message()
         self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
-        first_large = self.received <= _LARGE_BYTES
         self.received += len(message.get("body", b""))
         if not self.is_streamed and self.received > self._held:
             self.hold(self.received - self._held)
         if self.received > _LARGE_BYTES:
-            await self._make_way(first_large)
+            await self._make_way()
         return message
 
     async def _next_message(self) -> Message:
@@ -112,19 +109,16 @@ class Body:
         self._waited_s += time.monotonic() - began
         return message
 
-    async def _make_way(self, is_first: bool) -> None:
+    async def _make_way(self) -> None:
         """Let large bodies take turns at the event loop, and leave most of it to small requests."""
-        if is_first:
+        large_bodies = self._all.large_bodies
+        if self not in large_bodies:
             self._until_answered.enter_context(short_switch_interval())
-            self._all.large_bodies += 1
-            self._while_coming_in.callback(self._stop_counting)
+            large_bodies.add(self)
         if self._is_complete:
-            self._while_coming_in.close()
+            large_bodies.remove(self)
         else:
-            await asyncio.sleep(_PAUSE_S * min(self._all.large_bodies, _MOST_PAUSES))
-
-    def _stop_counting(self) -> None:
-        self._all.large_bodies -= 1
+            await asyncio.sleep(_PAUSE_S * min(len(large_bodies), _MOST_PAUSES))
 
     def has_room(self, more: int) -> bool:
         """Return whether ``hold`` would accept so many bytes more."""
@@ -142,9 +136,9 @@ class Body:
         self._all.bytes -= fewer
 
     def end(self) -> None:
-        """Count nothing of the body any longer, because its request is answered, or its client has left."""
+        """Let go of the whole body, because its request is answered or its client has left."""
         self.let_go(self._held)
-        self._while_coming_in.close()
+        self._all.large_bodies.discard(self)
         self._until_answered.close()
 
     def _check(self, more: int) -> None:

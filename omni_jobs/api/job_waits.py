@@ -1,9 +1,10 @@
-"""``JobWaits``: requests that wait for a job's end, and the one poll of the database that serves all of them."""
+"""``JobWaits``: lets requests wait for a job's end, with one poll of the database for all of them."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from anyio.to_thread import run_sync
 
@@ -17,12 +18,12 @@ _LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long
 
 
 class JobWaits:
-    """Polls the database while somebody waits. For one event loop."""
+    """Polls the database while requests wait for the ends of jobs. For one event loop."""
 
     def __init__(
         self, unfinished: Callable[[Sequence[str]], Collection[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``unfinished`` returns those of these job ids whose jobs have not ended. ``clock`` returns seconds."""
+        """``unfinished`` returns those of the given job ids whose jobs have not ended. ``clock`` returns seconds."""
         self._unfinished = unfinished
         self._clock = clock
         self._waits: dict[asyncio.Event, str] = {}  # each with its job's id
@@ -30,9 +31,9 @@ class JobWaits:
         self._polls: asyncio.Task[None] | None = None
 
     async def until_ended(self, job_id: str, within_s: float) -> None:
-        """Return once the job has ended or is gone, when the time is up, or when the server stops.
+        """Wait until the job has ended or is gone, ``within_s`` at the longest. Return early if the server stops.
 
-        It returns as well when the database does not answer: the caller reads the job next, and gets the error.
+        Return early as well if the database does not answer: the caller reads the job next, and gets the error.
         """
         if self._released:
             return
@@ -41,17 +42,16 @@ class JobWaits:
         if self._polls is None or self._polls.done():
             self._polls = asyncio.create_task(self._poll())
         try:
-            async with asyncio.timeout(within_s):
-                await end.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                await asyncio.wait_for(end.wait(), within_s)
         finally:
             del self._waits[end]
 
     def release(self) -> None:
-        """End all waits, and let nobody wait from now on."""
+        """End all waits, because the server stops. From now on ``until_ended`` returns at once."""
         self._released = True
-        self._end(set(self._waits.values()))
+        for end in self._waits:
+            end.set()
 
     async def _poll(self) -> None:
         pause = _PAUSE_S
@@ -59,17 +59,14 @@ class JobWaits:
             await asyncio.sleep(pause)
             waited_for = set(self._waits.values())
             began = self._clock()
+            unfinished: Collection[str] = ()
             try:
-                unfinished = await run_sync(self._unfinished, sorted(waited_for)) if waited_for else ()
-            except OmniJobsError:
-                unfinished = ()
+                with suppress(OmniJobsError):
+                    unfinished = await run_sync(self._unfinished, sorted(waited_for))
             except Exception:
                 logger.exception("polling for the ends of jobs")  # a bug: nobody must wait for polls that have ended
-                unfinished = ()
             pause = min(max(_PAUSE_S, _PAUSE_PER_POLL * (self._clock() - began)), _LONGEST_PAUSE_S)
-            self._end(waited_for.difference(unfinished))
-
-    def _end(self, job_ids: Collection[str]) -> None:
-        for end, job_id in self._waits.items():
-            if job_id in job_ids:
-                end.set()
+            ended = waited_for.difference(unfinished)
+            for end, job_id in self._waits.items():
+                if job_id in ended:
+                    end.set()

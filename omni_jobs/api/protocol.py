@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import resource
 import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import ClassVar, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from omni_jobs.api.error_answers import LAST_HEADERS, answer_to
 from omni_jobs.errors import HeadTooLarge, MalformedRequest, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
@@ -38,48 +37,23 @@ _Timer = Literal["receive", "send"]
 """The two timers of a connection: of a head or of what a refused client still sends, and of an unread answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """The limits of a server's connections.
+def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
+    """Return the class of one server's connections, for ``uvicorn.Config(http=…)``.
 
-    head_bytes      of a request's head; of the trailers of its body as well
-    headers         the most headers of a request
-    head_s          seconds in which a head must come
-    silence_s       seconds in which a client must read a part of its answer
-    connections     the most open connections
-    backlog         the most connections that the kernel holds for the server to accept
+    It allows no more connections than this process may open files. Half of the files, but 1024 at most, are left to
+    the database, the object store and connections in the backlog.
     """
-
-    head_bytes: int
-    headers: int
-    head_s: float
-    silence_s: float
-    connections: int
-    backlog: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> ConnectionLimits:
-        """Return the limits of the settings, with no more connections than this process may open files.
-
-        Half of the files, but 1024 at most, are left to the database, the object store and connections in the backlog.
-        """
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files == resource.RLIM_INFINITY:
-            files = sys.maxsize
-        spare = min(1024, files // 2)
-        return cls(
-            head_bytes=settings.max_head_bytes,
-            headers=settings.max_headers,
-            head_s=settings.head_limit_s,
-            silence_s=settings.silence_limit_s,
-            connections=min(settings.max_connections, max(1, files - spare)),
-            backlog=max(16, spare // 2),
-        )
-
-
-def bounded_protocol(limits: ConnectionLimits) -> type[BoundedProtocol]:
-    """Return the class of one server's connections, for ``uvicorn.Config(http=…)``."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "_idle": {}})
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        files = sys.maxsize
+    spare = min(1024, files // 2)
+    attributes = {
+        "settings": settings,
+        "max_connections": min(settings.max_connections, max(1, files - spare)),
+        "backlog": max(16, spare // 2),
+        "_idle": {},
+    }
+    return type("BoundedProtocol", (BoundedProtocol,), attributes)
 
 
 class _Refused(Exception):
@@ -103,9 +77,11 @@ class _LastingTransport:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Each server has a class of its own, which ``bounded_protocol`` makes."""
+    """One HTTP connection, within the limits of the settings. ``bounded_protocol`` makes a subclass for each server."""
 
-    limits: ClassVar[ConnectionLimits]
+    settings: ClassVar[Settings]
+    max_connections: ClassVar[int]  # open ones
+    backlog: ClassVar[int]  # the most connections that the kernel holds for the server to accept
     _idle: ClassVar[dict[BoundedProtocol, None]]  # connections without a request, the longest idle first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -118,15 +94,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: OmniJobsError | None = None
         self._discarded: int | None = None  # bytes that came after a refusal; None: nothing was refused
         self._timers: dict[_Timer, asyncio.TimerHandle] = {}
-        if len(self.connections) > self.limits.connections and not self._make_room():
-            if len(self.connections) > self.limits.connections + _REFUSALS_AT_ONCE:
+        if len(self.connections) > self.max_connections and not self._make_room():
+            if len(self.connections) > self.max_connections + _REFUSALS_AT_ONCE:
                 transport.abort()
             else:
-                limit = self.limits.connections
+                limit = self.max_connections
                 self._refuse(ServerBusy(f"{limit} connections are open; no more may be (OMNI_JOBS_MAX_CONNECTIONS)"))
             return
         self._idle[self] = None
-        self._start_timer("receive", self.limits.head_s, self._head_is_late)
+        self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle.pop(self, None)
@@ -158,16 +134,16 @@ class BoundedProtocol(HttpToolsProtocol):
             start += len(piece)
             self._head_fed += len(piece)
             super().data_received(piece)
-            if self._in_head and self._head_fed > self.limits.head_bytes and self._discarded is None:
-                self._refuse(HeadTooLarge(f"the request's head has more than {self.limits.head_bytes} bytes"))
+            if self._in_head and self._head_fed > self.settings.max_head_bytes and self._discarded is None:
+                self._refuse(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
         if self._in_head and self in self._idle and "receive" not in self._timers and self._discarded is None:
-            self._start_timer("receive", self.limits.head_s, self._head_is_late)  # the first byte of a head came
+            self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)  # its first byte came
 
     def _feed_body(self, data: bytes) -> None:
         """Give the parser a part of a body. It keeps a trailer until that ends, so the bytes are bounded here."""
         self._fed_beside_body += len(data)
         super().data_received(data)
-        if not self._in_head and self._fed_beside_body > self.limits.head_bytes and self._discarded is None:
+        if not self._in_head and self._fed_beside_body > self.settings.max_head_bytes and self._discarded is None:
             self._refuse(self._trailers_too_large())
 
     def on_message_begin(self) -> None:
@@ -177,14 +153,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4
         if not self._in_head:  # a trailer, which is no header of the request
-            if self._header_bytes > self.limits.head_bytes:
+            if self._header_bytes > self.settings.max_head_bytes:
                 self._give_up(self._trailers_too_large())
             return
         super().on_header(name, value)
-        if len(self.headers) > self.limits.headers:
-            self._give_up(HeadTooLarge(f"the request's head has more than {self.limits.headers} headers"))
-        if self._header_bytes > self.limits.head_bytes:
-            self._give_up(HeadTooLarge(f"the request's head has more than {self.limits.head_bytes} bytes"))
+        if len(self.headers) > self.settings.max_headers:
+            self._give_up(HeadTooLarge(f"the request's head has more than {self.settings.max_headers} headers"))
+        if self._header_bytes > self.settings.max_head_bytes:
+            self._give_up(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
 
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in ("1.0", "1.1"):
@@ -217,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def close_behind_answer(self) -> None:
-        """Close the connection once the client has read the answer, or does not read it in time."""
+        """Close the connection once the client has read its answer, or has not read a part of it in time."""
         if not self._in_head:
             self._linger()
             return
@@ -232,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._idle[self] = None
         if self._head_fed:
-            self._start_timer("receive", self.limits.head_s, self._head_is_late)
+            self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)
 
     # Clients that do not send or do not read
 
@@ -241,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._head_fed:
-            self._refuse(TooSlow(f"the request's head did not come within {self.limits.head_s:g} s"))
+            self._refuse(TooSlow(f"the request's head did not come within {self.settings.head_limit_s:g} s"))
         else:
             self.transport.close()
 
@@ -264,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expect_reading(self) -> None:
         """Close the connection unless the client reads a part of its answer in time."""
-        self._start_timer("send", self.limits.silence_s, partial(self._reading_is_late, self._unread_bytes()))
+        self._start_timer("send", self.settings.silence_limit_s, partial(self._reading_is_late, self._unread_bytes()))
 
     def _reading_is_late(self, unread_bytes: int) -> None:
         self._stop_timer("send")
@@ -294,7 +270,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Refusing
 
     def _trailers_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(f"more than {self.limits.head_bytes} bytes of trailers or chunk extensions came")
+        return HeadTooLarge(f"more than {self.settings.max_head_bytes} bytes of trailers or chunk extensions came")
 
     def _give_up(self, error: OmniJobsError) -> None:
         """Refuse from a callback of the parser: the exception ends its work, and uvicorn calls send_400_response."""
@@ -335,17 +311,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _answer(error: OmniJobsError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
     """Return an error as the bytes of an HTTP answer."""
-    status = HTTPStatus(error.http_status)
-    body = json.dumps({"error": error.to_dict()}).encode()
-    headers = [
-        *default_headers,
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"cache-control", b"no-store"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"connection", b"close"),
-    ]
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.append((b"retry-after", b"1"))
-    lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode()), *(b"%s: %s" % header for header in headers)]
-    return b"\r\n".join([*lines, b"", body])
+    answer = answer_to(error)
+    answer.headers.update(LAST_HEADERS)
+    lines = [b"HTTP/1.1 %d %s" % (answer.status_code, HTTPStatus(answer.status_code).phrase.encode())]
+    lines += [b"%s: %s" % header for header in (*default_headers, *answer.raw_headers)]
+    return b"\r\n".join([*lines, b"", bytes(answer.body)])

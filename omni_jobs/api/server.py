@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_jobs.api.app import create_app
-from omni_jobs.api.protocol import ConnectionLimits, bounded_protocol
+from omni_jobs.api.protocol import bounded_protocol
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 
@@ -19,21 +19,20 @@ class Server(uvicorn.Server):
     """Serves the API on the address of the settings ``api_host`` and ``api_port``."""
 
     def __init__(self, settings: Settings, services: Services | None = None, **options: Any) -> None:
-        """Prepare the server.
+        """Prepare the server. ``options`` are further options of ``uvicorn.Config``.
 
-        services  open ones, which the server closes at its end; None: it opens its own when it starts
-        options   further options of ``uvicorn.Config``
+        The server closes ``services`` when it ends. Without them it opens its own when it starts.
         """
         self.app: FastAPI = create_app(settings, services)
-        limits = ConnectionLimits.of(settings)
+        protocol = bounded_protocol(settings)
         super().__init__(
             uvicorn.Config(
                 self.app,
                 host=settings.api_host,
                 port=settings.api_port,
-                http=bounded_protocol(limits),
+                http=protocol,
                 ws="none",
-                backlog=limits.backlog,
+                backlog=protocol.backlog,
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
                 **options,
@@ -41,7 +40,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the waits for jobs first, because the server's stop waits for their requests."""
+        """Stop the server. End the waits for jobs first, because the server waits for their requests to be answered."""
         self.app.state.services.job_waits.release()
         await super().shutdown(sockets)
 

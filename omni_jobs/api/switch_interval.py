@@ -1,4 +1,4 @@
-"""``short_switch_interval``: Python's threads change turns more often while something large is read or answered.
+"""``short_switch_interval``: makes Python's threads take turns more often while something large is read or answered.
 
 A small submit passes between threads some dozens of times, and waits each time until the interpreter switches to its
 thread. A short switch interval costs a twentieth of the server's throughput, so it is set for those times alone.
@@ -17,7 +17,7 @@ _usual_s: list[float] = []  # the interval before each of the contexts that are 
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Shorten the process's switch interval until the last of these contexts ends. Safe for threads."""
+    """Context manager: shorten the process's switch interval until the last such context ends. Safe for threads."""
     with _lock:
         _usual_s.append(_usual_s[0] if _usual_s else sys.getswitchinterval())
         sys.setswitchinterval(_SHORT_S)

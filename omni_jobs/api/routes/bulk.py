@@ -6,7 +6,7 @@ answers are sent once the request has been read to its end, because a client may
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -17,7 +17,8 @@ from fastapi.responses import StreamingResponse
 from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import Line, bytes_of, groups_of_lines
-from omni_jobs.api.error_answers import errors, public_fields
+from omni_jobs.api.cut_error import cut_error
+from omni_jobs.api.error_answers import errors
 from omni_jobs.api.held_bodies import Body
 from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header, tenant_of
 from omni_jobs.api.services import Services, ServicesDep
@@ -40,11 +41,8 @@ _ANSWERS = (
 
 async def _answers(services: ServicesDep) -> AsyncIterator[Answers]:
     """Provide the answers of a bulk, and delete them once they are sent or the client has left."""
-    answers = services.bulk_answers.begin()
-    try:
+    with closing(Answers(services.bulk_answers)) as answers:
         yield answers
-    finally:
-        answers.close()
 
 
 @router.post(
@@ -95,11 +93,9 @@ async def submit_bulk(
         idempotency_key=idempotency_key,
         expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
-    bulk = _Bulk(services, answers, template)
-    body: Body = request.state.body
-    body.is_streamed = True
     stream = request.stream()
-    await bulk.submit_all(stream, body)
+    bulk = _Bulk(services, answers, template)
+    await bulk.submit_all(stream, request.state.body)
     if bulk.ended_by is not None:
         await _read_and_drop(stream, services.settings.body_limit_s)
     await bulk.end()
@@ -134,9 +130,10 @@ class _Bulk:
 
         Raises DatabaseUnavailable, StorageUnavailable, StorageFull.
         """
-        max_line_bytes = self._services.settings.max_body_bytes
+        body.is_streamed = True
+        groups_of_body = groups_of_lines(stream, self._services.settings.max_body_bytes, body)
         try:
-            async with aclosing(groups_of_lines(stream, max_line_bytes, body)) as groups:
+            async with aclosing(groups_of_body) as groups:
                 async for group in groups:
                     self._answers.check_room()
                     await self._submit(group)
@@ -148,18 +145,18 @@ class _Bulk:
 
     async def _submit(self, group: Sequence[Line]) -> None:
         """Submit a group of lines and write their answers."""
-        requests = [self._request(number, line) for number, line in group if isinstance(line, bytes)]
+        key = self._template.idempotency_key
+        requests = [  # no client can send such a key itself, because its own has no space
+            replace(self._template, body=line, idempotency_key=None if key is None else f"{key} {number}")
+            for number, line in group
+            if isinstance(line, bytes)
+        ]
         results = iter(await self._services.intake.submit_many(requests) if requests else ())
         answers = [(number, line if isinstance(line, OmniJobsError) else next(results)) for number, line in group]
         self._lines += len(group)
         self._last = group[-1][0]
         self._accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
         await self._write([{"line": number} | _answer(answer) for number, answer in answers])
-
-    def _request(self, number: int, line: bytes) -> SubmitRequest:
-        key = self._template.idempotency_key
-        # No client can send such a key itself, because its own has no space.
-        return replace(self._template, body=line, idempotency_key=None if key is None else f"{key} {number}")
 
     async def end(self) -> None:
         """Write the last answer: how many lines there were, and why the bulk ended early if it did."""
@@ -180,5 +177,5 @@ class _Bulk:
 
 def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:
     if isinstance(result, OmniJobsError):
-        return {"error": public_fields(result.to_dict())}
+        return {"error": cut_error(result.to_dict())}
     return {"id": result.job_id, "created": result.created}

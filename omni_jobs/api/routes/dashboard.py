@@ -22,7 +22,7 @@ router = APIRouter(tags=["status"])
 
 
 class StageLoad(BaseModel):
-    """The stage runs of a stage, and the workers that run them."""
+    """The numbers of a stage's stage runs by state, of its workers and of their slots."""
 
     pipeline: str
     stage: str
@@ -34,7 +34,7 @@ class StageLoad(BaseModel):
 
 
 class RecentJob(BaseModel):
-    """A job of the list. GET /v1/jobs/{id} returns the whole job."""
+    """A job in the list of the newest jobs. GET /v1/jobs/{id} returns the whole job."""
 
     id: str
     pipeline: str
@@ -104,11 +104,7 @@ def _status(services: Services) -> Status:
 def page() -> Response:
     """Return the status page."""
     html, policy = _page()
-    headers = {
-        "Content-Security-Policy": policy,
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
     return Response(html, headers=headers, media_type="text/html")
 
 

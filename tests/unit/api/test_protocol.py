@@ -10,7 +10,7 @@ from pathlib import Path
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from omni_jobs.api.protocol import ConnectionLimits
+from omni_jobs.api.protocol import bounded_protocol
 from omni_jobs.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -85,12 +85,12 @@ def test_few_files_mean_few_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-        limits = ConnectionLimits.of(Settings())
+        protocol = bounded_protocol(Settings())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (limits.connections, limits.backlog) == (100, 50)
+    assert (protocol.max_connections, protocol.backlog) == (100, 50)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
     try:
-        assert ConnectionLimits.of(Settings()).connections == Settings().max_connections
+        assert bounded_protocol(Settings()).max_connections == Settings().max_connections
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
