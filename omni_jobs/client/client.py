@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 import xxhash
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from omni_jobs.errors import (
     ConfigError,
@@ -26,7 +26,7 @@ from omni_jobs.errors import (
     ServerUnavailable,
     TooManyJobs,
 )
-from omni_jobs.views import ArtifactView, BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
+from omni_jobs.views import BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call
@@ -34,23 +34,18 @@ LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room in the queue, 
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
 UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # pauses between two polls of a job's progress
 
-View = TypeVar("View", bound=BaseModel)
+T = TypeVar("T")
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class _EventList(RootModel[list[EventView]]):
-    """The answer of a job's events."""
-
-
 class Client:
-    """A client of one server. Use it as a context manager, or ``close`` it."""
+    """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it."""
 
     def __init__(self, base_url: str | None = None, *, timeout: float = 30.0) -> None:
-        """``base_url`` is the server; default the environment variable OMNI_JOBS_URL, else http://127.0.0.1:8000.
+        """Prepare calls to the server at ``base_url``; by default OMNI_JOBS_URL, else http://127.0.0.1:8000.
 
-        A call fails after ``timeout`` seconds without an answer. Raises ConfigError for a ``base_url`` that is not
-        an http URL.
+        A call fails after ``timeout`` seconds without an answer. Raises ConfigError for a URL that is not http.
         """
         self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
         parts = urlsplit(self.base_url)
@@ -125,7 +120,7 @@ class Client:
 
     def get(self, job_id: str) -> JobView:
         """Return a job as it is now. Raises NotFound."""
-        return self._poll(job_id, within_s=0.0)
+        return self._poll(job_id)
 
     def list(
         self,
@@ -149,10 +144,10 @@ class Client:
 
     def events(self, job_id: str) -> Sequence[EventView]:
         """Return a job's events, the oldest first. Raises NotFound."""
-        return _parsed(_EventList, self._call("GET", _path(job_id, "/events"))).root
+        return _parsed(list[EventView], self._call("GET", _path(job_id, "/events")))
 
     def cancel(self, job_id: str) -> JobView:
-        """Cancel a job, and return it; its status may be ``cancelling`` for a moment. Raises NotFound."""
+        """Cancel a job, and return it. Its status may be ``cancelling`` for a moment. Raises NotFound."""
         return _parsed(JobView, self._call("POST", _path(job_id, "/cancel")))
 
     def retry(self, job_id: str, *, from_stage: str | None = None) -> JobView:
@@ -210,17 +205,20 @@ class Client:
             if now < begin + kept_s:  # a server that shuts down answers before the job ends
                 time.sleep(min(UPDATE_FIRST_S, deadline - now))
 
-    def _poll(self, job_id: str, within_s: float) -> JobView:
+    def _poll(self, job_id: str, within_s: float = 0.0) -> JobView:
         """Return the job once it has ended, or as it is after ``within_s`` seconds."""
         params = {"wait": f"{within_s:.3f}"} if within_s else {}
         return _parsed(JobView, self._call("GET", _path(job_id), params=params))
 
     def artifact(self, job: JobView | str, name: str) -> bytes:
-        """Return an artifact's content; ``job`` may be an id. Raises NotFound, and ObjectCorrupt for a wrong digest."""
+        """Return an artifact's bytes. ``job`` may be an id. Raises NotFound, and ObjectCorrupt for a wrong digest."""
         return b"".join(self._chunks(self.get(job) if isinstance(job, str) else job, name))
 
     def save_artifact(self, job: JobView, name: str, path: Path) -> int:
-        """Stream an artifact to a file, and return its size in bytes. The file appears whole or not at all."""
+        """Stream an artifact to a file, and return its size in bytes. Raises NotFound, ObjectCorrupt, OSError.
+
+        The file appears whole or not at all.
+        """
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         size = 0
         try:
@@ -251,7 +249,10 @@ class Client:
         return written
 
     def _chunks(self, job: JobView, name: str) -> Iterator[bytes]:
-        artifact = _artifact_named(job, name)
+        artifact = next((artifact for artifact in job.artifacts if artifact.name == name), None)
+        if artifact is None:
+            known = ", ".join(artifact.name for artifact in job.artifacts) or "none"
+            raise NotFound(f"job {job.id} has no artifact {name!r}; it has: {known}", field="name")
         digest = xxhash.xxh3_128()
         with self._stream("GET", artifact.url) as response:
             for chunk in response.iter_bytes():
@@ -294,7 +295,7 @@ class Client:
             raise ServerUnavailable(f"no answer from {self.base_url}{path}: {error or type(error).__name__}") from error
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
         self._http.close()
 
     def __enter__(self) -> Client:
@@ -305,7 +306,7 @@ class Client:
 
 
 def error_of(response: httpx2.Response) -> OmniJobsError:
-    """Return the error that a response carries, as an instance of the class that its code names."""
+    """Return the error that a failed response carries, as an instance of the class that its code names."""
     try:
         error = OmniJobsError.from_dict(response.json()["error"])
     except (ValueError, KeyError, TypeError):
@@ -338,22 +339,12 @@ def _submit_headers(idempotency_key: str | None, cancel_after: float | str | Non
     return headers
 
 
-def _parsed(view: type[View], response: httpx2.Response) -> View:
+def _parsed(view: type[T], response: httpx2.Response) -> T:
     try:
-        return view.model_validate_json(response.content)
+        return TypeAdapter(view).validate_json(response.content)
     except ValidationError as error:
-        raise OmniJobsError(
-            f"the server's answer is no valid {view.__name__.lstrip('_')}: {error.errors()[0]['msg']}"
-        ) from error
+        raise OmniJobsError(f"the server's answer is no valid {error.title}: {error.errors()[0]['msg']}") from error
 
 
 def _path(job_id: str, below: str = "") -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}{below}"
-
-
-def _artifact_named(job: JobView, name: str) -> ArtifactView:
-    for artifact in job.artifacts:
-        if artifact.name == name:
-            return artifact
-    known = ", ".join(artifact.name for artifact in job.artifacts) or "none"
-    raise NotFound(f"job {job.id} has no artifact {name!r}; it has: {known}", field="name")

@@ -1,4 +1,4 @@
-"""``user_message``: media files and a text as one message of a chat completion."""
+"""``user_message``: makes of media files and a text one message of a chat completion."""
 
 import base64
 import mimetypes
@@ -14,16 +14,12 @@ def user_message(
     images: Sequence[Path] = (),
     videos: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return a user's message for ``messages``: the media files' contents, then the text. Raises OSError."""
+    """Return a user's message for ``messages``: the media files as base64, then the text. Raises OSError."""
     parts: list[dict[str, Any]] = []
     for path in audio:
         sound = {"data": _base64(path)}
-        if (kind := path.suffix.lstrip(".").lower()) in (
-            "wav",
-            "mp3",
-            "flac",
-            "ogg",
-        ):  # otherwise the server reads the format from the bytes
+        kind = path.suffix.lstrip(".").lower()
+        if kind in ("wav", "mp3", "flac", "ogg"):  # otherwise the server reads the format from the bytes
             sound["format"] = kind
         parts.append({"type": "input_audio", "input_audio": sound})
     parts += [{"type": "image_url", "image_url": {"url": _data_url(path, "image/png")}} for path in images]

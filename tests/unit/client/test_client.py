@@ -179,7 +179,7 @@ def test_events_and_filters(server: Server, client: Client) -> None:
     client.list(error_code="quarantined", limit=5)
     assert server.seen[-1][1] == "/v1/jobs?limit=5&error_code=quarantined"
     server.answers = [(200, {"hello": 1})]
-    with pytest.raises(errors.OmniJobsError, match="is no valid EventList"):
+    with pytest.raises(errors.OmniJobsError, match=r"is no valid list\[EventView\]"):
         client.events("job-1")
 
 
