@@ -57,7 +57,7 @@ class Intake:
         await self.backlog.close()
 
     async def submit(self, request: SubmitRequest) -> SubmitResult:
-        """Submit one job. Raises the error that it is refused with, and the errors of ``submit_many``."""
+        """Submit one job, and return its id. Raises the error of a refusal, and the errors of ``submit_many``."""
         [result] = await self.submit_many([request])
         if isinstance(result, OmniJobsError):
             raise result
@@ -82,9 +82,9 @@ class Intake:
         return results
 
     async def retry(self, job_id: str, from_stage: str | None) -> None:
-        """Retry a job that has ended: from a stage on, or None: the stages that did not succeed.
+        """Queue a job that has ended again: the stages that did not succeed, or ``from_stage`` and all after it.
 
-        Raises TooManyJobs, NotFound, Conflict and DatabaseUnavailable.
+        Raises TooManyJobs, and the errors of ``Jobs.retry``.
         """
         job = await run_sync(self._jobs.get, job_id)
         await self.backlog.refresh()
