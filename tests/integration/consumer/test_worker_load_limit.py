@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.database.database import Database
 from tests.integration.echo_stack import EchoStack
 from tests.processes import descendants, named, until_gone
 
@@ -31,20 +30,16 @@ def hanging(checkpoint: Path, tiny: Path) -> Path:
 
 @pytest.mark.parametrize(("stage", "engine"), [("code2wav", b"engine_main"), ("thinker", b"EngineCore")])
 def test_a_worker_whose_load_hangs_ends_with_a_reason(
-    stage: str, engine: bytes, tiny_checkpoint: Path, valkey_url: str, tmp_path: Path
+    stage: str, engine: bytes, tiny_checkpoint: Path, sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
     """The limit's time begins when the engine's process is there, however slow the host was until then."""
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
     model = hanging(tmp_path / "checkpoint", tiny_checkpoint)
     options = {
         "OMNI_JOBS_LOAD_LIMIT_S": "3",
         "OMNI_JOBS_DEVICE": "cpu",
         "OMNI_JOBS_SPOOL_DIR": str(tmp_path / "spool"),
     }
-    stack = EchoStack(tmp_path, url, valkey_url, options, pipeline="qwen2_5_omni", config=CONFIG)
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, options, pipeline="qwen2_5_omni", config=CONFIG)
     stack.variables["OMNI_JOBS_MODELS"] = json.dumps({"qwen2_5_omni": str(model)})
     try:
         worker = stack.launch(stage, "loads@test", fault="limit")

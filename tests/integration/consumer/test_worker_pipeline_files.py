@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from omni_jobs.database.database import Database
 from omni_jobs.database.tables import StageRunRow, state_is
 from omni_jobs.jobs import Hint
 from omni_jobs.pipelines.loader import load_pipelines
@@ -21,8 +20,8 @@ OTHER = PIPELINE.replace('version: "1"', 'version: "2"')
 
 
 @pytest.fixture
-def stack(database_url: str, database: Database, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
-    stack = EchoStack(tmp_path, database_url, valkey_server, {"OMNI_JOBS_STALL_AFTER_S": str(STALL_S)})
+def stack(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
+    stack = EchoStack(tmp_path, sqlite_url, valkey_server, {"OMNI_JOBS_STALL_AFTER_S": str(STALL_S)})
     yield stack
     stack.close()
 

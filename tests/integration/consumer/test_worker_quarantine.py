@@ -3,20 +3,17 @@
 import signal
 from pathlib import Path
 
-from omni_jobs.database.database import Database
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.echo_stack import EchoStack
 
 NEIGHBOURS = 4
 
 
-def test_the_culprit_is_quarantined_and_its_neighbours_complete(valkey_url: str, tmp_path: Path) -> None:
+def test_the_culprit_is_quarantined_and_its_neighbours_complete(
+    sqlite_url: str, valkey_url: str, tmp_path: Path
+) -> None:
     """The worker is killed whenever the culprit is seen running, as it would be by a model that crashes on it."""
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    stack = EchoStack(tmp_path, url, valkey_url, {"OMNI_JOBS_LEASE_S": "60", "OMNI_JOBS_HEARTBEAT_S": "1"})
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_LEASE_S": "60", "OMNI_JOBS_HEARTBEAT_S": "1"})
     try:
         worker, _ = stack.start("first", "second")
         culprit = stack.submit("culprit", first={"delay_s": 30})

@@ -5,18 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.states import JobState
 from tests.integration.echo_stack import EchoStack
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    database = Database(url)
-    database.migrate()
-    database.close()
-    return url
 
 
 def test_a_worker_that_no_longer_pops_ends_and_its_successor_does_the_work(
@@ -44,7 +34,7 @@ def test_an_idle_worker_and_a_full_one_are_alive(sqlite_url: str, valkey_url: st
     stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_STALL_AFTER_S": "5"})
     try:
         full, idle = stack.start("first", "second")
-        ids = [stack.submit(first={"delay_s": 8}) for _ in range(20)]  # 8 slots: three rounds
+        ids = [stack.submit(first={"delay_s": 6.5}) for _ in range(12)]  # 8 slots: two rounds
         for job_id in ids:
             assert stack.ended(job_id, within_s=60).status is JobState.COMPLETED
         assert (full.process.poll(), idle.process.poll()) == (None, None)
