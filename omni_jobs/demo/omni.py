@@ -28,7 +28,7 @@ TINY_STAGES = {"thinker": {"max_tokens": 48}, "talker": {"max_tokens": 128}}
 
 
 class OmniDemo:
-    """The demo of Qwen2.5-Omni's pipeline, which has three stages."""
+    """The demo of Qwen2.5-Omni's three stages: text, sound and picture to text and speech."""
 
     pipeline = "qwen2_5_omni"
     subject = "a text, a sound and a picture"
@@ -39,7 +39,7 @@ class OmniDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
-        """Return the given checkpoint, or the tiny one. Raises ConfigError."""
+        """Return the checkpoint directory given by the user, or the tiny checkpoint's. Raises ConfigError."""
         if self._model is not None:
             return self._model
         console.print(
@@ -49,7 +49,7 @@ class OmniDemo:
         return tiny_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return a request with a second of sound and a small picture, written to ``scratch``, and the text."""
+        """Return a request with the prompt, a second of sound and a small picture, which it writes to ``scratch``."""
         sound, picture = scratch / "sweep.wav", scratch / "gradient.png"
         seconds = np.arange(16_000) / 16_000
         sweep = np.sin(2 * np.pi * (220 + 220 * seconds) * seconds)
@@ -65,25 +65,21 @@ class OmniDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job with its progress on the screen. Raises TimeoutError."""
+        """Wait for the job, show its progress meanwhile, and return the ended job. Raises TimeoutError."""
         return show_progress(client, job_id, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Print the text and the sound's loudness. Raises StageError if there is no text or no sound."""
+        """Print the job's text, and the duration and loudness of its sound. Raises StageError if one is missing."""
         text = (job.result or {}).get("text")
         if not text:
             raise StageError("the job has no text")
         console.print(Text(printable(text)), soft_wrap=True)
-        seconds, rms = loudness(out / "audio.wav")
+        try:
+            samples, rate = soundfile.read(out / "audio.wav")
+        except (OSError, soundfile.LibsndfileError) as error:
+            raise StageError(f"audio.wav cannot be read: {error}") from error
+        rms = float(np.sqrt(np.mean(samples**2))) if len(samples) else 0.0
         if rms < SILENCE_RMS:
             raise StageError(f"the sound is silence: RMS {rms:.1e} of full scale")
-        console.print(f"\naudio.wav: {in_seconds(seconds)} of sound, RMS {rms:.3f} of full scale", highlight=False)
-
-
-def loudness(path: Path) -> tuple[float, float]:
-    """Return the duration in seconds and the RMS, as a fraction of full scale, of a sound. Raises StageError."""
-    try:
-        samples, rate = soundfile.read(path)
-    except (OSError, soundfile.LibsndfileError) as error:
-        raise StageError(f"{path.name} cannot be read: {error}") from error
-    return len(samples) / rate, float(np.sqrt(np.mean(samples**2))) if len(samples) else 0.0
+        seconds = in_seconds(len(samples) / rate)
+        console.print(f"\naudio.wav: {seconds} of sound, RMS {rms:.3f} of full scale", highlight=False)

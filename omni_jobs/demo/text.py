@@ -24,7 +24,7 @@ SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 class TextDemo:
-    """The demo of a causal language model's pipeline, which has one stage."""
+    """The demo of a causal language model's one stage: a question, answered in text."""
 
     pipeline = "chat"
     subject = "a question"
@@ -35,11 +35,11 @@ class TextDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
-        """Return the given checkpoint, or SmolLM2-135M-Instruct. Raises ConfigError."""
+        """Return the checkpoint directory given by the user, or SmolLM2-135M-Instruct's. Raises ConfigError."""
         return self._model or smollm2_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return the body of a job that answers the demo's prompt in text."""
+        """Return a request for an answer to the prompt, in text."""
         return {
             "model": self.pipeline,
             "messages": [{"role": "user", "content": self._prompt}],
@@ -50,11 +50,11 @@ class TextDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job and print its text while it grows. Raises TimeoutError."""
+        """Wait for the job, print its text while it grows, and return the ended job. Raises TimeoutError."""
         return show_text(client, job_id, self._prompt, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Print the number of tokens and their rate. Raises StageError if there is no text."""
+        """Print how many tokens the job took and made, and how fast. Raises StageError if it has no text."""
         result = job.result or {}
         if not str(result.get("text") or "").strip():
             raise StageError("the job has no text")

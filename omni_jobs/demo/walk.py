@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Demo(Protocol):
-    """A demo of one pipeline with one job."""
+    """One job through one pipeline, as ``walk`` runs it: the checkpoint, the request, and what is shown of the job."""
 
     pipeline: str
     subject: str  # the job's input in a few words
@@ -35,7 +34,7 @@ class Demo(Protocol):
         """Return the checkpoint directory; build or download it first if it is missing. Raises ConfigError."""
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return the job's request. Files for it are written to the directory ``scratch``."""
+        """Return the job's request, after its files are written to the directory ``scratch``."""
 
     def follow(self, client: Client, job_id: str) -> JobView:
         """Wait for the job, show it meanwhile, and return it once it has ended. Raises TimeoutError."""
@@ -45,18 +44,18 @@ class Demo(Protocol):
 
 
 def walk(demo: Demo, out: Path | None, console: Console) -> None:
-    """Run the whole demo, and write the results to ``out``. Raises OmniJobsError or TimeoutError if a step fails."""
+    """Start the stack, submit the demo's job over HTTP, follow it, write its results to ``out``, show them, stop.
+
+    Raises OmniJobsError or TimeoutError if a step fails.
+    """
     began = time.monotonic()
     checkpoint = demo.checkpoint(console)
     out = out or cache_directory() / demo.out
     fetched = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="omni-jobs-demo-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        settings = Settings(
-            data_dir=scratch / "data",
-            models={demo.pipeline: checkpoint},
-            progress_every_s=0.1,  # somebody is watching
-        )
+        models = {demo.pipeline: checkpoint}
+        settings = Settings(data_dir=scratch / "data", models=models, progress_every_s=0.1)  # somebody is watching
         _title(console, "The stack: a broker, an API, a rescuer and one worker per stage, each its own process")
         stack = EmbeddedStack(settings, pipelines=[demo.pipeline], temporary=True)
         try:
@@ -73,7 +72,8 @@ def walk(demo: Demo, out: Path | None, console: Console) -> None:
             finished = time.monotonic()
             _title(console, "What came back")
             demo.show(console, job, out)
-            _list(console, files)
+            for path in files:
+                console.print(f"{path}  ({in_bytes(path.stat().st_size)})", highlight=False, soft_wrap=True)
             _title(console, "Where the time went  (░ queued, █ running)")
             console.print(timeline(job))
         finally:
@@ -84,11 +84,6 @@ def walk(demo: Demo, out: Path | None, console: Console) -> None:
         f"{in_seconds(time.monotonic() - finished)} to stop.",
         highlight=False,
     )
-
-
-def _list(console: Console, files: Sequence[Path]) -> None:
-    for path in files:
-        console.print(f"{path}  ({in_bytes(path.stat().st_size)})", highlight=False, soft_wrap=True)
 
 
 def _title(console: Console, title: str) -> None:
