@@ -1,4 +1,4 @@
-"""The client of the server that a command talks to."""
+"""``connect``: finds the server that a command talks to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def connect(url: str | None) -> Client:
-    """Return a client of the server at ``url``.
+    """Return a client of the API server at ``url``, a context manager.
 
-    Without a URL: of the embedded stack that runs in the data directory, else of http://127.0.0.1:8000.
+    None means the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
     """
     from omni_jobs.client import Client
     from omni_jobs.settings import read_settings

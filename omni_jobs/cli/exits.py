@@ -11,7 +11,7 @@ from omni_jobs.errors import NotFound, OmniJobsError
 
 
 class Exit:
-    """The exit codes, as ``omni-jobs --help`` lists them."""
+    """The exit codes of the command ``omni-jobs``, as its --help lists them."""
 
     FAILED = 1
     UNREACHABLE = 3
@@ -21,7 +21,7 @@ class Exit:
 
 
 class Group(TyperGroup):
-    """The group of all commands: prints an OmniJobsError as one line on stderr, and exits with its code."""
+    """The command ``omni-jobs``: prints a subcommand's error as one line on stderr, and exits with its exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,13 +38,13 @@ class Group(TyperGroup):
 
 
 def exit_code(error: OmniJobsError) -> int:
-    """Return the exit code of an error."""
+    """Return the exit code of the command ``omni-jobs`` for an error."""
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print a line on stderr, and exit with this code."""
+    """Print ``omni-jobs: message`` on stderr, and exit with this code."""
     typer.echo(f"omni-jobs: {message}", err=True)
     raise typer.Exit(code)

@@ -2,7 +2,7 @@
 
 
 def in_seconds(seconds: float | None) -> str:
-    """Return a duration as ``0.4 s``, ``12 s`` or ``3 min 05 s``; an empty text for None."""
+    """Return a duration in words: ``0.4 s``, ``12 s`` or ``3 min 05 s``; an empty text for None."""
     if seconds is None:
         return ""
     seconds = max(0.0, seconds)  # the clocks of two machines may differ
@@ -13,7 +13,7 @@ def in_seconds(seconds: float | None) -> str:
 
 
 def in_bytes(count: int | None) -> str:
-    """Return a size as ``980 B``, ``12.3 kB`` or ``4.5 MB``; an empty text for None."""
+    """Return a number of bytes in words: ``980 B``, ``12.3 kB`` or ``4.5 MB``; an empty text for None."""
     if count is None:
         return ""
     size = float(count)
@@ -25,5 +25,5 @@ def in_bytes(count: int | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with � for control characters, because a model's text may move the cursor."""
+    """Return a model's text with � in place of control characters, which could move the terminal's cursor."""
     return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

@@ -1,4 +1,4 @@
-"""Signals that end a foreground command."""
+"""The signals that end a command in the foreground, such as ``omni-jobs up``."""
 
 import signal
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def raised_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt in this block on SIGTERM and SIGHUP too, so that it closes all it has opened.
+    """A context manager that raises KeyboardInterrupt in its block on SIGINT, SIGTERM and SIGHUP.
 
-    SIGINT raises it as well where the shell's ``&`` had it ignored. A SIGHUP that nohup ignores stays ignored.
-    Only the main thread may use it.
+    So the block closes all that it has opened. SIGINT raises even where a shell's ``&`` had it ignored, but a SIGHUP
+    that nohup ignores stays ignored. Only the main thread may use this.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,7 +1,5 @@
 """The commands for submitted jobs: show, cancel, retry and delete them, and fetch their results."""
 
-import json
-
 import typer
 
 from omni_jobs.cli import options
@@ -85,7 +83,7 @@ def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
     with connect(url) as client:
         happened = client.events(job_id)
     if as_json:
-        typer.echo(json.dumps([event.model_dump(mode="json") for event in happened], indent=2))
+        show_json(happened)
     else:
         show(events_table(happened))
 

@@ -1,6 +1,6 @@
-"""Views that stay on the screen and change: the stack's start, a job's progress, a text that grows.
+"""Views on stderr that change while one watches: the stack's start, a job's progress, a text that grows.
 
-They are shown on stderr. Where stderr is no terminal, they print a line per change instead.
+Where stderr is no terminal, a view prints a line per change instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def show_start(stack: EmbeddedStack) -> None:
-    """Start the stack, and show its processes meanwhile. Raises the errors of ``EmbeddedStack.start``."""
+    """Start the embedded stack, and show its processes meanwhile. Raises the errors of ``EmbeddedStack.start``."""
     console = Console(stderr=True)
     if console.is_terminal:
         with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
@@ -34,10 +34,7 @@ def show_start(stack: EmbeddedStack) -> None:
 
 
 def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
-    """Wait for a job, show its progress meanwhile, and return it once it has ended.
-
-    Raises TimeoutError after ``timeout`` seconds.
-    """
+    """Wait for a job, show its progress meanwhile, and return the ended job; TimeoutError after ``timeout`` seconds."""
     console = Console(stderr=True)
     latest = client.get(job_id)
     printed: set[tuple[str, str]] = set()
@@ -61,7 +58,7 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
 
 
 def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
-    """Wait for a job that makes one text, print the text on stdout as it grows, and return the job.
+    """Wait for a job that makes one text, print its prompt and its growing text on stdout, and return the ended job.
 
     Until the first word a spinner is shown on stderr. Raises TimeoutError after ``timeout`` seconds.
     """

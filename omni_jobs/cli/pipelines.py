@@ -1,13 +1,12 @@
 """The commands that check and list stage configs."""
 
-import json
 from pathlib import Path
 
 import typer
 
 from omni_jobs.cli.exits import Exit
 from omni_jobs.cli.options import JsonOption, StageConfigsArgument
-from omni_jobs.cli.screen import show
+from omni_jobs.cli.screen import show, show_json
 
 
 def check(files: StageConfigsArgument) -> None:
@@ -45,18 +44,15 @@ def list_(as_json: JsonOption = False) -> None:
       omni-jobs pipelines list
       OMNI_JOBS_STAGE_CONFIGS=/etc/omni-jobs/stage_configs omni-jobs pipelines list --json
     """
-    from rich.table import Table
-
+    from omni_jobs.cli.tables import table_of
     from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import settings
 
     known = load_pipelines(settings().resolved_stage_configs)
     if as_json:
-        typer.echo(json.dumps([pipeline.model_dump(mode="json") for pipeline in known.values()], indent=2))
+        show_json(list(known.values()))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("pipeline", "version", "takes", "makes", "stages"):
-        table.add_column(title)
+    table = table_of("pipeline", "version", "takes", "makes", "stages")
     for pipeline in known.values():
         takes, makes, stages = ", ".join(pipeline.accepts), ", ".join(pipeline.outputs), " → ".join(pipeline.stages)
         table.add_row(pipeline.name, pipeline.version, takes, makes, stages)

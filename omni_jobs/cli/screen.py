@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 def show(content: RenderableType) -> None:
-    """Print a rich renderable on stdout, as wide as the terminal."""
+    """Print a table or another rich renderable on stdout, as wide as the terminal."""
     _console().print(content)
 
 
-def show_json(view: BaseModel) -> None:
-    """Print a view of the API as JSON on stdout."""
-    typer.echo(view.model_dump_json(indent=2))
+def show_json(content: BaseModel | Sequence[BaseModel]) -> None:
+    """Print a view of the API, or several as an array, as JSON on stdout."""
+    from pydantic_core import to_json
+
+    typer.echo(to_json(content, indent=2).decode())
 
 
 def show_repeatedly(content: Callable[[], RenderableType]) -> None:
-    """Show the renderable that ``content`` returns, and replace it every second, until Ctrl-C."""
+    """Show what ``content`` returns on the terminal, and call it again every second to replace it, until Ctrl-C."""
     from rich.live import Live
 
     with Live(content(), console=_console(), auto_refresh=False) as live:
@@ -39,13 +41,10 @@ def show_repeatedly(content: Callable[[], RenderableType]) -> None:
 
 
 def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
-    """Print a job's text on stdout, and its artifacts and warnings on stderr.
+    """Print a job's text on stdout, and its artifacts and warnings on stderr; exit with 1 unless it is completed.
 
-    Exits with status 1 unless the job is completed.
-
-    Args:
-        as_json: print the whole job as JSON in place of its text and artifacts.
-        out: the directory that the artifacts were written to; None to print their URLs.
+    ``as_json`` prints the whole job in place of its text and artifacts. ``out`` is the directory that the artifacts
+    were written to; None prints their URLs.
     """
     if as_json:
         show_json(job)

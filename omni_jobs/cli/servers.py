@@ -142,12 +142,8 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.api.server import Server, raise_file_limit
     from omni_jobs.api.services import Services
 
-    settings = _settings_for_one_user()
-    given = {
-        "api_host": settings.api_host if host is None else host,
-        "api_port": settings.api_port if port is None else port,
-    }
-    settings = settings.model_copy(update=given)
+    given = {name: value for name, value in (("api_host", host), ("api_port", port)) if value is not None}
+    settings = _settings_for_one_user().model_copy(update=given)
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.

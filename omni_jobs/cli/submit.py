@@ -79,7 +79,7 @@ def submit(
 
 
 def _read_body(file: str) -> dict[str, Any]:
-    """Return the JSON object in a file, or on standard input for "-". Raises InvalidRequest."""
+    """Return the JSON object in a file, or on standard input for ``-``. Raises InvalidRequest."""
     try:
         body = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -109,7 +109,7 @@ def _prompt(
 def _settings(
     voice: str | None, param: Sequence[str] | None, seed: int | None, metadata: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the request's fields for those options that are given."""
+    """Return the request's fields for the options that are given."""
     fields: dict[str, Any] = {}
     if voice is not None:
         fields["audio"] = {"voice": voice}

@@ -1,11 +1,8 @@
 """Tables of jobs, stages, events and child processes: pure functions from views to rich renderables."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -13,11 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_jobs.cli.formats import in_bytes, in_seconds, printable
+from omni_jobs.stack.child import ChildView
 from omni_jobs.states import JobState, StageRunState
-
-if TYPE_CHECKING:
-    from omni_jobs.stack.child import ChildView
-    from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
+from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
 
 _STYLE_OF_STATE = {
     "completed": "green",
@@ -35,17 +30,14 @@ _STYLE_OF_STATE = {
 _MARK_OF_STATE = {"succeeded": "✔", "ready": "✔", "failed": "✘", "cancelled": "–", "stopped": "–", "restarting": "↻"}
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINNING = ("running", "starting", "stopping")
-_BAR = 40
 
 
 def children_table(children: Sequence[ChildView]) -> Table:
-    """Return a line per child process: its state, the duration of its start, its restarts."""
+    """Return a line per child process of the stack: its state, the duration of its start, its restarts."""
     table = Table.grid(padding=(0, 2))
     for child in children:
         restarts = f"restarted {child.restarts}×" if child.restarts else ""
-        table.add_row(
-            _mark(child.state.value), child.name, _state(child.state.value), in_seconds(child.start_s), Text(restarts)
-        )
+        table.add_row(_mark(child.state), child.name, _state(child.state), in_seconds(child.start_s), Text(restarts))
     return table
 
 
@@ -53,9 +45,7 @@ def job_progress(job: JobView) -> RenderableType:
     """Return a line per stage of a running job, and below the end of its text so far."""
     table = Table.grid(padding=(0, 2))
     for stage in job.stages:
-        table.add_row(
-            _mark(stage.status.value), stage.name, _state(stage.status.value), _amount(stage), in_seconds(_ran_s(stage))
-        )
+        table.add_row(_mark(stage.status), stage.name, _state(stage.status), _amount(stage), in_seconds(_ran_s(stage)))
     if job.waiting is not None:
         return Group(table, Text(waiting_reason(job.waiting), style="yellow"))
     texts = [stage.progress.text for stage in job.stages if stage.progress and stage.progress.text]
@@ -65,7 +55,7 @@ def job_progress(job: JobView) -> RenderableType:
 
 
 def waiting_reason(waiting: WaitingView) -> str:
-    """Return the reason why a job waits, as a line."""
+    """Return the reason why a job waits, as one line of text."""
     return f"{waiting.reason}: {printable(waiting.message)}"
 
 
@@ -82,15 +72,15 @@ def _amount(stage: StageRunView) -> RenderableType:
     return Text(f"{done} {unit}")
 
 
-def timeline(job: JobView, width: int = _BAR) -> Table:
-    """Return a bar per stage, of when it was queued (░) and ran (█), with durations and payload size.
+def timeline(job: JobView, width: int = 40) -> Table:
+    """Return a line per stage of a job: how long it was queued and ran, its payload's size, and a bar of both times.
 
-    All bars have the same scale: ``width`` characters from the job's submit to its end, or until now.
+    Every bar has ``width`` characters for the time from the job's submit to its end, or until now: ░ queued, █ running.
     """
     start = job.created_at
     end = job.finished_at or datetime.now(UTC)
     scale = width / max((end - start).total_seconds(), 1e-9)
-    table = _table("stage")
+    table = table_of("stage")
     for title in ("queued", "running", "payload"):
         table.add_column(title, justify="right")
     table.add_column(f"0 … {in_seconds((end - start).total_seconds())}")
@@ -100,30 +90,29 @@ def timeline(job: JobView, width: int = _BAR) -> Table:
 
     for stage in job.stages:
         if stage.queued_at is None:
-            table.add_row(stage.name, "", "", "", _state(stage.status.value))
+            table.add_row(stage.name, "", "", "", _state(stage.status))
             continue
         queued, started, finished = column(stage.queued_at), column(stage.started_at), column(stage.finished_at)
         ran = max(1, finished - started) if stage.started_at is not None else 0
         bar = Text(" " * queued)
         bar.append("░" * max(0, started - queued), style="dim")
-        bar.append("█" * ran, style=_STYLE_OF_STATE.get(stage.status.value, ""))
-        table.add_row(
-            stage.name, in_seconds(_queued_s(stage)), in_seconds(_ran_s(stage)), in_bytes(stage.payload_bytes), bar
-        )
+        bar.append("█" * ran, style=_STYLE_OF_STATE.get(stage.status, ""))
+        queued_s = in_seconds(_seconds(stage.queued_at, stage.started_at or stage.finished_at))
+        table.add_row(stage.name, queued_s, in_seconds(_ran_s(stage)), in_bytes(stage.payload_bytes), bar)
     return table
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
-    """Return a line per job, in the order given."""
-    table = _table("job", "pipeline", "status", "stages", "submitted")
+    """Return a line per job, in the given order: its state, stages, time of submit and duration."""
+    table = table_of("job", "pipeline", "status", "stages", "submitted")
     table.add_column("took", justify="right")
     for job in jobs:
         stages = Text("  ").join(
-            Text(f"{_MARK_OF_STATE.get(stage.status.value, '·')} {stage.name}", style=_style(stage.status.value))
+            Text(f"{_MARK_OF_STATE.get(stage.status, '·')} {stage.name}", style=_style(stage.status))
             for stage in job.stages
         )
         took = (job.finished_at - job.created_at).total_seconds() if job.finished_at else None
-        status = _state(job.status.value)
+        status = _state(job.status)
         if job.error is not None:
             status.append(f" ({job.error.code})")
         if job.waiting is not None:
@@ -136,7 +125,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
 
 def job_summary(job: JobView) -> RenderableType:
     """Return a job's state, the reason why it waits, its error, its timeline and its failed attempts."""
-    head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status.value))
+    head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status))
     if job.retries:
         head.append(f"  retried {job.retries}×", style="dim")
     if job.expires_at is not None and not job.status.is_final:
@@ -150,13 +139,12 @@ def job_summary(job: JobView) -> RenderableType:
         parts.append(Text("it never started" if job.started_at is None else "it had started", style="dim"))
     parts.append(timeline(job))
     if any(stage.errors for stage in job.stages):
-        parts += [Text(""), failed_attempts(job)]
+        parts += [Text(""), _failed_attempts(job)]
     return Group(*parts)
 
 
-def failed_attempts(job: JobView) -> Table:
-    """Return a line per attempt that failed, in the order of stages and attempts."""
-    table = _table("stage", "attempt", "at", "worker", "error")
+def _failed_attempts(job: JobView) -> Table:
+    table = table_of("stage", "attempt", "at", "worker", "error")
     for stage in job.stages:
         for error in stage.errors:
             what = Text(f"{error.code}: {printable(error.message)}", style="yellow" if error.retryable else "red")
@@ -165,8 +153,8 @@ def failed_attempts(job: JobView) -> Table:
 
 
 def events_table(events: Sequence[EventView]) -> Table:
-    """Return a line per event, in the order given."""
-    table = _table("at", "event", "about")
+    """Return a line per event of a job, in the given order: its time, type, and error or stages."""
+    table = table_of("at", "event", "about")
     for event in events:
         about = event.data.get("error") or {name: value for name, value in event.data.items() if name == "stages"}
         code, message = about.get("code"), about.get("message")
@@ -175,7 +163,8 @@ def events_table(events: Sequence[EventView]) -> Table:
     return table
 
 
-def _table(*titles: str) -> Table:
+def table_of(*titles: str) -> Table:
+    """Return an empty table with these columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in titles:
         table.add_column(title)
@@ -186,16 +175,13 @@ def _moment(at: datetime) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _queued_s(stage: StageRunView) -> float | None:
-    if stage.queued_at is None:
-        return None
-    return ((stage.started_at or stage.finished_at or datetime.now(UTC)) - stage.queued_at).total_seconds()
-
-
 def _ran_s(stage: StageRunView) -> float | None:
-    if stage.started_at is None:
-        return None
-    return ((stage.finished_at or datetime.now(UTC)) - stage.started_at).total_seconds()
+    return _seconds(stage.started_at, stage.finished_at)
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    """Return the seconds from ``start`` to ``end``, or until now; None before the start."""
+    return None if start is None else ((end or datetime.now(UTC)) - start).total_seconds()
 
 
 def _style(state: str) -> str:
