@@ -12,8 +12,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -78,21 +78,15 @@ def load_until_told() -> None:
 
 def limit_load_when_told() -> None:
     told = threading.Event()
-    limit = pool.StagePool._load_limit
+    on_load_limit = pool.StagePool._on_load_limit
 
-    @contextmanager
-    def limit_late(self: pool.StagePool, seconds: float) -> Iterator[None]:
-        with ExitStack() as until_loaded:
-
-            def begin() -> None:
-                told.wait()
-                until_loaded.enter_context(limit(self, seconds))
-
-            threading.Thread(target=begin, daemon=True).start()
-            yield
+    def on_load_limit_late(self: pool.StagePool) -> None:
+        told.wait()
+        time.sleep(self.app.settings.load_limit_s)
+        on_load_limit(self)
 
     signal.signal(signal.SIGUSR2, lambda *_: told.set())
-    pool.StagePool._load_limit = limit_late  # type: ignore[method-assign]
+    pool.StagePool._on_load_limit = on_load_limit_late  # type: ignore[method-assign]
 
 
 def meet_a_bug() -> None:
