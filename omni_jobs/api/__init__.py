@@ -1,1 +1,1 @@
-"""HTTP. ``create_app`` is in :mod:`omni_jobs.api.app`; routes stand in one file per noun."""
+"""The HTTP API and its server. ``create_app`` is in :mod:`omni_jobs.api.app`; the routes of each noun have a file."""

@@ -13,9 +13,9 @@ _VARIABLES = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHO
 
 
 def give_freed_memory_back() -> bool:
-    """Make glibc return freed blocks of a MiB and more at once, and use two arenas. Return whether it does.
+    """Make glibc return freed blocks of a MiB and more at once, and use two arenas. Return whether it accepted all.
 
-    Nothing is changed if the environment sets one of these limits, or if the C library has no mallopt.
+    Do nothing if the environment configures glibc's allocator already, or if the C library has no mallopt.
     """
     if any(name in os.environ for name in _VARIABLES):
         return False

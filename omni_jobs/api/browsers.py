@@ -20,7 +20,10 @@ _DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no
 
 
 class KnownPages:
-    """Middleware that refuses other hosts and changes by other origins. It adds default headers to every answer."""
+    """Middleware that refuses requests to unknown hosts (421), and changes by pages of other origins (403).
+
+    It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers.
+    """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app

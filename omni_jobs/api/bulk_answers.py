@@ -1,4 +1,4 @@
-"""The answers of bulks: kept on the disk until all lines of a bulk are read, bounded for each bulk and for all."""
+"""``Answers``: keeps the answers to a bulk's lines on the disk until all lines are read; their bytes are bounded."""
 
 import json
 import tempfile
@@ -17,7 +17,7 @@ _LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those 
 
 
 class AllAnswers:
-    """Counts the bytes of the answers of all bulks of this process. Safe for threads."""
+    """Counts and bounds the bytes that the answers of all bulks of this process take. Safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
         self.limit_of_one = settings.max_bulk_answer_bytes
@@ -57,7 +57,7 @@ class Answers:
         self._all.check_room()
 
     def write(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Append answers to the file, a line each. Raises OSError if the disk is full."""
+        """Append answers to the file, each as one line of JSON. Raises OSError if the disk is full."""
         for answer in answers:
             text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
             self.bytes += len(text)

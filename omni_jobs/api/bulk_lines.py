@@ -16,10 +16,11 @@ Line = tuple[int, bytes | OmniJobsError]
 
 
 async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, body: Body) -> AsyncGenerator[list[Line]]:
-    """Yield the lines that are not empty in groups of at most 256 lines and some 4 MiB.
+    """Yield the lines that are not empty, in groups of at most 256 lines and some 4 MiB.
 
-    A group is smaller where the server has no room for more bytes of bodies. ``body`` counts a group's bytes as held
-    until the receiver lets them go. Raises ServerBusy where there is no room for one line.
+    A line longer than ``max_line_bytes`` is an error in its place. A group counts as held in ``body``: the caller calls
+    ``body.let_go`` once it is done with the group. A group ends early where the server has no room for more bytes of
+    bodies. Raises ServerBusy if it has no room for a single line.
     """
     group: list[Line] = []
     size = 0
@@ -42,7 +43,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
 
 
 def bytes_of(group: Sequence[Line]) -> int:
-    """Return the bytes of a group's lines."""
+    """Return how many bytes a group's lines have together."""
     return sum(len(line) for _, line in group if isinstance(line, bytes))
 
 

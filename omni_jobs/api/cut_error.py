@@ -1,4 +1,4 @@
-"""``cut_error``: cuts the texts of an error for a client, in an answer as well as in a line of a bulk's answers."""
+"""``cut_error``: bounds the length of an error's texts before a client gets it, as an answer or in a bulk's answers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -25,7 +25,7 @@ LAST_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer of 400 and above. Fields that do not apply are left out."""
+    """The body of every answer of 400 and above but a 503 of /readyz. Fields that do not apply are left out."""
 
     error: ErrorView
 

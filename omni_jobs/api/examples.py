@@ -1,4 +1,4 @@
-"""Examples in the OpenAPI document. A test admits every request and reads every answer."""
+"""Examples of requests and answers, for the OpenAPI document. A test submits and parses them."""
 
 import base64
 import struct

@@ -21,10 +21,11 @@ _ALWAYS_TAKEN_BYTES = 64 << 10  # of each body, however much is held, so that sm
 
 
 class BoundedBodies:
-    """Middleware that bounds the bodies of requests. Where a body breaks a bound, the route's read of it raises.
+    """Middleware that bounds the bodies of requests. Beyond a bound, the route's read raises TooSlow or ServerBusy.
 
-    The bytes of a body count as held until its request is answered. A route that drops them while it still reads sets
-    ``is_streamed`` of its ``Body``, ``request.state.body``, and counts the bytes itself with ``hold`` and ``let_go``.
+    It gives each request a ``Body``, as ``request.state.body``. All bytes of a body count as held until its request is
+    answered. A route that drops bytes while it still reads sets ``is_streamed`` of the Body, and then counts them
+    itself with ``hold`` and ``let_go``.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -54,7 +55,7 @@ class BoundedBodies:
 
 
 class HeldBytes:
-    """Counts the bytes of all bodies that this process holds. For one event loop."""
+    """Counts the bytes that this process holds of all bodies. ``limit`` bounds them. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -63,7 +64,7 @@ class HeldBytes:
 
 
 class Body:
-    """The body of one request. It counts the bytes that are held, and waits for more of them within limits."""
+    """The body of one request: receives it within the limits of time, and counts its bytes that are held."""
 
     def __init__(self, held: HeldBytes, settings: Settings, receive: Receive, content_length: int | None) -> None:
         """Prepare to receive the body. ``content_length``: its bytes as the head declares them, or None."""
@@ -79,7 +80,10 @@ class Body:
         self.is_streamed = False
 
     async def receive(self) -> Message:
-        """Return ASGI's next message, with a part of the body. Raises TooSlow, and ServerBusy if ``hold`` would."""
+        """Return ASGI's next message, with a part of the body; ``hold`` it unless the body ``is_streamed``.
+
+        Raises TooSlow, and ServerBusy if all bodies would hold too many bytes.
+        """
         if self._is_complete:
             return await self._receive()
         if self.content_length is not None and self.received == 0 and not self.is_streamed:
@@ -121,17 +125,20 @@ class Body:
             await asyncio.sleep(_PAUSE_S * min(len(large_bodies), _MOST_PAUSES))
 
     def has_room(self, more: int) -> bool:
-        """Return whether ``hold`` would accept so many bytes more."""
+        """Return whether ``hold`` would accept ``more`` bytes."""
         return self._held + more <= _ALWAYS_TAKEN_BYTES or self._all.bytes + more <= self._all.limit
 
     def hold(self, more: int) -> None:
-        """Count so many bytes more as held. Raises ServerBusy if all bodies together would hold too many."""
+        """Count ``more`` bytes as held. Raises ServerBusy, and lets go of this body, if all bodies would hold too many.
+
+        A body's first 64 KiB are always accepted.
+        """
         self._check(more)
         self._held += more
         self._all.bytes += more
 
     def let_go(self, fewer: int) -> None:
-        """Count so many bytes fewer as held."""
+        """Count ``fewer`` bytes as held no longer."""
         self._held -= fewer
         self._all.bytes -= fewer
 

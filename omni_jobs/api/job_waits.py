@@ -1,4 +1,4 @@
-"""``JobWaits``: lets requests wait for a job's end, with one poll of the database for all of them."""
+"""``JobWaits``: lets requests wait for the ends of their jobs, with one poll of the database for all of them."""
 
 import asyncio
 import logging

@@ -38,10 +38,10 @@ _Timer = Literal["receive", "send"]
 
 
 def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
-    """Return the class of one server's connections, for ``uvicorn.Config(http=…)``.
+    """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``.
 
-    It allows no more connections than this process may open files. Half of the files, but 1024 at most, are left to
-    the database, the object store and connections in the backlog.
+    It allows ``max_connections`` of the settings, or fewer where this process may open few files. Half of the files,
+    but 1024 at most, are left to the database, the object store and connections that are not accepted yet.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def close_behind_answer(self) -> None:
-        """Close the connection once the client has read its answer, or has not read a part of it in time."""
+        """Close the connection once the client has read its answer, or has taken too long to read a part of it."""
         if not self._in_head:
             self._linger()
             return

@@ -1,4 +1,4 @@
-"""Parameters of requests beside their bodies: a job's id, headers, the numbers of a query, the tenant."""
+"""What routes read of a request beside its body: a job's id, headers, the numbers of a query, the tenant."""
 
 import re
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ CancelAfter = Annotated[
 
 
 def idempotency_key_header(longest: int, use: str) -> Any:
-    """Return the declaration of the header ``Idempotency-Key``. ``use`` ends its description."""
+    """Return a declaration of the header ``Idempotency-Key`` for a route. ``use`` says in it what a key does."""
     return Header(
         alias="Idempotency-Key",
         pattern=f"^[!-~]{{1,{longest}}}$",

@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit(settings: Settings) -> None:
-    """Raise this process's limit on open files as far as ``max_connections`` and their requests need, if it may."""
+    """Raise this process's limit on open files to 1024 above ``max_connections``, or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.max_connections + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -33,7 +33,7 @@ class Services:
     """The parts of one API process that its routes work with, such as jobs, intake and broker. ``close`` them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Open all parts; connections are made when needed. Raises ConfigError, StorageUnavailable."""
+        """Open all parts; connections are made when needed. Raises ConfigError for a wrong setting or pipeline file."""
         self.settings = settings
         configured = load_pipelines(settings.resolved_stage_configs)
         self.pipelines = configured.served(settings.pipelines)
@@ -55,7 +55,7 @@ class Services:
         self.list_threads = CapacityLimiter(max(2, os.cpu_count() or 2))
 
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
-        """Return the error that refuses all jobs of a pipeline, such as a missing checkpoint; None if there is none."""
+        """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""
         try:
             self.renderers.of(pipeline)
         except OmniJobsError as error:

@@ -17,7 +17,7 @@ _usual_s: list[float] = []  # the interval before each of the contexts that are 
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Context manager: shorten the process's switch interval until the last such context ends. Safe for threads."""
+    """Context manager: shorten the interpreter's switch interval until the last such context ends. Safe for threads."""
     with _lock:
         _usual_s.append(_usual_s[0] if _usual_s else sys.getswitchinterval())
         sys.setswitchinterval(_SHORT_S)

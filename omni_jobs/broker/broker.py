@@ -40,10 +40,10 @@ class Broker:
         return RedisLists(self._settings.broker_url.get_secret_value(), self._settings.broker_key_prefix)
 
     def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
-        """Publish hints. Return how many messages each of their queues has then.
+        """Publish hints. Return how many messages each of their queues has then, by the queue's name.
 
-        A hint for a queue of no pipeline is left out and logged. Raises BrokerUnavailable: a caller that has committed
-        logs it and goes on, because the rescuer republishes the hints.
+        A hint whose queue belongs to no pipeline is logged and dropped. Raises BrokerUnavailable: a caller that has
+        committed logs it and goes on, because the rescuer republishes the hints.
         """
         by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for hint in hints:
@@ -59,11 +59,11 @@ class Broker:
         return depths
 
     def depth(self, queue_name: str) -> int:
-        """Return how many messages, each of several hints, wait in a queue. Raises BrokerUnavailable."""
+        """Return how many messages, each of one or more hints, wait in a queue. Raises BrokerUnavailable."""
         return self._lists.length(queue_name)
 
     def depths(self) -> dict[str, int]:
-        """Return how many messages wait, by queue. Raises BrokerUnavailable."""
+        """Return how many messages wait in each queue, by its name. Raises BrokerUnavailable."""
         return {name: self.depth(name) for name in self.per_message}
 
     def close(self) -> None:

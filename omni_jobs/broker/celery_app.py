@@ -12,7 +12,7 @@ from omni_jobs.settings import Settings
 
 
 class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
-    """A Celery app with its process's settings and pipelines, and with a Broker, which works without Celery."""
+    """The Celery app of a worker process. It carries the settings, the pipelines and a Broker that publishes hints."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         """Configure one queue for every stage of every pipeline. The app connects to nothing yet."""

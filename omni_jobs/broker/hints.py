@@ -1,7 +1,7 @@
 """Hints as messages: written into a stage's queue, and read from it.
 
 A message carries pairs ``(stage run id, attempt)`` and nothing else. It may be lost, late or doubled without harm,
-because the row in SQL is the truth. So no message is acknowledged, retried for long or stored.
+because the row in SQL is the truth. So no message is acknowledged, and sending one is tried twice at most.
 """
 
 import base64
@@ -53,7 +53,7 @@ _BODY: TypeAdapter[tuple[tuple[_Hints], Any, Any]] = TypeAdapter(tuple[tuple[_Hi
 
 
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
-    """Return hints as a message of Celery and kombu, with only the fields that these need to read it."""
+    """Return hints as one message that Celery and kombu can read, with no more fields than they need."""
     message_id = secrets.token_hex(8)
     body = orjson.dumps([[hints], {}, {}])
     message = {
@@ -73,7 +73,7 @@ def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
 def read_hints(raw: bytes) -> list[tuple[int, int]]:
     """Return the hints ``(stage run id, attempt)`` of a message. Raises BadMessage for anything else.
 
-    Anybody who reaches the broker can write to the list. So all parts of the message are checked: its size, its
+    Anybody who reaches the broker can write to a queue. So all parts of the message are checked: its size, its
     encoding, its task and the types of its ids.
     """
     if len(raw) > _MAX_MESSAGE_BYTES:

@@ -35,7 +35,7 @@ class RedisLists:
             raise ConfigError("redis-py does not take this URL", field="OMNI_JOBS_BROKER_URL") from None
 
     def push(self, name: str, messages: Sequence[bytes]) -> int:
-        """Push messages to a list with one command. Return how many the list has then. Raises BrokerUnavailable.
+        """Push messages to the list ``name`` with one command. Return its length then. Raises BrokerUnavailable.
 
         Celery's own way of sending would cost a third of a millisecond for each message.
         """
@@ -50,7 +50,7 @@ class RedisLists:
                 raise BrokerUnavailable(f"the broker does not take hints: {error}") from error
 
     def length(self, name: str) -> int:
-        """Return how many messages a list has. Raises BrokerUnavailable."""
+        """Return how many messages the list ``name`` has. Raises BrokerUnavailable."""
         try:
             return int(self._redis.llen(self._prefix + name))
         except _UNAVAILABLE as error:

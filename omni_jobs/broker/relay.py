@@ -21,8 +21,8 @@ class Relay:
     """Publishes hints soon, from a thread of its own. ``close`` it; safe for threads.
 
     A message takes some 300 bytes of the broker, however few hints it carries. So while a queue is long, the relay
-    holds an incomplete message back until it is full. It publishes the message before the workers could have emptied
-    the queue.
+    holds a message back until it carries as many hints as it may, but no longer than a second, and not so long that
+    the workers could have emptied the queue.
     """
 
     def __init__(self, broker: Broker, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""``Client``: calls the HTTP API, and repeats what may be repeated."""
+"""``Client``: calls the HTTP API, and repeats failed calls that are safe to repeat."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ class Client:
             cancel_after: seconds, or a text like "15m", after which the job is cancelled.
 
         Raises:
-            TooManyJobs: if the queue is full for longer; its ``retry_after_s`` says when to try again.
+            TooManyJobs: if the backlog stays full; its ``retry_after_s`` says when to try again.
             InvalidRequest: if the request is wrong; its ``field`` names the field.
+            Conflict: if the idempotency key names a job of another body.
         """
         headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
         content: dict[str, Any] = {"json": body}
@@ -98,8 +99,9 @@ class Client:
     ) -> Iterator[BulkAnswer]:
         """Submit many jobs, the JSON body of one per line. Yield an answer per line, in order, once all lines are sent.
 
-        Lines and answers are streamed. The call is never repeated by itself. With an ``idempotency_key`` the same
-        lines may be sent again: only jobs that are missing are made. ``cancel_after`` applies to each line.
+        Lines and answers are streamed; an empty line has no answer. The client never repeats this call. The caller may
+        send the same lines again with the same ``idempotency_key``: only jobs that are missing are made.
+        ``cancel_after`` applies to each line.
 
         Raises RequestTooLarge or ServerBusy after the last answer if the server has not read all lines; the message
         names the last line that it has read.
@@ -151,9 +153,10 @@ class Client:
         return _parsed(JobView, self._call("POST", _path(job_id, "/cancel")))
 
     def retry(self, job_id: str, *, from_stage: str | None = None) -> JobView:
-        """Retry a job that has ended, and return it: the stages that did not succeed, or all from ``from_stage`` on.
+        """Retry a job that has ended, and return it. Stages that did not succeed run again, and all that follow them.
 
-        Raises Conflict if the job has not ended, or if payloads that the stages need are deleted already.
+        So do ``from_stage`` and all that follow it. Raises NotFound, InvalidRequest for an unknown stage, and Conflict
+        if the job has not ended, if no stage is to run, or if payloads that the stages need are deleted already.
         """
         retries = self.get(job_id).retries
         params = {} if from_stage is None else {"from_stage": from_stage}
@@ -166,7 +169,7 @@ class Client:
             return job  # the first try of this call succeeded, and its answer was lost
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its result and artifacts. Raises Conflict if it has not, and NotFound."""
+        """Delete a job with its result and artifacts. Raises Conflict if the job has not ended, and NotFound."""
         self.get(job_id)
         with suppress(NotFound):  # the first try of this call succeeded, and its answer was lost
             self._call("DELETE", _path(job_id))
@@ -211,7 +214,7 @@ class Client:
         return _parsed(JobView, self._call("GET", _path(job_id), params=params))
 
     def artifact(self, job: JobView | str, name: str) -> bytes:
-        """Return an artifact's bytes. ``job`` may be an id. Raises NotFound, and ObjectCorrupt for a wrong digest."""
+        """Return an artifact's bytes. ``job`` may be an id. Raises NotFound; ObjectCorrupt if the bytes are damaged."""
         return b"".join(self._chunks(self.get(job) if isinstance(job, str) else job, name))
 
     def save_artifact(self, job: JobView, name: str, path: Path) -> int:
@@ -231,7 +234,11 @@ class Client:
         return size
 
     def save(self, job: JobView, directory: Path) -> Sequence[Path]:
-        """Write ``result.json`` (the whole job), ``text.txt`` if it has text, and all artifacts. Return the paths."""
+        """Write the job into ``directory``, which is made if needed. Return the paths of the files.
+
+        They are ``result.json`` (the whole job), ``text.txt`` if it has text, and all artifacts. Raises InvalidRequest
+        for an artifact whose name is no file name, and the errors of ``save_artifact``.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         written = [directory / "result.json"]
         written[0].write_text(job.model_dump_json(indent=2) + "\n", encoding="utf-8")

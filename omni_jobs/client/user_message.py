@@ -1,4 +1,4 @@
-"""``user_message``: makes of media files and a text one message of a chat completion."""
+"""``user_message``: puts media files and a text into one message of a chat completion."""
 
 import base64
 import mimetypes
@@ -14,7 +14,7 @@ def user_message(
     images: Sequence[Path] = (),
     videos: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return a user's message for ``messages``: the media files as base64, then the text. Raises OSError."""
+    """Return a user's message for a request's ``messages``: media as base64, then the text. Raises OSError if a file cannot be read."""
     parts: list[dict[str, Any]] = []
     for path in audio:
         sound = {"data": _base64(path)}

@@ -1,4 +1,4 @@
-"""``Admissions``: parses and admits the requests of one API process, each in its lane."""
+"""``Admissions``: parses and admits the requests that come to one API process, each in its lane."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Admissions:
     """Parses requests and admits them to their pipelines. For one event loop."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines, renderers: Renderers, wall: MediaWall) -> None:
-        """Prepare to admit requests for ``pipelines`` alone. ``renderers`` are loaded when a request needs them."""
+        """Prepare to admit requests for these pipelines; others are refused. Renderers are loaded when first needed."""
         self._settings = settings
         self._pipelines = pipelines
         self._renderers = renderers
@@ -55,7 +55,7 @@ class Admissions:
         """Parse and check requests. Return an admitted request or the error of the refusal for each, in their order.
 
         Texts are admitted together. Each request with media is admitted apart, because decoders take seconds. Raises
-        DecodersUnavailable for a single request with media while all decoders are taken.
+        DecodersUnavailable if a single request has media and too many requests wait for decoders already.
         """
         parsed = await self._lanes.parse(requests, partial(_results_of, self._parse, requests))
         candidates = [each for each in parsed if isinstance(each, _Candidate)]

@@ -55,7 +55,7 @@ class Backlog:
         per_tenant: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without a count. ``count`` returns the queued jobs by (pipeline, tenant), ``clock`` seconds."""
+        """Begin without a count. ``count`` returns the number of queued jobs by (pipeline, tenant), ``clock`` seconds."""
         self._count = count
         self._per_pipeline = per_pipeline
         self._per_tenant = per_tenant
@@ -85,9 +85,10 @@ class Backlog:
 
     @contextmanager
     def reserve(self, pipeline: str, tenant: str, wanted: int = 1) -> Iterator[Reservation]:
-        """Context manager: reserve room for as many of the ``wanted`` jobs as may wait. Call ``refresh`` before.
+        """Context manager: reserve room for as many of the ``wanted`` jobs as may wait, and give a Reservation.
 
-        A block that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
+        Call ``refresh`` before. It raises nothing if there is no room: the reservation then has a ``refusal``. A block
+        that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
         """
         scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
         limits = dict(zip(scopes, (self._per_pipeline, self._per_tenant), strict=True))
@@ -109,7 +110,7 @@ class Backlog:
             self._taken_meanwhile.update(dict.fromkeys(scopes, reservation.taken))
 
     async def close(self) -> None:
-        """Wait for the end of a count that goes on."""
+        """Wait for the end of a count that is going on."""
         if self._counting is not None:
             await asyncio.wait([self._counting])
 

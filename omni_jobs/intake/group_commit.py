@@ -44,11 +44,11 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, jobs: Sequence[KeyedJob]) -> Future[list[SubmitResult | OmniJobsError]]:
-        """Write jobs soon, with the jobs of other callers. Return a future of their results, in the same order.
+        """Write jobs soon, with the jobs of other callers. Return a future of a result for each, in the same order.
 
-        A result may be an error. Conflict: the idempotency key names a job of another request. DatabaseUnavailable:
-        the job may exist all the same, and only an idempotency key makes it safe to submit it again. OmniJobsError:
-        the database refuses this one job.
+        A result is a SubmitResult or an error. Conflict: the idempotency key names a job of another request.
+        DatabaseUnavailable: the job may exist all the same, and only an idempotency key makes it safe to submit it
+        again. OmniJobsError: the database refuses this one job.
         """
         group = _Group(jobs)
         group.results.set_running_or_notify_cancel()  # a client that leaves does not stop the transaction

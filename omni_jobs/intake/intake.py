@@ -1,8 +1,8 @@
-"""``Intake``: the one door for a job.
+"""``Intake``: the one way by which jobs are submitted.
 
-    admit → reserve a place in the backlog → store media → write (grouped) → wake
+    admit → reserve room in the backlog → store media → write in a group commit → publish
 
-Every façade comes through it: a façade turns its body into a ``SubmitRequest`` and a ``SubmitResult`` into its answer.
+A route that submits turns its body into ``SubmitRequest``s, and the ``SubmitResult``s of the intake into its answer.
 Each step returns a list in the order of the requests. An error in it stands for a request that was refused, and the
 later steps pass it on, so that a refused request disturbs no other.
 """
@@ -36,12 +36,12 @@ Scope = tuple[str, str]
 
 
 class Intake:
-    """Submits jobs. For one event loop; ``close`` it."""
+    """Submits and retries the jobs of one API process. For one event loop; ``close`` it."""
 
     def __init__(
         self, settings: Settings, admissions: Admissions, jobs: Jobs, store: ObjectStore, relay: Relay
     ) -> None:
-        """Start the thread that writes jobs. The caller closes what it gives."""
+        """Start the thread that writes jobs. ``close`` leaves the given parts open."""
         self._admissions = admissions
         self._jobs = jobs
         self._store = store
@@ -57,7 +57,7 @@ class Intake:
         await self.backlog.close()
 
     async def submit(self, request: SubmitRequest) -> SubmitResult:
-        """Submit one job, and return its id. Raises the error of a refusal, and the errors of ``submit_many``."""
+        """Submit one job, and return its result. Raises the error of a refusal, and the errors of ``submit_many``."""
         [result] = await self.submit_many([request])
         if isinstance(result, OmniJobsError):
             raise result
@@ -67,7 +67,7 @@ class Intake:
         """Submit jobs. Return a result or the error of the refusal for each, in their order.
 
         Raises DatabaseUnavailable, StorageUnavailable and StorageFull: then some of the jobs may exist all the same.
-        Raises DecodersUnavailable for a single request.
+        Raises DecodersUnavailable if a single request has media and too many requests wait for decoders already.
         """
         admitted = await self._admissions.admit(requests)
         await self.backlog.refresh()
@@ -82,7 +82,7 @@ class Intake:
         return results
 
     async def retry(self, job_id: str, from_stage: str | None) -> None:
-        """Queue a job that has ended again: the stages that did not succeed, or ``from_stage`` and all after it.
+        """Queue a job that has ended again: stages that did not succeed, ``from_stage``, and all that follow these.
 
         Raises TooManyJobs, and the errors of ``Jobs.retry``.
         """
@@ -165,7 +165,7 @@ class Intake:
         except StorageError as error:
             logger.warning("%d media are left behind: %s", len(media), error)
 
-    # Write, and wake.
+    # Write, and publish.
 
     async def _write(
         self, requests: Sequence[SubmitRequest], jobs: Sequence[NewJob | OmniJobsError]

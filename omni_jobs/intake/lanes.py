@@ -2,7 +2,7 @@
 
 A small text waits for nothing that is large, and no text waits for media that are decoded. Large bodies take turns, one
 at a time, because each holds the interpreter's lock: two at once take as long as two after another, and every small
-request waits for its turn behind both. So do the groups of bulks.
+request waits for its turn behind both. The groups of a bulk's lines take turns among themselves.
 """
 
 import os
@@ -25,31 +25,31 @@ class Lanes:
     """Bounds how many requests of a size are parsed and admitted at once in an API process. For one event loop."""
 
     def __init__(self, decoders: int) -> None:
-        """Make the lanes. ``decoders``: how many media are decoded at a time."""
+        """Make the lanes. ``decoders``: how many requests may be in decoders, or wait for one, at a time."""
         self._small = CapacityLimiter(max(2, os.cpu_count() or 2))
         self._large = CapacityLimiter(1)
         self._groups = CapacityLimiter(1)  # of bulks
         self._media = CapacityLimiter(decoders)
 
     async def parse(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
-        """Call ``parse``, which parses these requests, once their lane is free. Return its result."""
+        """Call ``parse``, which parses these requests, once their lane has room. Return its result."""
         lane = self._lane_of(requests)
         if lane is self._small and sum(requests[0].body.count(mark) for mark in b",[{") <= _FEW_VALUES:
             return parse()  # on the event loop, because a thread would cost more
         return await run_sync(parse, limiter=lane)
 
     async def admit(self, texts: Sequence[SubmitRequest], admit: Callable[[], T], *, tokenizes: bool) -> T:
-        """Call ``admit``, which admits these requests without media, once their lane is free. Return its result.
+        """Call ``admit``, which admits these requests without media, once their lane has room. Return its result.
 
-        ``tokenizes``: whether it counts tokens, which takes a millisecond and more.
+        ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more.
         """
         lane = self._lane_of(texts)
         return admit() if lane is self._small and not tokenizes else await run_sync(admit, limiter=lane)
 
     async def admit_media(self, admit: Callable[[], T], *, waits: bool) -> T:
-        """Call ``admit``, which admits a request with media, once a decoder is free. Return its result.
+        """Call ``admit``, which admits a request with media, once its lane has room. Return its result.
 
-        Raises DecodersUnavailable if no decoder is free, unless the request ``waits`` for one.
+        Raises DecodersUnavailable if the lane has no room, unless the request ``waits`` for it.
         """
         if not waits and self._media.available_tokens < 1:
             raise DecodersUnavailable("too many submits wait for their media to be decoded")

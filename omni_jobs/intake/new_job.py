@@ -1,4 +1,4 @@
-"""``new_job``: makes of an admitted request the job that is written to SQL."""
+"""``new_job``: turns an admitted request into the job that is written to SQL."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def new_job(
     tenant: str = DEFAULT_TENANT,
     expires_in_s: float | None = None,
 ) -> NewJob:
-    """Return the job of an admitted request.
+    """Return the job of an admitted request, ready to be written to SQL.
 
     ``media``: {key, size, digest, media_type} for each of the request's media, which are in the object store already.
     """

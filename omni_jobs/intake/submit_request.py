@@ -1,4 +1,4 @@
-"""``SubmitRequest``: one submit of a client, as every door hands it to ``Intake``."""
+"""``SubmitRequest``: one submit of a client, as a route hands it to ``Intake``."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The route of artifacts: the outputs of a job, whole or in part."""
+"""The route of artifacts: gets an output of a job, whole or in part."""
 
 import re
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def get_artifact(
 ) -> Response:
     """Get an output of a job, or a single range of its bytes. The ETag is the digest of the whole.
 
-    410 once the artifact's time to live is over.
+    410 once the artifact's time to live is over. 409 while the job may still make it.
     """
     artifact = _find(services, job_id, name)
     ref = artifact.ref

@@ -1,4 +1,4 @@
-"""Submit many jobs in one request: a job a line, and an answer a line.
+"""The route of bulks: submits many jobs in one request, a job a line, and answers each with a line.
 
 Groups of lines are submitted as they come in, so neither the request nor its answers are ever in memory whole. The
 answers are sent once the request has been read to its end, because a client may write all of it before it reads.

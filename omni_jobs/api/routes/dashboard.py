@@ -22,7 +22,7 @@ router = APIRouter(tags=["status"])
 
 
 class StageLoad(BaseModel):
-    """The numbers of a stage's stage runs by state, of its workers and of their slots."""
+    """A stage on the status page: how many stage runs it has in each state, and how many workers and slots."""
 
     pipeline: str
     stage: str
@@ -50,7 +50,7 @@ class RecentJob(BaseModel):
 
 
 class Status(BaseModel):
-    """The queues, workers and newest jobs at one moment."""
+    """What the status page shows: jobs by state, stages, workers and the newest jobs, at one moment."""
 
     at: datetime
     jobs: dict[JobState, int]  # those that have not ended
@@ -61,7 +61,7 @@ class Status(BaseModel):
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))
 async def status(services: ServicesDep) -> Response:
-    """Get queues, workers and the newest jobs."""
+    """Get what the status page shows: jobs by state, stages with their queues, workers and the newest jobs."""
 
     def read() -> Response:
         with short_switch_interval():
@@ -102,7 +102,7 @@ def _status(services: Services) -> Status:
 
 @router.get("/", include_in_schema=False)
 def page() -> Response:
-    """Return the status page."""
+    """Return the status page as HTML."""
     html, policy = _page()
     headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
     return Response(html, headers=headers, media_type="text/html")

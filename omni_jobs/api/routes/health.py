@@ -32,8 +32,8 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     """The state of the server, and the checks from which it follows.
 
-    ``degraded``: without its broker the server still takes and shows jobs, and they run once the broker is back. If
-    a pipeline file was broken since the start, this process goes on, and a new one would not start.
+    It is ``degraded``, and still takes and shows jobs, in two cases. Its broker is away: the jobs run once that is
+    back. Or a pipeline file was broken after the start: this process goes on, but a new one would not start.
     """
 
     status: Literal["ready", "degraded", "unavailable"]

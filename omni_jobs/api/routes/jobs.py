@@ -99,7 +99,7 @@ async def get_job(
 ) -> Response:
     """Get a job with its stages, and with its result once it is completed.
 
-    With `wait` one request takes the place of many: it is answered within a moment of the job's end.
+    With `wait` the answer comes within a moment of the job's end, so that the client need not poll.
     Check `status` all the same, because a job that has not ended is answered as well when the time is
     up or the server stops.
     """
@@ -172,10 +172,10 @@ async def retry_job(
         Query(max_length=100, description="run this stage again, and all that follow it", examples=["talker"]),
     ] = None,
 ) -> Response:
-    """Run again the stages of an ended job that did not succeed, or all stages from one on.
+    """Run again the stages of an ended job that did not succeed, `from_stage`, and all stages that follow these.
 
-    Stages that succeeded before that one do not run again. The job keeps its id, is `queued` with one more
-    of `retries`, and has no deadline any more. 409 while the job has not ended, and when the data that the
+    Other stages do not run again. The job keeps its id, is `queued`, counts one more in `retries`, and has no
+    deadline any more. 409 while the job has not ended, when no stage is to run, and when the data that a
     stage reads are not kept any longer: the message then names a stage from which it can go on.
     """
     await services.intake.retry(job_id, from_stage)

@@ -1,4 +1,4 @@
-"""The route of pipelines: those that this server serves."""
+"""The route of pipelines: lists those that this server serves."""
 
 from fastapi import APIRouter
 
