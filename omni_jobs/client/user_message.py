@@ -14,7 +14,7 @@ def user_message(
     images: Sequence[Path] = (),
     videos: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return a user's message for a request's ``messages``: media as base64, then the text. Raises OSError if a file cannot be read."""
+    """Return a user's message for ``messages``: media as base64, then text. Raises OSError if a file is unreadable."""
     parts: list[dict[str, Any]] = []
     for path in audio:
         sound = {"data": _base64(path)}

@@ -55,7 +55,7 @@ class Backlog:
         per_tenant: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without a count. ``count`` returns the number of queued jobs by (pipeline, tenant), ``clock`` seconds."""
+        """Begin without a count. ``count`` returns the queued jobs' number by (pipeline, tenant), ``clock`` seconds."""
         self._count = count
         self._per_pipeline = per_pipeline
         self._per_tenant = per_tenant
