@@ -17,7 +17,7 @@ _Times = Annotated[int, Field(ge=0, le=100)]
 class RetryLimits(BaseModel):
     """The number of times a stage run is tried again, for failures of each retry class.
 
-    Bad input has no class, because another attempt would fail as well.
+    Bad input has no retry class, because another attempt would fail as well.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,9 +41,9 @@ DEFAULT_RETRIES = RetryLimits()
 def retry_delay(error: OmniJobsError, failures: Mapping[str, int], limits: RetryLimits) -> float | None:
     """Return the seconds until the next attempt; None: the stage run has failed for good.
 
-    ``error`` is the last failure; ``failures`` counts all of them, this one included, by retry class. A lost or fenced
-    worker causes no delay, because it says nothing against the work. It counts all the same, so that a job cannot harm
-    workers for ever.
+    ``error`` is the last failure; ``failures`` has the number of failures by retry class, the last one included. A lost
+    or fenced worker causes no delay, because it says nothing against the work. It counts as a failure all the same, so
+    that a job cannot harm workers for ever.
     """
     if error.retry_class is None:
         return None
@@ -56,7 +56,7 @@ def retry_delay(error: OmniJobsError, failures: Mapping[str, int], limits: Retry
 
 
 def is_last_chance(failures: Mapping[str, int], limits: RetryLimits) -> bool:
-    """Return whether a stage run is a suspect: the loss of one more worker quarantines it.
+    """Return whether a stage run with these failures is a suspect: the loss of one more worker quarantines it.
 
     A suspect runs alone in its worker, so that its neighbours do not count a loss that it caused.
     """

@@ -171,7 +171,7 @@ class Settings(BaseSettings):
 
     @property
     def resolved_stage_configs(self) -> Path:
-        """The directory of the stage configs; unset, the working directory's, or else the package's own."""
+        """The directory of the stage configs; by default the working directory's, or the package's if it has none."""
         if "stage_configs" not in self.model_fields_set and not self.stage_configs.is_dir():
             return packaged_directory("stage_configs")
         return self.stage_configs.expanduser().resolve()
@@ -273,10 +273,7 @@ def settings() -> Settings:
 
 
 def packaged_directory(name: Literal["stage_configs", "migrations"]) -> Path:
-    """Return the directory of files that come with the package.
-
-    A wheel carries it inside ``omni_jobs``; a checkout has it beside ``omni_jobs``.
-    """
+    """Return the package's own directory of this name: in a wheel inside ``omni_jobs``, in a checkout beside it."""
     package = Path(__file__).resolve().parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name

@@ -44,7 +44,7 @@ class StageView(_View):
 
     name: str
     kind: str
-    inputs: dict[str, str]  # earlier stage → the kind of data it produces
+    inputs: dict[str, str]  # earlier stage → the flow taken from it
     parameters: dict[str, Any]
 
 

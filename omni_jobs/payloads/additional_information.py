@@ -42,7 +42,7 @@ class AdditionalInformationPayload:
     def tensor(self, name: str, *, dtypes: frozenset[str] | None = None, rank: int | None = None) -> Tensor:
         """Return the tensor called ``name``.
 
-        Raises PayloadCorrupt when it is missing, is a list or dict, or has none of ``dtypes`` or another rank.
+        Raises PayloadCorrupt when it is missing, is a list or dict, or its dtype or rank is not one asked for.
         """
         entry = self.tensors.get(name)
         path = f"{TENSORS}.{name}"
@@ -57,7 +57,7 @@ class AdditionalInformationPayload:
         return entry
 
     def value(self, name: str, type_: type[_Value]) -> _Value:
-        """Return the value called ``name``. Raises PayloadCorrupt when it is missing or not exactly a ``type_``."""
+        """Return the value called ``name``. Raises PayloadCorrupt when it is missing or its type is not ``type_``."""
         if name not in self.values:
             self._refuse("missing", f"values.{name}")
         value = self.values[name]
@@ -112,8 +112,9 @@ def dump_structure(tensors: Mapping[str, TensorEntry]) -> str:
 
 
 def load_structure(text: str, tensors: dict[str, Tensor]) -> dict[str, TensorEntry]:
-    """Return the entries that ``dump_structure`` described, made of the flat ``tensors``, which lose those used.
+    """Return the entries that ``dump_structure`` described, made of ``tensors``: a file's, by their flat names.
 
+    A tensor that is used is taken out of ``tensors``, so that the caller sees which ones are left over.
     Raises PayloadError for a structure that is not valid, or that names a tensor the file lacks.
     """
     structure = load(text, "structure")
@@ -154,7 +155,7 @@ def dump_values(values: Mapping[str, Any]) -> str:
 
 
 def load_values(text: str, limits: PayloadLimits) -> dict[str, Any]:
-    """Parse the JSON of ``dump_values`` and check the values. Raises PayloadError and PayloadTooLarge."""
+    """Return the values in the JSON of ``dump_values``, checked. Raises PayloadError and PayloadTooLarge."""
     _check_size(text, limits)
     values = load(text, "values")
     _check_values(values, limits)

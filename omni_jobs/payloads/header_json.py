@@ -42,9 +42,9 @@ _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_con
 
 
 def dump(value: object, field: str) -> str:
-    """Return ``value`` as JSON without spaces and without escapes of non-ASCII letters; NaN becomes null.
+    """Return ``value`` as JSON without spaces and without escapes of non-ASCII letters; NaN and infinities become null.
 
-    Raises PayloadError, of ``field``, for a value that is not JSON: an object of another type, an integer of more
+    Raises PayloadError, naming ``field``, for a value that is not JSON: an object of another type, an integer of more
     than 64 bits, a lone surrogate.
     """
     try:
@@ -54,10 +54,10 @@ def dump(value: object, field: str) -> str:
 
 
 def load(text: str | bytes, field: str) -> Any:
-    """Parse JSON whose size the caller has bounded.
+    """Parse JSON whose size the caller has bounded, and return its value.
 
-    Raises PayloadTooLarge, of ``field``, for more than 512 lists and objects inside each other, and PayloadCorrupt,
-    of ``field``, for text that is not UTF-8 or not strict JSON.
+    Raises PayloadTooLarge, naming ``field``, for more than 512 lists and objects inside each other, and PayloadCorrupt,
+    naming ``field``, for text that is not UTF-8 or not strict JSON.
     """
     try:
         if isinstance(text, bytes):
@@ -86,7 +86,7 @@ def _depth(text: str) -> int:
 
 
 def check_text(text: str, field: str) -> None:
-    """Raise PayloadError, of ``field``, for a lone surrogate: JSON can escape one, UTF-8 cannot hold it."""
+    """Raise PayloadError, naming ``field``, for a lone surrogate: JSON can escape one, UTF-8 cannot hold it."""
     try:
         text.encode()
     except UnicodeEncodeError:

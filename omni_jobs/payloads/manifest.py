@@ -39,7 +39,7 @@ def dump_manifest(manifest: Manifest) -> str:
 
 
 def load_manifest(text: str) -> Manifest:
-    """Parse and check a manifest. Raises PayloadCorrupt or PayloadError naming the field."""
+    """Return the manifest in its JSON, checked. Raises PayloadCorrupt or PayloadError naming the field."""
     fields = load(text, "manifest")
     if not isinstance(fields, dict) or "version" not in fields:
         raise PayloadCorrupt("missing", field="manifest.version")

@@ -27,7 +27,7 @@ PROMPT_EMBEDS: Final = "prompt_embeds"
 class PromptEmbedsPayload:
     """Prompt embeddings: one tensor [tokens, hidden size] of a float dtype.
 
-    Raises PayloadError, of the field ``prompt_embeds.shape`` or ``prompt_embeds.dtype``, for another tensor.
+    Raises PayloadError, naming the field ``prompt_embeds.shape`` or ``prompt_embeds.dtype``, for another tensor.
     """
 
     embeds: Tensor
@@ -42,7 +42,7 @@ class PromptEmbedsPayload:
     def from_numpy(cls, array: NDArray[Any]) -> PromptEmbedsPayload:
         """Return prompt embeddings that view an array of floats [tokens, hidden size].
 
-        Copies the array where ``Tensor.from_numpy`` does. Raises PayloadError for another shape or dtype.
+        Copies the array if it is not contiguous or not little-endian. Raises PayloadError for another shape or dtype.
         """
         return cls(Tensor.from_numpy(array))
 
@@ -54,8 +54,8 @@ class PromptEmbedsPayload:
     def decode(cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None) -> PromptEmbedsPayload:
         """Return the embeddings of a client's safetensors file, checked: a view, which keeps the buffer alive.
 
-        Raises PayloadTooLarge or PayloadCorrupt of the field ``prompt_embeds`` or one below it. The numbers are not
-        checked here, because that reads every byte: see ``check_finite``.
+        Raises PayloadTooLarge or PayloadCorrupt, naming the field ``prompt_embeds`` or one within it. The numbers are
+        not checked here, because that reads every byte: see ``check_finite``.
         """
         try:
             header, data = split_file(buffer, limits)

@@ -6,7 +6,7 @@ _MAX_CHARACTERS = 80
 
 
 def brief(value: object) -> str:
-    """Return a foreign value as an error message shows it: ASCII, about 80 characters; "a list", "an object"."""
+    """Return a foreign value for an error message: ASCII of about 80 characters, or just "a list" or "an object"."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):
@@ -25,7 +25,7 @@ def over_limit(size: int, limit: int) -> str:
 def as_decode_error(
     error: PayloadError, *, key: str | None, stage: str | None = None, within: str | None = None
 ) -> PayloadTooLarge | PayloadCorrupt:
-    """Return ``error`` as the error that a decoder raises: of one of two classes, naming the payload's key and stage.
+    """Return ``error`` as a decoder raises it: PayloadTooLarge or else PayloadCorrupt, naming ``key`` and ``stage``.
 
     ``within`` is prefixed to the error's field where the field does not begin with it.
     """

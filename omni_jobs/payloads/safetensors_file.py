@@ -36,7 +36,7 @@ def in_file_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tens
 def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> bytes:
     """Return the bytes of a safetensors file before its tensors: the header's length and the padded header.
 
-    ``tensors`` are in the order of the file. Raises PayloadTooLarge.
+    ``tensors`` are in the order of the file. Raises PayloadTooLarge for a header above a reader's default limit.
     """
     header: dict[str, Any] = {} if metadata is None else {METADATA: metadata}
     end = 0

@@ -106,8 +106,8 @@ class Tensor:
 def tensor_bytes(dtype: object, shape: Sequence[object], *, max_rank: int) -> int:
     """Return the size in bytes of a tensor of this dtype and shape, both of which may come from a foreign file.
 
-    Raises PayloadError, of the field ``dtype`` or ``shape``, for a dtype that is not allowed, more than ``max_rank``
-    dimensions, a dimension that is no size, or a product that does not fit 64 bits.
+    Raises PayloadError, naming the field ``dtype`` or ``shape``, for a dtype that is not allowed, more than
+    ``max_rank`` dimensions, a dimension that is no size, or a product that does not fit 64 bits.
     """
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise PayloadError(f"{brief(dtype)} is not an allowed dtype", field="dtype")

@@ -52,7 +52,7 @@ def first_problem(error: ValidationError) -> tuple[FieldPath, str]:
 
 
 def check_graph(pipeline: Pipeline, source: YamlSource) -> None:
-    """Check that every stage of a pipeline can run and that every output can be made.
+    """Check that every stage of a pipeline can run and is needed, and that every output can be made.
 
     Raises ConfigError for the first field that is wrong, with its file and line.
     """

@@ -20,7 +20,7 @@ SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 
 class Pipelines(Mapping[str, Pipeline]):
-    """Pipelines by name: all of one directory, or only the served ones."""
+    """A mapping of pipelines by name: all of one directory, or only those that the setting ``pipelines`` names."""
 
     def __init__(self, pipelines: Iterable[Pipeline], files: Mapping[str, Path] | None = None) -> None:
         """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them."""
@@ -88,7 +88,7 @@ def _refusal(path: Path, name: str) -> ConfigError | None:
 def load_pipelines(directory: Path) -> Pipelines:
     """Return the pipelines of all ``*.yaml`` files of a directory.
 
-    Raises ConfigError for the first file that is wrong, and when two files name the same pipeline.
+    Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two files have.
     """
     if not directory.is_dir():
         raise ConfigError("no such directory", file=str(directory))

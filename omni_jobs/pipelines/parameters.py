@@ -69,7 +69,7 @@ class DiffusionParameters(StageParameters):
 
     @property
     def evaluations(self) -> int:
-        """How often the model runs for one prompt without guidance: (steps - 1) x the solver's evaluations per step."""
+        """The runs of the model for one prompt without guidance: (steps - 1) x the solver's runs per step."""
         return (self.steps - 1) * EVALUATIONS_PER_STEP[self.solver]
 
 

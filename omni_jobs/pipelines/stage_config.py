@@ -58,7 +58,7 @@ class StageEngine(EngineSettings):
     cpu: EngineSettings | None = None
 
     def on(self, device: Literal["cpu", "cuda"]) -> EngineSettings:
-        """Return the engine settings that hold on this kind of device."""
+        """Return the engine settings on this kind of device: on ``cpu``, those under ``cpu`` replace the others."""
         base = self.model_dump(exclude={"cpu"}, exclude_unset=True)
         if device == "cpu" and self.cpu is not None:
             base |= self.cpu.model_dump(exclude_unset=True)
@@ -179,7 +179,7 @@ class Pipeline(_Frozen):
         return tuple(name for name, config in self.stages.items() if stage in config.inputs)
 
     def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:
-        """Return the stages that a job with these output modalities needs, each after its inputs.
+        """Return the configs of the stages that a job with these output modalities needs, each after its inputs.
 
         Raises NotFound for a modality that the pipeline does not make.
         """

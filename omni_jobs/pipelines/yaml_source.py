@@ -56,7 +56,7 @@ class YamlSource:
 
     @contextmanager
     def located(self, at: FieldPath) -> Iterator[None]:
-        """Context manager: give a ConfigError raised within the file, and the line and name of the field ``at``."""
+        """Context manager: add the file, and the line and name of the field ``at``, to a ConfigError within."""
         try:
             yield
         except ConfigError as error:

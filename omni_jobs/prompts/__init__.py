@@ -29,7 +29,7 @@ __all__ = ["PromptRenderer", "Renderers", "architectures_of", "load_renderer"]
 
 
 class PromptRenderer(Protocol):
-    """Renders and counts the prompts of one checkpoint. Safe for threads.
+    """The prompt renderer of one checkpoint: writes its prompts and counts their tokens. Safe for threads.
 
     A ``request`` is an admitted one: its ``messages`` have string contents, or parts
     ``{"type": "text", "text": …}`` and ``{"type": "audio" | "image" | "video", "media": n}``.
@@ -66,12 +66,12 @@ class PromptRenderer(Protocol):
         """
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        """Return the longest prompt, in tokens, with which a job of these stages can run."""
+        """Return how many tokens the prompt of a job of these stages may have."""
 
 
 @lru_cache(maxsize=16)
 def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
-    """Return a checkpoint's prompt renderer, loaded once per process. Raise ConfigError."""
+    """Return a checkpoint's prompt renderer, loaded once per process. Raise ConfigError when it cannot be loaded."""
     installed = entry_points(group=PROMPTS, name=architecture)
     if not installed:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
@@ -81,7 +81,7 @@ def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
 
 
 def architectures_of(model_dir: Path) -> frozenset[str]:
-    """Return the installed architectures whose renderers take this checkpoint. Raise ConfigError."""
+    """Return the installed architectures whose renderers take a checkpoint. Raise ConfigError if it is not readable."""
     check_checkpoint(model_dir)
     config = read_json(model_dir / "config.json")
     return frozenset(entry.name for entry in entry_points(group=PROMPTS) if entry.load().takes(config))

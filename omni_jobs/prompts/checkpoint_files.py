@@ -52,7 +52,7 @@ def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
 
     ``part`` is ``image_processor`` (images) or ``feature_extractor`` (audio). The newer processor_config.json has a
     section for each part; the older preprocessor_config.json has the settings at its top level. Raises ConfigError
-    where neither file can be read.
+    where the older file is needed and missing, or a file cannot be read.
     """
     nested = read_json(model_dir / "processor_config.json", {}).get(part)
     return nested if isinstance(nested, dict) else read_json(model_dir / "preprocessor_config.json")

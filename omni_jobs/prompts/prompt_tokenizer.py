@@ -51,7 +51,7 @@ class PromptTokenizer:
         return None if match is None else match.group()
 
     def count(self, messages: Messages, limit: int) -> int:
-        """Return the number of the prompt's tokens; for text far above ``limit``, which is not tokenized, at least it.
+        """Return the number of the prompt's tokens; of text far above ``limit`` a lower bound, without tokenizing it.
 
         Raise InvalidRequest as ``encode`` does.
         """

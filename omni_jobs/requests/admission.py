@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One medium of a request, or the embeddings of its prompt, in the client's encoding.
+    """One medium of a request, or the file of its prompt embeddings: its bytes as the client encoded them.
 
     media_type  found in the bytes, whatever the client says
     """
@@ -41,8 +41,8 @@ class Media:
 class ParsedRequest:
     """The body of a JobRequest, correct in form and not yet checked against its pipeline.
 
-    tree  the JSON, with names in the places of the ``long`` strings
-    long  media in base64 by those names
+    tree  the body's JSON; a name stands in the place of each long string that is a medium in base64
+    long  these strings, by their names
     """
 
     tree: Mapping[str, Any]

@@ -34,7 +34,7 @@ class Medium:
 
 
 class Contents:
-    """Converts the messages of one request: takes their media out, and bounds their text."""
+    """The converter of one request's messages: it bounds their text, and moves their media to ``media``."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, long: Long) -> None:
         self._pipeline = pipeline
@@ -44,7 +44,7 @@ class Contents:
         self.media: list[Medium] = []  # in the order of the messages, once they are converted
 
     def convert(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return the messages as JSON. In the place of a medium stands {"type": kind, "media": its number}.
+        """Return the messages as JSON. A medium becomes {"type": kind, "media": its index in ``self.media``}.
 
         Raises InvalidRequest and RequestTooLarge naming the field.
         """
@@ -102,10 +102,10 @@ def measure(
     check_length: Callable[[Sequence[MediaInfo]], None],
     longest_audio_s: float | None,
 ) -> list[MediaInfo]:
-    """Decode each medium of a request as far as admission needs; return the type and size of each.
+    """Measure all media of a request by their headers, then by decoding as far as needed; return each one's info.
 
-    ``check_length`` is called with what the headers say, and again where decoding tells otherwise. So no medium is
-    decoded while another's header is refused, or all of them together are too long.
+    ``check_length`` raises for a prompt that is too long. It gets the sizes in the headers before any medium is
+    decoded, and the decoded sizes if they differ. ``longest_audio_s``: about so much of a clip is decoded; None: all.
     Raises InvalidInput naming the medium's field, DecodersUnavailable, and what ``check_length`` raises.
     """
     budget = wall.budget()

@@ -213,7 +213,7 @@ class JobRequest(_Frozen):
 
 
 def refuse(error: ValidationError, *prefix: str) -> InvalidRequest:
-    """Return pydantic's first complaint as an InvalidRequest; ``prefix`` stands before the field that it names."""
+    """Return an InvalidRequest for pydantic's first complaint; ``prefix`` stands before the field that it names."""
     first = error.errors(include_url=False, include_input=False)[0]
     parts = [str(part) for part in (*prefix, *first["loc"]) if part not in _TAGS and part != "[key]"]
     ours = _MESSAGES.get(first["type"])

@@ -3,7 +3,7 @@
 Refusing a body costs little, whatever the body holds: each step is bounded by the body's bytes, and no call holds the
 interpreter's lock for long. So a large body is outlined first: its long strings are cut out, and the JSON parser reads
 the rest. Long strings that are media in base64 never become ``str``, and nothing is joined or copied whole, because the
-kernel takes a tenth of a second to provide 64 MiB.
+kernel takes a tenth of a second to provide the memory for another 64 MiB.
 """
 
 import json
@@ -39,8 +39,8 @@ Long = Mapping[str, memoryview]
 def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> tuple[dict[str, Any], Long]:
     """Return a body's JSON object, and apart from it the long strings that are media.
 
-    The body must not change while the media are used. ``max_text_bytes`` bounds the text that is no medium, roughly: it
-    does not bound the text of a body of 32 KiB and less.
+    The body must not change while the media are used. In a body above 32 KiB, ``max_text_bytes`` bounds the
+    text that is no medium, roughly.
 
     Raises InvalidRequest and RequestTooLarge. Beyond what JSON forbids it refuses a key that is given twice, NaN,
     infinities, numbers that take more than 64 bits, more than 32 levels, 50,000 values, 256 keys of an object, and
@@ -247,7 +247,7 @@ _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
-    """Yield ``value`` as JSON in ASCII with sorted keys and no spaces, in pieces.
+    """Yield ``value`` as JSON in ASCII with sorted keys and no spaces, in pieces, for the request's digest.
 
     ``long``: the media that ``parse_body`` returned apart, which are put back into their places.
     """

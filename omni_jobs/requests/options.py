@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the modalities that the job makes, each once; the pipeline's own where the request names none.
+    """Return the modalities that the job makes, each once.
 
-    Raises InvalidRequest for a modality that the pipeline does not make.
+    A request that names none gets text, or the pipeline's first output where the pipeline makes no text. Raises
+    InvalidRequest for a modality that the pipeline does not make.
     """
     known = tuple(pipeline.outputs)
     if request.modalities is None:
@@ -32,7 +33,10 @@ def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def audio_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"voice", "format"} of the speech that the job makes; None where it makes none. Raises InvalidRequest."""
+    """Return {"voice", "format"} of the speech that the job makes; None where it makes none.
+
+    Raises InvalidRequest for a voice that the pipeline does not have, and for ``audio`` without speech.
+    """
     if "audio" not in modalities:
         if request.audio is not None:
             raise InvalidRequest('given, but "audio" is not among the modalities', field="audio")

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class CallLimitReached(Exception):
-    """Raised in place of another attempt of a call whose time is up; never leaves the store."""
+    """Ends a call whose time is up, in place of another attempt. The store raises StorageUnavailable for it."""
 
 
 class CallLimit:
-    """Context manager: limit the S3 calls made within to ``seconds``, counted anew each time it is entered.
+    """Context manager: end the S3 calls made within it after ``seconds``, counted from each entry for all together.
 
-    When the time is up the connections in use are shut down, which wakes the thread that waits for them, and botocore
-    makes no further attempt.
+    When the time is up, the connections in use are shut down. That wakes the thread that waits for them, and botocore
+    makes no further attempt: the call raises botocore's own error or CallLimitReached.
     """
 
     _timer: threading.Timer
@@ -59,7 +59,7 @@ class CallLimit:
         _current.set(None)
 
     def add(self, connected: socket.socket) -> None:
-        """Add a connection to those that are shut down when the time is up."""
+        """Add a connection to those that are shut down when the time is up; shut it down if that is now."""
         self._sockets.add(connected)
         if self.is_reached:
             self._reach()

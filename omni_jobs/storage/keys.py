@@ -31,7 +31,7 @@ def input_key(job_id: str, number: int) -> str:
 
 
 def payload_key(job_id: str, stage: str, attempt: int) -> str:
-    """Return the key of the payload that an attempt stores; a commit in SQL says which attempt's counts."""
+    """Return the key of the payload that an attempt stores. The payload ref in SQL says which attempt's is used."""
     return f"{job_prefix(job_id)}payloads/{stage}/{attempt}"
 
 
@@ -41,7 +41,7 @@ def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` as it is. Raises StorageError for a key that no store takes."""
+    """Return ``key`` as it is. Raises StorageError if it is too long or a segment is not a plain file name."""
     if len(key) > MAX_KEY_LENGTH or not _KEY.match(key):
         raise StorageError(f"{key[:80]!a} is not a key of the object store", field="key")
     return key

@@ -78,7 +78,7 @@ class ObjectStore(ABC):
     def read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
         """Return all bytes of an object, read-only, size and digest checked.
 
-        Raises PayloadTooLarge, before it reads anything, for more than ``max_bytes``.
+        Raises PayloadTooLarge, before it reads anything, for an object of more than ``max_bytes``.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        """Yield the objects whose keys begin with ``prefix``, in any order; they may be deleted meanwhile."""
+        """Yield the objects whose keys begin with ``prefix``, in any order. The caller may delete them meanwhile."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -103,7 +103,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise StorageUnavailable or StorageFull, within seconds, unless objects can be stored now."""
+        """Raise StorageUnavailable or StorageFull, within seconds, unless a file can be put or the bucket answers."""
 
     def remove_abandoned(self) -> None:  # noqa: B027 - most stores leave nothing behind
         """Remove the incomplete files of writers that were killed an hour ago or earlier. Raises StorageUnavailable."""

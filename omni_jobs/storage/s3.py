@@ -4,9 +4,9 @@ Credentials come from boto3's own chain: environment, files, instance roles. A p
 at most 5 GiB, and retried from its beginning. boto3 neither signs nor checksums bodies here, which makes a put four
 times as fast: the digest in the object ref covers the network and the storage.
 
-A call ends within 15 s and a second for each MB, with all its attempts, whatever the server does; of a stream, each
-piece does (:mod:`omni_jobs.storage.botocore_hooks`). No connection is made before the first call, so that a server
-may be away when a process starts.
+A call ends within 15 s and a second for each MB, with all its attempts, whatever the server does. So does
+each piece of a stream (:mod:`omni_jobs.storage.botocore_hooks`). No connection is made before the first call, so that a
+server may be away when a process starts.
 """
 
 from __future__ import annotations
