@@ -25,8 +25,8 @@ signals.celeryd_init.connect(check_command_line)
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(hints: list[Any]) -> None:
-    """Raise TypeError, because this task only gives hints the name under which they travel.
+    """Raise TypeError, because no worker should call this task: it only registers the name that hints' messages bear.
 
-    ``StagePool`` takes hints as messages and never calls it; another pool would.
+    ``StagePool`` reads the messages itself. Celery's own pools would call it, in a worker without ``-P custom``.
     """
     raise TypeError("stage runs are carried out by workers.consumer.pool:StagePool; start the worker with -P custom")

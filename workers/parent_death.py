@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def end_with_parent(pid: int) -> None:
     """Ask the kernel to kill this process when its parent ``pid`` ends; exit at once if the parent has ended already.
 
-    The signal reaches a process that hangs or is stopped as well. It is sent when the parent's thread ends that
-    started this process, so that thread must live as long as this process may. Raises OSError when the kernel refuses.
+    The signal also reaches a process that hangs or is stopped. The kernel sends it when the thread that started this
+    process ends, so that thread must live as long as this process may. Raises OSError when the kernel refuses.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -1,4 +1,4 @@
-"""``HintStep``: the step of Celery's consumer that makes its channel hand hints to the pool."""
+"""``HintStep``: a bootstep of Celery's consumer, which makes the consumer's channel hand hints to the pool."""
 
 from typing import Any
 

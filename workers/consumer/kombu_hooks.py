@@ -43,7 +43,7 @@ _NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
 def take_pops(channel: Channel, pool: StagePool) -> None:
     """Hand the hints of the channel's messages to the pool as they are popped; kombu sees an empty BRPOP each time.
 
-    They pass kombu and Celery by, because a message's way through those costs more than all the rest of its hints.
+    Hints bypass kombu and Celery, because a message's way through those costs more than all other work on its hints.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.
@@ -114,8 +114,8 @@ class _PopReader:
 def gate_pops(channel: Channel, has_room: Callable[[], bool]) -> None:
     """Let the channel pop only while ``has_room()`` is true; Celery's hub calls it on every turn.
 
-    When a queue's key is no list, log that and pop again later. Stock Celery ends the worker on it, and so each worker
-    that follows.
+    When a queue's key is no list, log that and pop again later, because stock Celery ends the worker on it, and each
+    worker that is started after it.
 
     Relies on: ``MultiChannelPoller`` asking ``channel.qos.can_consume`` before it sends BRPOP, and reading
     the reply with ``channel.handlers``, which raises ``Empty`` when there is no message.
@@ -162,9 +162,9 @@ def guard_control(connection: Connection) -> None:
 
 
 def ask_to_stop(exit_code: int) -> None:
-    """End Celery's main loop at its next turn, and the process with the first ``exit_code`` given. For any thread.
+    """End Celery's main loop at its next turn, and then the process, with the first call's ``exit_code``.
 
-    The consumer stops first, then the pool.
+    For any thread. The consumer stops first, then the pool.
 
     Relies on: ``celery.worker.state.should_stop``, which Celery's own SIGTERM handler sets.
     """

@@ -55,7 +55,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     app: OmniCelery
 
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
-        """Prepare the stage's event loop. ``limit`` is Celery's ``-c``: the messages of hints that it takes at once."""
+        """Prepare the event loop. ``limit`` is Celery's ``-c``: it bounds the slots, as messages full of hints."""
         super().__init__(limit, *args, **options)
         _, self._node = options.get("initargs", (None, platform.node()))
         self.queue = ""  # the stage's, once it is known
@@ -166,13 +166,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._hub = hub
 
     def has_room(self) -> bool:
-        """Return whether Celery may pop another message, because hints are of use; its hub asks on every turn."""
+        """Return whether Celery may pop another message: the executor has room. Celery's hub asks on every turn."""
         self._popping_stopped = self.room() <= 0
         # A slot that became free before the line above woke nobody, so ask again.
         return not self._popping_stopped or self.room() > 0
 
     def room(self) -> int:
-        """Return how many more hints are of use; negative while the worker has too many."""
+        """Return how many more hints the executor can use now; negative while it has too many."""
         return 0 if self.executor is None else self.executor.room
 
     def popped(self) -> None:
@@ -228,11 +228,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._loop.call_soon_threadsafe(self._hurry.set)
 
     def on_close(self) -> None:
-        """Let ``on_stop`` drain. Celery calls this after SIGTERM; after SIGQUIT it calls ``on_stop`` at once."""
+        """Allow ``on_stop`` to drain. Celery calls this before it on SIGTERM, and only after it on SIGQUIT."""
         self._may_drain = True
 
     def on_stop(self) -> None:
-        """Close the stage: drain after SIGTERM, otherwise hand back what runs. A second call makes the first hurry."""
+        """Close the stage: drain after SIGTERM, otherwise release what runs. A second call ends the first's drain."""
         if self._ended:
             self._loop.call_soon_threadsafe(self._hurry.set)
         elif self._may_drain and self._broken is None:
@@ -261,7 +261,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     @property
     def num_processes(self) -> int:
-        """The number of stage runs that the worker takes at once, under the name that Celery asks for."""
+        """The worker's slots, or 0 before it serves, under the name by which Celery asks a pool for them."""
         return 0 if self.executor is None else self.executor.slots
 
     def _get_info(self) -> dict[str, Any]:

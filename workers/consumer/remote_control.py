@@ -19,13 +19,13 @@ _NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cance
 
 @inspect_command(alias="dump_active")  # type: ignore[untyped-decorator]
 def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
-    """List the stage runs in flight on a worker."""
+    """Return the stage runs in flight on this worker, each with the fields of a Celery request."""
     return _active(state)
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def stats(state: Any, **_: Any) -> dict[str, Any]:
-    """Show a worker's statistics, and how many stage runs have ended there."""
+    """Return Celery's statistics of this worker, and the number of stage runs that have ended here as ``total``."""
     info: dict[str, Any] = _STATS(state)
     info["total"] = {TASK: state.consumer.pool.executor.ended}
     return info
@@ -33,14 +33,14 @@ def stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
-    """Show those of the stage runs with these ids that are in flight."""
+    """Return, by id, those of the stage runs with these ids that are in flight on this worker."""
     wanted = {str(given) for given in (ids if isinstance(ids, list | tuple) else [ids])}
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refuse, because a job is cancelled and not its stage runs."""
+    """Answer with an error and do nothing, because users cancel a whole job, never a stage run."""
     return {"error": _NO_REVOKE}
 
 
@@ -48,7 +48,7 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
 )
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Refuse, because a job is cancelled and not its stage runs."""
+    """Answer with an error and do nothing, because users cancel a whole job, never a stage run."""
     return {"error": _NO_REVOKE}
 
 

@@ -54,9 +54,9 @@ class StageHost:
     ) -> None:
         """Prepare the parts; nothing connects yet.
 
-        ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying``: whether to
-        wait on for a database that is away. ``on_room`` is called when a slot became free, and ``on_broken`` with the
-        reason when this worker cannot go on, both on the event loop.
+        ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying`` is asked whether
+        to wait on for a database that is away. ``on_room`` is called when more hints may be of use, and ``on_broken``
+        with the reason when this worker cannot go on, both on the event loop.
         """
         settings = self._settings = app.settings
         self._pipeline = pipeline
@@ -129,9 +129,9 @@ class StageHost:
         gc.set_threshold(10_000, 20, 20)
 
     async def serve(self) -> Executor:
-        """Record that the engine is loaded, and return the executor, to which hints are of use from here on.
+        """Record that the engine is loaded, so that this worker may claim, and return the executor, ready for hints.
 
-        Call it after ``load``. Raises Fenced, SlotTaken and DatabaseUnavailable.
+        Raises Fenced, SlotTaken and DatabaseUnavailable, and RuntimeError before ``load``.
         """
         from workers.execution.executor import Executor
 
@@ -151,7 +151,7 @@ class StageHost:
         return self._executor
 
     async def close(self, drain_s: float, hurry: asyncio.Event) -> None:
-        """Drain for ``drain_s`` seconds or until ``hurry``, hand back what still runs, and close every part.
+        """Drain for ``drain_s`` seconds or until ``hurry`` is set, release what still runs, and close every part.
 
         A part that fails to close is logged, and the next one is closed.
         """

@@ -20,7 +20,7 @@ _CHECKS = 6  # in stall_after_s
 
 
 class StallWatch:
-    """Checks on a thread of its own whether this worker has stalled, for the pool, which ends it then."""
+    """Checks on a thread of its own whether this worker has stalled. The pool owns it, and ends a stalled worker."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class StallWatch:
     ) -> None:
         """Prepare the watch on a worker whose stage runs on ``loop``.
 
-        The thread calls ``has_room`` (whether another hint is of use) and ``queue_depth`` (how many messages wait; it
-        may raise BrokerUnavailable), and ``on_stall`` with the reason, once.
+        The watch's thread asks ``has_room`` whether another hint is of use, and ``queue_depth`` how many messages wait,
+        which may raise BrokerUnavailable. It calls ``on_stall`` with the reason, at most once.
         """
         self._stall_after_s = stall_after_s
         self._loop = loop

@@ -1,8 +1,7 @@
-"""The executor: claim → load → run → store → complete.
+"""The executor: it takes each stage run of a worker through claim → load → run → store → complete.
 
-A charter: one stage run's way through a worker belongs here, and the number that go at once. Computing is the
-stage's business (``workers.execution.stage_llm``), objects are the hand-off's, transactions are the ledger's, and
-the pool brings the hints.
+A charter: only the order of these steps belongs here, and how many stage runs are in flight at once. The pool brings
+the hints, the ledger writes to SQL, the hand-off reads and writes objects, and ``StageLLM`` computes.
 """
 
 import asyncio
@@ -56,9 +55,10 @@ class Executor:
         on_room: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        """Prepare for hints; to be called on the event loop.
+        """Bind the executor to the running event loop; nothing is claimed before the first ``offer``.
 
-        There ``on_room`` is called when a slot became free, and ``on_broken`` with the reason to end this worker.
+        It calls ``on_room`` when more hints may be of use, and ``on_broken`` with the reason when the worker must end,
+        both on that loop.
         """
         self._llm = llm
         self._stage = llm.stage
@@ -88,7 +88,7 @@ class Executor:
 
     @property
     def in_flight(self) -> int:
-        """The number of stage runs in flight."""
+        """The number of stage runs that are claimed, and whose end is not recorded yet."""
         return len(self._in_flight)
 
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
@@ -102,7 +102,11 @@ class Executor:
 
     @property
     def room(self) -> int:
-        """The number of further hints that are of use now; for the thread that offers. Negative: too many are here."""
+        """How many more hints to offer now, by the free slots; negative when too many were offered.
+
+        Read it on the thread that calls ``offer``. It is 0 while a suspect runs or waits, and once this executor takes
+        no more hints.
+        """
         if not self._taking or self._suspect_runs or self._waiting.has_suspects:
             return 0
         return self.slots - len(self._in_flight) - self.hints_in_hand
@@ -287,7 +291,7 @@ class Executor:
     # Stop.
 
     def stop_runs(self, stage_run_ids: Iterable[int]) -> None:
-        """Cancel these stage runs, because their jobs are to end. One that reports its end already is left alone."""
+        """Cancel these stage runs, because their jobs are to end; skip one whose end is being recorded already."""
         for stage_run_id in stage_run_ids:
             run = self._in_flight.get(stage_run_id)
             if run is not None:
@@ -305,7 +309,10 @@ class Executor:
             self._stop(run)
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
-        """Take no more hints, wait ``within_s`` or until ``hurry`` for stage runs to end, and hand back the others."""
+        """Take no more hints, wait for the stage runs in flight, and release those that have not ended.
+
+        The wait is over after ``within_s`` seconds, or when ``hurry`` is set.
+        """
         self._take_no_more()
         if self._claims:
             await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)

@@ -4,8 +4,8 @@
     store   the runner's output becomes stored artifacts, and a payload that is stored or stands in SQL
     forget  the objects of an attempt that was not recorded are deleted
 
-Storage calls block, so they are made on threads of its own. A call that hangs keeps its thread after its stage run
-was cancelled; when half of the threads hang the worker must be started anew.
+Storage calls block, so the hand-off makes them on threads of its own. A call that hangs keeps its thread after its
+stage run was cancelled. When half of the threads hang the worker ends, to be started anew.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ class HandOff:
     def __init__(
         self, stage: Stage, store: ObjectStore, worker_id: str, *, inline_bytes: int, on_broken: Callable[[str], None]
     ) -> None:
-        """Prepare the threads.
+        """Prepare the threads for storage calls. Call it on the event loop.
 
-        ``inline_bytes``: a payload up to that size stands in SQL.
+        ``inline_bytes``: a payload up to that size is kept in SQL, a larger one in the object store.
         ``on_broken`` is called on the event loop, with the reason, when too many storage calls hang.
         """
         self._stage = stage
@@ -58,7 +58,7 @@ class HandOff:
     async def load(self, claim: Claim) -> StageInput:
         """Read a claimed stage run's media and payloads, and return its stage input.
 
-        Raises StorageError, and PayloadError naming stage, key and field.
+        Raises StorageError, PayloadError naming stage, key and field, and InvalidRequest for a wrong parameter.
         """
         if claim.media or any(isinstance(payload, ObjectRef) for payload in claim.upstream.values()):
             return await self._in_thread(partial(self._load, claim))
@@ -95,10 +95,10 @@ class HandOff:
     # Store.
 
     async def store(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Completion:
-        """Store payload and artifacts, free the output, and return the completion to record.
+        """Store an output's payload and artifacts, and return the completion, which the ledger is to record.
 
-        Everything is stored before anything says that it exists. Raises StorageError, after the objects stored until
-        then were deleted, PayloadTooLarge, and the errors of ``Stage.finish``.
+        The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and ModelError or
+        PayloadError for an output that cannot be encoded; objects stored until then are deleted.
         """
         try:
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
@@ -145,7 +145,7 @@ class HandOff:
             raise
 
     async def forget(self, completion: Completion) -> None:
-        """Delete the objects of a completion that SQL did not take; log a StorageError, and leave them then."""
+        """Delete the objects of a completion that SQL did not take. A StorageError is logged, and the objects stay."""
         refs = [artifact.ref for artifact in completion.artifacts]
         if completion.payload is not None:
             refs.append(completion.payload)

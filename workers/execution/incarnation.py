@@ -1,7 +1,7 @@
 """Incarnation: a process's pid with its start time and the space of the pid, which together name one process.
 
-A pid alone names another process after a restart, in another container and on another host. Where there is no /proc
-nothing is known.
+A pid alone names another process after a restart, in another container and on another host. On a host without /proc
+the functions return None. A worker's row keeps these values, so that a later worker can tell whether it lives.
 """
 
 import logging
@@ -35,16 +35,16 @@ def own_start() -> int | None:
 def started(pid: int) -> int | None:
     """Return the start of the process of this pid, in ticks since the boot. None: there is none, or a zombie.
 
-    Raises OSError when that cannot be read: of other users' processes, or because no more files can be opened.
+    Raises OSError when /proc hides it, as other users' processes may be, or when no more files can be opened.
     """
     found = _stat(pid)
     return None if found is None else found[1]
 
 
 def state(pid: int, space: str | None, start: int | None) -> Literal["runs", "stopped", "gone"] | None:
-    """Return whether the process of this pid, its space and its start runs. None: nobody can tell from here.
+    """Return the state of the process that this pid, its space and its start name. None: nobody can tell from here.
 
-    "stopped": a signal or a debugger holds it. "gone": it has ended, and the pid may be another process's.
+    "runs"; "stopped": a signal or a debugger holds it; "gone": it has ended, and the pid may be another process's.
     """
     if start is None or space is None or space != pid_space():
         return None

@@ -1,12 +1,12 @@
 """``Ledger``: the worker's database thread, and its group commits.
 
-Everything that the executor asks of :class:`omni_jobs.jobs.Jobs` goes to one thread. While that writes, more asks
-gather; together they are the next turn, in as few transactions as there can be: under load hundreds of completions
+Everything that the executor asks of :class:`omni_jobs.jobs.Jobs` goes to one thread. While that writes, more calls
+gather. Together they are the next turn, in as few transactions as there can be: under load hundreds of completions
 and claims share one, an idle worker's single claim goes at once. The thread also renews the worker's lease, so that a
 busy event loop cannot lose it, and while the worker holds stage runs it checks which of them are to stop.
 
-While the database does not answer the turn waits, and is tried again: a transaction whose COMMIT got no reply may
-have happened, so only fencing gives one up.
+While the database does not answer, the turn waits and is tried again. It is not given up before the worker is fenced
+or closes, because a transaction whose COMMIT got no reply may have happened.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Ledger:
         on_cancel: Callable[[list[int]], None],
         on_fenced: Callable[[Fenced], None],
     ) -> None:
-        """Prepare the thread.
+        """Prepare the thread, which ``take_slot`` starts.
 
-        ``keep_trying``: whether to wait on for a database that is away before the worker serves.
-        ``on_cancel`` is called on the event loop with the ids of stage runs that are to stop, ``on_fenced`` when
-        nothing of this worker's is written any more.
+        ``keep_trying`` is asked, before the worker serves, whether to wait on for a database that is away.
+        ``on_cancel`` is called on the event loop with the ids of stage runs that are to stop, and ``on_fenced`` with
+        the error once this worker is fenced.
         """
         self.worker = worker
         self._jobs = jobs
@@ -122,6 +122,7 @@ class Ledger:
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
         Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
+        ``loop`` is the event loop of the coroutines.
         """
         self._loop = loop
         self._relay.send(self._slot.take())
@@ -131,12 +132,12 @@ class Ledger:
     def serve(self) -> None:
         """Record that the engine is loaded, so that this worker may claim from now on.
 
-        Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take_slot``.
+        Raises Fenced when the worker was fenced or asked to stop, SlotTaken, and DatabaseUnavailable.
         """
         self._relay.send(self._slot.serve())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write the reports that wait, retire the worker, and end the thread.
+        """Write the reports that wait, give up the worker's slot and lease, and end the thread.
 
         Reports that cannot be written within ``timeout_s`` are lost: the lease's end queues their stage runs again.
         """
@@ -150,37 +151,39 @@ class Ledger:
     async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
         """Claim the stage runs of these hints and return the claims; a hint that was stale gives none.
 
-        A claim that an earlier call gave may come again. Raises Fenced, and StageError when the database refuses.
+        The same hint may give the same claim again, so the caller drops what is in flight here already.
+        Raises Fenced, and StageError when the database refuses.
         """
         return await self._ask(self._asked.claims, hints)
 
     async def complete(self, completion: Completion) -> Outcome:
-        """Record that an attempt has succeeded; payload and artifacts are recorded only if the outcome is ``won``.
+        """Record that an attempt has succeeded, and return the outcome. Not ``won``: the attempt was over already.
 
+        Payload and artifacts are not recorded then, so the caller deletes their objects.
         Raises Fenced, and StageError when the database refuses the report for good.
         """
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
-        """Record the error of an attempt, and return the outcome. Raises Fenced and StageError like ``complete``."""
+        """Record that an attempt failed, and return the outcome. Raises Fenced and StageError like ``complete``."""
         return await self._ask(self._asked.failures, failure)
 
     async def release(self, stage_run_id: int, attempt: int) -> None:
-        """Hand an unfinished stage run back: cancelled if its job is to stop, else queued again.
+        """Hand an unfinished stage run back: SQL cancels it if its job is to stop, else queues it again.
 
         Raises Fenced and StageError like ``complete``.
         """
         await self._ask(self._asked.releases, (stage_run_id, attempt))
 
     def report_progress(self, report: ProgressReport) -> None:
-        """Note the progress of a stage run; the newest is recorded every ``progress_every_s`` until it ends."""
+        """Keep this as the newest progress of a stage run. The newest is written every ``progress_every_s`` seconds."""
         if not self._progress:
             loop = asyncio.get_running_loop()
             loop.call_later(max(0.0, self._progress_at - loop.time()), self._hand_over_progress)
         self._progress[report.stage_run_id] = report
 
     def forget_progress(self, stage_run_id: int) -> None:
-        """Drop the progress of a stage run that has ended, unless it is on its way to the database."""
+        """Drop the unwritten progress of a stage run that has ended, unless the thread has it already."""
         self._progress.pop(stage_run_id, None)
 
     async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:

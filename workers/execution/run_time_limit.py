@@ -1,4 +1,4 @@
-"""``TimeLimit``: how long a stage run may take, the time in which its runner holds it back not counted."""
+"""``TimeLimit``: how long a stage run may take. Time in which the runner has no room for it does not count."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ class TimeLimit:
     """An async context manager that cancels its block once the stage's time is over, and raises TimeLimitExceeded."""
 
     def __init__(self, stage: StageConfig, on_over: Callable[[], None] = lambda: None) -> None:
-        """Set the limit to ``stage.time_limit_s``, counted from the block's begin.
+        """Set the limit to ``stage.time_limit_s``, counted from the begin of the block.
 
         ``on_over`` is called on the event loop when the time is over, before the block is cancelled.
         """
@@ -42,7 +42,7 @@ class TimeLimit:
             ) from over
 
     def note(self, progress: Progress) -> None:
-        """Stop the clock when this progress says that the runner holds the stage run back; else let it go on."""
+        """Stop the clock when this progress says that the stage run waits for room in its runner; else let it go on."""
         if self._ended:
             return
         if progress.waiting and self._timer is not None:

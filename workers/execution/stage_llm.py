@@ -34,14 +34,14 @@ class StageLLM:
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
-        """Return a stage with its runner, made from these settings; nothing is loaded yet. Raises ConfigError."""
+        """Return the ``StageLLM`` of a pipeline's stage by these settings; it loads nothing yet. Raises ConfigError."""
         config = pipeline.stage(stage_name)
         stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
         args = None if stage.model is None else OmniEngineArgs.for_stage(config, stage.model, settings)
         return cls(stage, create_runner(config, args))
 
     async def start(self) -> None:
-        """Load the stage's input processor and its runner's model. Raises ConfigError."""
+        """Load the stage's input processor and its runner's model. Raises ConfigError, or EngineDead."""
         _ = self.stage.processor
         await self.runner.start()
 
@@ -70,8 +70,9 @@ class StageLLM:
     async def generate(
         self, stage_input: StageInput, progress: ProgressSink = lambda progress: None
     ) -> OmniModelRunnerOutput:
-        """Make the engine's prompt, run it and return the output; ``free`` that once its hidden states are stored.
+        """Turn a stage input into the engine's prompt, run that and return the runner's output.
 
+        Call the output's ``free`` once its hidden states are stored, because they hold memory of the engine's budget.
         Raises OmniJobsError carrying the stage's name.
         """
         with self.stage.named_in_errors():

@@ -23,7 +23,7 @@ class WaitingHints:
 
     @property
     def has_suspects(self) -> bool:
-        """Whether a suspect's hint is in the line."""
+        """Whether a suspect's hint waits in the line."""
         return bool(self._suspects)
 
     def add(self, hint: _Hint) -> None:
@@ -31,13 +31,16 @@ class WaitingHints:
         self._line.append(hint)
 
     def set_apart(self, hint: _Hint) -> None:
-        """Put a suspect's hint at the front of the line, to be taken by itself; do nothing if it waits there."""
+        """Put a suspect's hint at the front of the line, to be taken by itself, unless it is there already."""
         if hint not in self._suspects:
             self._suspects.add(hint)
             self._line.appendleft(hint)
 
     def take(self, at_most: int, *, idle: bool) -> list[_Hint]:
-        """Take out and return the next hints to claim together: a suspect's by itself, and only in an idle worker."""
+        """Take out and return the next hints to claim together, at most ``at_most``, none if none is due.
+
+        A suspect's comes by itself, and only if the worker is ``idle``.
+        """
         batch: list[_Hint] = []
         while self._line and len(batch) < at_most:
             hint = self._line[0]

@@ -3,7 +3,7 @@
     take → renew … → serve → renew … → retire
 
 A worker takes its slot before it loads its engine, because the stage runs of a killed predecessor wait for that.
-Nobody else may live in the slot from then on.
+From then on no other worker may have the slot.
 """
 
 import logging
@@ -36,7 +36,7 @@ class WorkerSlot:
     """Takes, renews and retires a worker's row in SQL, for its ledger. All methods block and are safe for threads."""
 
     def __init__(self, jobs: Jobs, worker: NewWorker, settings: Settings, keep_trying: Callable[[], bool]) -> None:
-        """Prepare; nothing is written yet. ``keep_trying``: whether to wait on for a database that is away."""
+        """Prepare; nothing is written yet. ``keep_trying`` is asked whether to wait on for a database that is away."""
         self.worker = worker
         self._jobs = jobs
         self._keep_trying = keep_trying
@@ -51,7 +51,8 @@ class WorkerSlot:
         """Make the slot this worker's, and return the hints of the stage runs that a predecessor held.
 
         Waits while the database is away, and while nobody can tell whether the slot's holder lives.
-        Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
+        Raises SlotTaken when the holder lives or ``stop`` ends the wait, and DatabaseUnavailable once ``keep_trying``
+        returns False.
         """
         while True:
             holder = self._persist(lambda: self._jobs.slot_holder(self.worker.slot))
@@ -67,9 +68,10 @@ class WorkerSlot:
         return hints
 
     def serve(self) -> Sequence[Hint]:
-        """Record that the engine is loaded; from then on the worker may claim. Return hints as ``take`` does.
+        """Record that the engine is loaded; from then on the worker may claim.
 
-        Raises Fenced when the worker was fenced or asked to stop, and the errors of ``take``.
+        Return the hints of another worker's stage runs, if one had the slot while this lease was over. Raises Fenced
+        when the worker was fenced or asked to stop, and the errors of ``take``.
         """
         return self._persist(self._register_serving)
 
@@ -85,12 +87,12 @@ class WorkerSlot:
         return self._jobs.renew(self.worker.worker_id, self._lease_s)
 
     def stop(self, fenced: Fenced | None = None) -> None:
-        """End the wait of ``take``, and refuse a later ``serve``. ``fenced``: the reason; None: asked to stop."""
+        """End a wait in ``take``, and make a later ``serve`` raise Fenced: ``fenced``, or one of its own."""
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
     def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
-        """Give the slot up, after ``stop``, and return the hints of the stage runs that this worker held.
+        """End the lease, queue the stage runs that this worker holds, and return their hints. Call ``stop`` before.
 
         ``fenced``: why its lease was lost; None: it was not.
         """

@@ -40,11 +40,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OmniOutput:
-    """The result of one request to ``OmniLLM``.
+    """The result of one request to ``OmniLLM`` that succeeded; one that failed has an OmniJobsError in its place.
 
-    result     the job's ``result`` through the queue: text, finish_reason, usage, …
+    ``request_index`` is the request's place in its call.
+
+    result     what the queue would give as the job's ``result``: text, finish_reason, usage, …
     artifacts  name → artifact, ``audio.wav`` among them when audio was asked for
-    warnings   the job's ``warnings`` through the queue: of each stage that was cut at its limit
+    warnings   what the queue would give as the job's ``warnings``: one of each stage that was cut at its limit
     stages     stage name → its runner's output: tokens, finish_reason, hidden states, waveform
     times      stage name → (begin, end) of its run, in seconds since ``generate`` or ``stream`` was called
     """
@@ -86,7 +88,7 @@ class OmniLLM:
     def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
         """Load every stage of a pipeline at once. ``model``: the checkpoint to use in place of the pipeline's own.
 
-        Raises ConfigError, and NotFound when no pipeline has this name.
+        Raises ConfigError, NotFound when no pipeline has this name, and EngineDead when an engine ends in its start.
         """
         settings = settings or Settings()
         if model is not None:
@@ -112,8 +114,8 @@ class OmniLLM:
         """Run all requests and return their results; the n-th result belongs to the n-th request.
 
         A request is a job's body without ``model``, or a string: the text of one user message. ``progress``: show a
-        bar per stage. All are admitted before the first runs. Raises InvalidRequest; a request that fails later has its
-        error as its result and disturbs no other.
+        bar per stage. All are admitted before the first runs. Raises InvalidRequest and the other errors of admission.
+        A request that fails later disturbs no other: its OmniJobsError stands in the list as its result.
         """
         results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
         for index, result in self.stream(requests, progress=progress):
@@ -123,7 +125,7 @@ class OmniLLM:
     def stream(
         self, requests: Sequence[str | Mapping[str, Any]], *, progress: bool = False
     ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
-        """Run all requests like :meth:`generate`, and yield each (index, result) as soon as it is there.
+        """Run all requests like :meth:`generate`, and yield each (index of the request, result) as soon as it is there.
 
         Leaving the iteration early cancels the requests that are left.
         """

@@ -56,7 +56,7 @@ class StageMeter:
 
     @contextmanager
     def run(self) -> Iterator[Callable[[Progress], None]]:
-        """Return a context manager that counts its block as one run, and gives the function to call with progress."""
+        """Return a context manager that counts its block as one run; it yields the function to call with progress."""
         key = object()
         begin = self._clock()
         with self._lock:
@@ -85,13 +85,13 @@ class StageMeter:
                     self._counted.busy_s += end - self._busy_since
 
     def count(self, output: OmniModelRunnerOutput, payload_bytes: int) -> None:
-        """Add the prompt tokens of one run's output, and the bytes of its payload."""
+        """Add to the statistics the prompt tokens of one run's output, and the bytes of its payload."""
         with self._lock:
             self._counted.prompt_tokens += len(output.prompt_token_ids)
             self._counted.payload_bytes += payload_bytes
 
     def read(self) -> StageStatistics:
-        """Return the statistics up to now, with the progress of runs in flight."""
+        """Return a copy of the statistics up to now, with the progress of runs in flight."""
         with self._lock:
             found = replace(self._counted)
             for progress in self._in_flight.values():
