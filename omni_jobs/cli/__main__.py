@@ -1,4 +1,4 @@
-"""``python -m omni_jobs.cli``."""
+"""Runs the ``omni-jobs`` command as ``python -m omni_jobs.cli``."""
 
 from omni_jobs.cli import app
 

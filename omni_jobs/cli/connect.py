@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def connect(url: str | None) -> Client:
-    """Return a client of the API server at ``url``, a context manager.
+    """Return a client of the API server at ``url``; the client is a context manager.
 
-    None means the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
+    Without ``url`` it is the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
+    Raises ConfigError for a URL that is not http.
     """
     from omni_jobs.client import Client
     from omni_jobs.settings import read_settings

@@ -11,7 +11,7 @@ from omni_jobs.errors import NotFound, OmniJobsError
 
 
 class Exit:
-    """The exit codes of the command ``omni-jobs``, as its --help lists them."""
+    """The exit codes of ``omni-jobs`` for errors. Its --help explains them, except 130 for Ctrl-C."""
 
     FAILED = 1
     UNREACHABLE = 3
@@ -21,7 +21,7 @@ class Exit:
 
 
 class Group(TyperGroup):
-    """The command ``omni-jobs``: prints a subcommand's error as one line on stderr, and exits with its exit code."""
+    """The group of all subcommands: prints an OmniJobsError, timeout or Ctrl-C as one line, and exits with its code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +38,7 @@ class Group(TyperGroup):
 
 
 def exit_code(error: OmniJobsError) -> int:
-    """Return the exit code of the command ``omni-jobs`` for an error."""
+    """Return the exit code for an error: NOT_FOUND, UNREACHABLE for those of HTTP status 503, else FAILED."""
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED

@@ -149,7 +149,7 @@ def result(
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Print a finished job's text and the URLs of its artifacts. With --out, download them.
+    """Print a job's text and the URLs of its artifacts. With --out, download them. Fails unless the job is completed.
 
     \b
     Example:

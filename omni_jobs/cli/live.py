@@ -1,6 +1,6 @@
-"""Views on stderr that change while one watches: the stack's start, a job's progress, a text that grows.
+"""Displays that change while a person watches: the stack's start, a job's progress, a text that grows.
 
-Where stderr is no terminal, a view prints a line per change instead.
+The first two are on stderr. Where that is no terminal, they print one line per child or per change instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def show_start(stack: EmbeddedStack) -> None:
-    """Start the embedded stack, and show its processes meanwhile. Raises the errors of ``EmbeddedStack.start``."""
+    """Start the embedded stack, and show its children meanwhile. Raises what ``EmbeddedStack.start`` raises."""
     console = Console(stderr=True)
     if console.is_terminal:
         with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
@@ -34,7 +34,10 @@ def show_start(stack: EmbeddedStack) -> None:
 
 
 def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
-    """Wait for a job, show its progress meanwhile, and return the ended job; TimeoutError after ``timeout`` seconds."""
+    """Wait for a job, show its progress meanwhile, and return the job once it has ended, in whatever state.
+
+    Raises TimeoutError after ``timeout`` seconds, if given.
+    """
     console = Console(stderr=True)
     latest = client.get(job_id)
     printed: set[tuple[str, str]] = set()
@@ -58,9 +61,9 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
 
 
 def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
-    """Wait for a job that makes one text, print its prompt and its growing text on stdout, and return the ended job.
+    """Print a job's prompt and its growing text on stdout, and return the job once it has ended, in whatever state.
 
-    Until the first word a spinner is shown on stderr. Raises TimeoutError after ``timeout`` seconds.
+    Until the first word a spinner is shown on stderr. Raises TimeoutError after ``timeout`` seconds, if given.
     """
     console = Console()
     console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The arguments and options of the commands, as types of their parameters."""
+"""The arguments and options of all commands: an annotated type for each, which commands give their parameters."""
 
 from pathlib import Path
 from typing import Annotated

@@ -24,14 +24,14 @@ def show(content: RenderableType) -> None:
 
 
 def show_json(content: BaseModel | Sequence[BaseModel]) -> None:
-    """Print a view of the API, or several as an array, as JSON on stdout."""
+    """Print a pydantic model as JSON on stdout, such as a view of the API; print several as an array."""
     from pydantic_core import to_json
 
     typer.echo(to_json(content, indent=2).decode())
 
 
 def show_repeatedly(content: Callable[[], RenderableType]) -> None:
-    """Show what ``content`` returns on the terminal, and call it again every second to replace it, until Ctrl-C."""
+    """Show the renderable that ``content`` returns, and replace it every second by a new one. Ends by Ctrl-C alone."""
     from rich.live import Live
 
     with Live(content(), console=_console(), auto_refresh=False) as live:
@@ -41,7 +41,7 @@ def show_repeatedly(content: Callable[[], RenderableType]) -> None:
 
 
 def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
-    """Print a job's text on stdout, and its artifacts and warnings on stderr; exit with 1 unless it is completed.
+    """Print a job's text on stdout, and its artifacts and warnings on stderr; exit with 1 unless the job is COMPLETED.
 
     ``as_json`` prints the whole job in place of its text and artifacts. ``out`` is the directory that the artifacts
     were written to; None prints their URLs.

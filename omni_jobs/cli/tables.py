@@ -1,4 +1,7 @@
-"""Tables of jobs, stages, events and child processes: pure functions from views to rich renderables."""
+"""Tables of jobs, stages, events and the stack's children, for a terminal. They only format the views they are given.
+
+A function that says it returns a line per stage, job, event or child returns a rich table with such rows.
+"""
 
 import time
 from collections.abc import Sequence
@@ -33,7 +36,7 @@ _SPINNING = ("running", "starting", "stopping")
 
 
 def children_table(children: Sequence[ChildView]) -> Table:
-    """Return a line per child process of the stack: its state, the duration of its start, its restarts."""
+    """Return a line per child of the embedded stack: its state, the duration of its start, its number of restarts."""
     table = Table.grid(padding=(0, 2))
     for child in children:
         restarts = f"restarted {child.restarts}×" if child.restarts else ""
@@ -42,7 +45,7 @@ def children_table(children: Sequence[ChildView]) -> Table:
 
 
 def job_progress(job: JobView) -> RenderableType:
-    """Return a line per stage of a running job, and below the end of its text so far."""
+    """Return a line per stage of a running job. Under them stands why it waits, or the end of its text."""
     table = Table.grid(padding=(0, 2))
     for stage in job.stages:
         table.add_row(_mark(stage.status), stage.name, _state(stage.status), _amount(stage), in_seconds(_ran_s(stage)))
@@ -55,7 +58,7 @@ def job_progress(job: JobView) -> RenderableType:
 
 
 def waiting_reason(waiting: WaitingView) -> str:
-    """Return the reason why a job waits, as one line of text."""
+    """Return one line of text that says why a job waits, from its ``waiting`` view."""
     return f"{waiting.reason}: {printable(waiting.message)}"
 
 
@@ -73,9 +76,9 @@ def _amount(stage: StageRunView) -> RenderableType:
 
 
 def timeline(job: JobView, width: int = 40) -> Table:
-    """Return a line per stage of a job: how long it was queued and ran, its payload's size, and a bar of both times.
+    """Return a line per stage of a job: how long it was queued, how long it ran, its payload's size, and a bar.
 
-    Every bar has ``width`` characters for the time from the job's submit to its end, or until now: ░ queued, █ running.
+    The bar marks ░ queued and █ running. Its ``width`` characters are the time from the job's submit to its end or now.
     """
     start = job.created_at
     end = job.finished_at or datetime.now(UTC)
@@ -103,7 +106,7 @@ def timeline(job: JobView, width: int = 40) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
-    """Return a line per job, in the given order: its state, stages, time of submit and duration."""
+    """Return a line per job, in the given order: its id, pipeline, state, stages, time of submit and duration."""
     table = table_of("job", "pipeline", "status", "stages", "submitted")
     table.add_column("took", justify="right")
     for job in jobs:
@@ -124,7 +127,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
 
 
 def job_summary(job: JobView) -> RenderableType:
-    """Return a job's state, the reason why it waits, its error, its timeline and its failed attempts."""
+    """Return what ``omni-jobs status JOB`` shows: state, reason to wait, error, timeline and failed attempts."""
     head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status))
     if job.retries:
         head.append(f"  retried {job.retries}×", style="dim")
@@ -164,7 +167,7 @@ def events_table(events: Sequence[EventView]) -> Table:
 
 
 def table_of(*titles: str) -> Table:
-    """Return an empty table with these columns."""
+    """Return a table with these column titles and no rows, in the style of all tables of the commands."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in titles:
         table.add_column(title)

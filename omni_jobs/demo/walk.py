@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Demo(Protocol):
-    """One job through one pipeline, as ``walk`` runs it: the checkpoint, the request, and what is shown of the job."""
+    """The interface of a demo, which ``walk`` runs: the checkpoint and request for one job, and how it is shown."""
 
     pipeline: str
     subject: str  # the job's input in a few words
     out: str  # the directory of its results in the cache
 
     def checkpoint(self, console: Console) -> Path:
-        """Return the checkpoint directory; build or download it first if it is missing. Raises ConfigError."""
+        """Return the checkpoint directory; make it first if it is missing. Raises ConfigError if that fails."""
 
     def request(self, scratch: Path) -> dict[str, Any]:
-        """Return the job's request, after its files are written to the directory ``scratch``."""
+        """Return the job's request; write the files that it needs to the directory ``scratch`` first."""
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job, show it meanwhile, and return it once it has ended. Raises TimeoutError."""
+        """Wait for the job, show it meanwhile, and return it once it has ended. Raises TimeoutError after a while."""
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
         """Print the job's result, whose files are in ``out``. Raises StageError if the result is wrong."""
@@ -46,7 +46,7 @@ class Demo(Protocol):
 def walk(demo: Demo, out: Path | None, console: Console) -> None:
     """Start the stack, submit the demo's job over HTTP, follow it, write its results to ``out``, show them, stop.
 
-    Raises OmniJobsError or TimeoutError if a step fails.
+    None as ``out`` is a directory in the cache. Raises OmniJobsError or TimeoutError if a step fails.
     """
     began = time.monotonic()
     checkpoint = demo.checkpoint(console)

@@ -8,7 +8,9 @@ These functions stand in ``audio``, ``image`` and ``video``, which load libsndfi
 decoders, processes behind ``wall``. This package itself loads no media library.
 
 Each module recognises a medium by its bytes, never by the type that a client claims, decodes only the containers that
-it lists, and checks sizes by headers before it decodes anything. The errors carry no field: only callers know it.
+it lists, and checks sizes by headers before it decodes anything. It raises InvalidRequest for bytes that are no such
+medium, are cut off or do not decode, and RequestTooLarge for a medium beyond the limits. The errors carry no field:
+only callers know it.
 """
 
 from omni_jobs.media.info import AudioInfo, ImageInfo, MediaInfo, VideoInfo

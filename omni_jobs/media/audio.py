@@ -30,9 +30,9 @@ _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
 def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
-    """Return a sound's length by its header alone; the shortest length allowed where the header has none.
+    """Return a sound's length by its header alone; where the header states none, the least that is allowed.
 
-    Raise InvalidRequest or RequestTooLarge.
+    Raise InvalidRequest for a header that is wrong, RequestTooLarge for a sound that is too long.
     """
     media_type = _media_type(data)
     with _opened(data, media_type, limits) as file:
@@ -43,7 +43,7 @@ def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
 def probe_audio(data: bytes | memoryview, limits: MediaLimits, *, enough_s: float | None = None) -> AudioInfo:
     """Decode a sound, not much more than ``enough_s`` seconds of it, and return the length of what was decoded.
 
-    Raise InvalidRequest or RequestTooLarge.
+    Raise InvalidRequest and RequestTooLarge as ``decode_audio`` does, and InvalidRequest for too short a sound.
     """
     samples = decode_audio(data, SAMPLING_RATE, limits=limits, enough_s=enough_s)
     if len(samples) < MIN_S * SAMPLING_RATE:
@@ -58,11 +58,12 @@ def decode_audio(
     limits: MediaLimits | None = None,
     enough_s: float | None = None,
 ) -> np.ndarray[Any, Any]:
-    """Return a sound as float32 [T] in -1 … 1: the mean of its channels, resampled to ``sampling_rate`` Hz.
+    """Return a sound as float32 [T], full scale 1: the mean of its channels, resampled to ``sampling_rate`` Hz.
 
     T is the number of frames times the ratio of the rates, rounded up. ``limits`` None sets no bound. Decoding stops
     at the first block that ends more than one second after ``enough_s``. Raise InvalidRequest for bytes that are no
-    audio, are cut off or do not decode, and RequestTooLarge for a sound beyond the limits.
+    audio, are cut off or do not decode, or for a rate or number of channels that is not allowed, and RequestTooLarge
+    for a sound that is too long.
     """
     with _opened(data, _media_type(data), limits) as file:
         resampled = list(_resampled(_mono_blocks(file, limits, enough_s), file.samplerate, sampling_rate))

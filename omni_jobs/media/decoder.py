@@ -1,7 +1,7 @@
 """The code of a decoder: the process that reads media which nobody can trust. ``decoder_host`` starts it.
 
-A decoder has no credentials, cannot write files, and ends when it takes more memory or processor time than its limits
-allow. Media and results pass through files in memory that the server made; an answer consists of a few plain values.
+A decoder has no credentials, cannot write files, and gets no more memory and processor time than its limits allow.
+Media and results pass through files in memory that the server made; an answer consists of a few plain values.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ _kept: dict[int, mmap.mmap] = {}  # mappings of the kept result files, by inode
 
 
 def confine(memory_bytes: int) -> None:
-    """Drop the rights of this process, a new decoder, and set its limits; each task may take ``memory_bytes``."""
+    """Confine this process, a new decoder, before its first task; each task may take ``memory_bytes``."""
     global _memory_bytes, _base_bytes
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -65,10 +65,10 @@ def confine(memory_bytes: int) -> None:
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Run one task and return its answer, plain values only; raise nothing.
 
-    The task has ``operation`` (a key of ``_OPERATIONS``), the paths of the files ``medium``, ``result`` and ``large``,
-    the medium's size ``input_bytes``, the result's bound ``max_bytes``, ``limits``, ``options`` and ``cpu_s``. The
-    answer has ``ok`` with the result or its description, or ``refused`` with the error's code and message; and
-    ``cpu_s``, the processor time that the task took.
+    The task has ``operation`` (a key of ``_OPERATIONS``), the paths of the files ``medium``, ``result`` and ``large``
+    (for a result over ``KEPT_BYTES``), the medium's size ``input_bytes``, the result's bound ``max_bytes``, ``limits``,
+    ``options`` and ``cpu_s``. The answer has ``ok`` with the result or its description, or ``refused`` with the error's
+    code and message; and ``cpu_s``, the processor time that the task took.
     """
     before = time.process_time()
     _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)

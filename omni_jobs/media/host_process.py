@@ -1,4 +1,4 @@
-"""``HostProcess``: a process of ``omni_jobs.media.decoder_host``, as the server that started it sees it."""
+"""``HostProcess``: the decoder host, as the server that started it sees it."""
 
 import itertools
 import json
@@ -68,9 +68,9 @@ class HostProcess:
         return self._process.pid
 
     def execute(self, task: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Let a decoder run a task (``decoder.run``), and return its answer.
+        """Let a decoder run a task, and return the answer of ``decoder.run``; raise nothing.
 
-        ``descriptors`` are those of the files for the medium, the result and a large result. The answer is
+        ``descriptors`` are those of the files for the medium, the result and a large result. The answer is instead
         ``{"ended": why}`` if the medium ended its decoder, ``{"unavailable": why}`` if no decoder ran it to its end.
         """
         task_id = next(self._ids)

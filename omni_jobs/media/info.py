@@ -15,7 +15,7 @@ class AudioInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """The size of an image, in pixels, after it is turned upright."""
+    """The size of an image, in pixels: upright, or as stored if only its header was read."""
 
     media_type: str
     width: int
@@ -24,7 +24,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """The size of a video as a model gets it: ``frames`` sampled frames of ``width`` × ``height`` pixels, upright."""
+    """The size of a video as a model gets it: ``frames`` sampled frames, upright unless only the header was read."""
 
     media_type: str
     frames: int

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Bounds on a medium, in seconds, samples, channels, Hz, frames, pixels and scans: the settings of these names."""
+    """The bounds on a medium. Each is the setting of the same name; a scan is a pass over a JPEG's pixels."""
 
     max_audio_s: float
     max_audio_samples: int
@@ -25,5 +25,5 @@ class MediaLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> MediaLimits:
-        """Return the limits that the settings give."""
+        """Return the limits that these settings give."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})

@@ -52,7 +52,7 @@ _LONGEST_SOUND = 72
 
 
 def check_index(data: bytes | memoryview, max_frames: int) -> None:
-    """Check what the index of an MP4 claims. ``max_frames`` bounds the picture's track, multiples of it bound others.
+    """Check what the index of an MP4 claims. ``max_frames`` bounds a picture's track; others may have 20 times that.
 
     Raise InvalidRequest for a table with fewer entries than it claims, RequestTooLarge for too many frames.
     """

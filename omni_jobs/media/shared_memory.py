@@ -42,16 +42,16 @@ class MemoryFile:
 
 
 class Exchange:
-    """Two files of ``KEPT_BYTES``, for a medium and its result, which tasks use one after the other.
+    """Two memory files of ``KEPT_BYTES``, for a medium and its result, which the wall uses for one task after another.
 
-    They are kept because pages that were used before cost a fraction of new ones.
+    They are kept because memory pages that were used before cost a fraction of new ones.
     """
 
     def __init__(self) -> None:
         self._files: list[MemoryFile] = []
 
     def files(self) -> tuple[MemoryFile, MemoryFile]:
-        """Return the file for a medium and the file for a result. Raise DecodersUnavailable."""
+        """Return the files for a medium and a result. Raise DecodersUnavailable when memory is short."""
         if not self._files:
             self._files = [MemoryFile("omni-jobs-medium", KEPT_BYTES), MemoryFile("omni-jobs-decoded", KEPT_BYTES)]
         medium, result = self._files

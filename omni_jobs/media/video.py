@@ -43,9 +43,9 @@ _SIDE_MULTIPLE = 28
 
 
 def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
-    """Return a video's sizes by its index and packets, its sides as stored; decode no frame.
+    """Return a video's sizes by its index and packets, not yet turned upright; decode no frame.
 
-    Raise InvalidRequest or RequestTooLarge.
+    Raise InvalidRequest and RequestTooLarge as ``decode_video`` does.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
@@ -53,7 +53,7 @@ def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
 
 
 def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
-    """Return a video's sizes by its index, packets and first frame. Raise InvalidRequest or RequestTooLarge."""
+    """Return a video's sizes by its index, packets and first frame, upright. Raise as ``decode_video`` does."""
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         size = _first_size(container, stream, limits)
@@ -70,8 +70,8 @@ def decode_video(
 
     The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``, ``duration`` in
     seconds and ``total_num_frames`` of the video, ``frames_indices`` into it) and ``do_sample_frames``. ``allocate``
-    returns the array of a shape, for a caller that provides the memory. Raise InvalidRequest for a video that does not
-    decode, RequestTooLarge for one beyond ``limits``, of which None sets no bound.
+    returns an array of the shape that it gets, for a caller that provides the memory. Raise
+    InvalidRequest for a video that does not decode, RequestTooLarge for one beyond ``limits``, which may be None.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)

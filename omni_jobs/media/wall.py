@@ -55,7 +55,7 @@ class MediaBudget:
         self.left_s = seconds
 
     def spend(self, seconds: float) -> None:
-        """Take what a decoder has used from the budget."""
+        """Subtract the seconds that a decoder has used."""
         self.left_s -= seconds
 
     def check(self) -> None:
@@ -65,9 +65,10 @@ class MediaBudget:
 
 
 class MediaWall:
-    """A context manager that lets decoders of this server read media. Safe for threads.
+    """A context manager that has media read by decoders, for an API server's intake or a worker. Safe for threads.
 
-    The first medium starts them, and ``close`` ends them.
+    The first medium starts the decoders, and ``close`` ends them. Methods raise InvalidRequest for a medium that does
+    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if decoders are busy, closed or broken.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +85,7 @@ class MediaWall:
 
     @property
     def capacity(self) -> int:
-        """The number of media that can be in decoders or wait for one at once."""
+        """The number of media of submits that can be in decoders, or wait for one, at once."""
         return self._processes + self._turns.max_waiting
 
     @property
@@ -99,7 +100,7 @@ class MediaWall:
         return MediaBudget(self._probe_limit_s)
 
     def header(self, kind: Kind, data: bytes | memoryview, budget: MediaBudget) -> MediaInfo:
-        """Return the sizes that a medium's header states; a lower bound where it states none. Decode nothing.
+        """Return the sizes that a medium's header states, or a lower bound where it states none; decode nothing.
 
         Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
         """
@@ -110,7 +111,7 @@ class MediaWall:
     ) -> MediaInfo:
         """Decode as much of a medium as is needed to know its sizes, and return them.
 
-        Of sound, not much more than ``enough_s`` seconds are decoded, because its receiver takes no more.
+        Of sound, not much more than ``enough_s`` seconds are decoded, because the model takes no more.
         Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
         """
         return self._measure(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
@@ -128,7 +129,7 @@ class MediaWall:
     # For a stage run: samples and pixels. It waits for a decoder without a limit, because its worker gave it a slot.
 
     def decode_audio(self, data: bytes | memoryview, sampling_rate: int = SAMPLING_RATE) -> np.ndarray[Any, Any]:
-        """Decode a sound in a decoder; return float32 [T] in -1 … 1, mono at ``sampling_rate`` Hz.
+        """Decode a sound in a decoder; return float32 [T], full scale 1, mono at ``sampling_rate`` Hz.
 
         Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
         """
@@ -139,7 +140,7 @@ class MediaWall:
             return np.frombuffer(read(4 * result["samples"]), np.float32)
 
     def decode_image(self, data: bytes | memoryview) -> Image.Image:
-        """Decode an image in a decoder; return it as RGB, upright, on white where it is transparent.
+        """Decode an image in a decoder; return a Pillow image: RGB, upright, on white where it is transparent.
 
         Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
         """
@@ -228,7 +229,7 @@ class MediaWall:
             return self._host
 
     def close(self) -> None:
-        """End the decoders; for media that they decode, or that wait for one, DecodersUnavailable is raised."""
+        """End the decoders. Calls that decode a medium or wait for a decoder then raise DecodersUnavailable."""
         with self._lock:
             self._closed = True
             host, self._host = self._host, None

@@ -34,7 +34,7 @@ class ChildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """What an operator may know of a child: its state, process id, restarts and log file at one moment."""
+    """A snapshot of a child, for an operator: its state, process id, restarts and log file at one moment."""
 
     name: str
     state: ChildState
@@ -60,7 +60,7 @@ class Child:
         log: Path,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Keep what ``start`` needs: the process inherits ``pass_fds`` and works in ``directory``."""
+        """Keep what ``start`` needs; start nothing. The process works in ``directory`` and inherits ``pass_fds``."""
         self.name = name
         self.log = log
         self.state = ChildState.WAITING
@@ -79,12 +79,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process and of the session that it leads; None before the first start."""
+        """The id of the last process, and of the session that it leads; None before the first start."""
         return self._process.pid if self._process else None
 
     @property
     def runs(self) -> bool:
-        """True while a process runs."""
+        """True while a process of this child runs."""
         return self._process is not None and self._process.returncode is None
 
     @property
@@ -94,7 +94,7 @@ class Child:
         return f"signal {signal.Signals(-status).name}" if status and status < 0 else f"exit status {status}"
 
     def start(self, on_exit: Callable[[int], None]) -> int:
-        """Start a process of this child, and return its id. Raises OSError.
+        """Start a process of this child, and return its id. Raises OSError if the system starts none.
 
         Once the process has ended, a thread calls ``on_exit`` with that id.
         """
@@ -126,7 +126,7 @@ class Child:
         return process.pid
 
     def mark_ready(self) -> None:
-        """Set the state to READY, because the process serves now."""
+        """Set the state to READY: the supervisor calls this once the process serves."""
         self._ready_at = time.monotonic()
         self.state = ChildState.READY
 
@@ -140,14 +140,14 @@ class Child:
         self.state = ChildState.RESTARTING
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to the process if it runs; not to its own children, because it ends them in order."""
+        """Set the state to STOPPING and send the process SIGTERM, if it runs. It ends its own children itself."""
         if self._process is not None and self.runs:
             self.state = ChildState.STOPPING
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """Return the last lines, ``count`` at the most, that this child's log got since its last start."""
+        """Return up to ``count`` last lines that the log got since the last start; none if it cannot be read."""
         with suppress(OSError), open(self.log, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - 64 * 1024))
@@ -155,7 +155,7 @@ class Child:
         return []
 
     def view(self) -> ChildView:
-        """Return the state of the child at this moment, for an operator."""
+        """Return a snapshot of the child. Any thread may call this."""
         until = self._ready_at or self._ended_at or time.monotonic()
         start_s = None if self._started_at is None else until - self._started_at
         return ChildView(self.name, self.state, self.pid, start_s, self.restarts, self.log)

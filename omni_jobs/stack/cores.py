@@ -12,11 +12,11 @@ def threads_per_engine(engines: int) -> int:
 
 
 def use_batch_policy(process: int = 0) -> bool:
-    """Put a thread and its future children under SCHED_BATCH, so that their wake-ups do not preempt a model's threads.
+    """Put the main thread of ``process``, an id, under Linux's SCHED_BATCH policy; 0 means the calling thread.
 
-    The thread is the main thread of the process with the id ``process``; 0 means the calling thread. It wakes up
-    hundreds of times a second, and then waits some milliseconds for a core; its share of the cores stays the same.
-    Return False if nothing changed, because the operator chose another policy or the system refuses this one.
+    Threads and processes that it starts later inherit the policy. Their frequent wake-ups then no longer preempt a
+    model's threads: they wait some milliseconds for a core, and their share of the cores stays the same. Return False
+    if nothing changed, because the operator chose another policy or the system refuses this one.
     """
     try:
         if os.sched_getscheduler(process) != os.SCHED_OTHER:

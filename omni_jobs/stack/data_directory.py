@@ -1,11 +1,11 @@
 """The embedded stack's data directory, which one stack at a time owns.
 
 stack.lock         locked by the running stack, and by its sentinel until its last process has ended
-stack.json         the running stack's URL; only its user can read it
+stack.json         the running stack's URL, process id and time of start; only its user can read it
 omni-jobs.sqlite   the jobs
 objects/           payloads, media and artifacts
 valkey/            Valkey's append-only file and configuration
-logs/              the log of each child process, and of the start before as .log.1
+logs/              the log of each child process, and as .log.1 that of the stack's start before
 """
 
 import fcntl
@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 
 def running_stack(path: Path) -> dict[str, Any] | None:
-    """Return ``url``, ``pid`` and ``started_at`` of the stack that serves in this directory; None if none does."""
+    """Return a dict of ``url``, ``pid`` and ``started_at`` of the stack that serves in a directory, or None."""
     path = path.expanduser()
     try:
         with open(path / "stack.lock", "rb") as lock:
@@ -41,8 +41,8 @@ def running_stack(path: Path) -> dict[str, Any] | None:
 def make_private(path: Path) -> None:
     """Make a data directory that only this user can access, or take other users' access to an existing one away.
 
-    A directory that holds other things than a stack's is not changed. Raises StackError if the directory stays open
-    to other users, and OSError.
+    Raises StackError if it stays open to other users: it belongs to another user, it holds other things than a
+    stack's and is left as it is, or its file system keeps the mode. Raises OSError if it cannot be made.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = path.stat()
@@ -63,7 +63,7 @@ def make_private(path: Path) -> None:
 
 
 class DataDirectory:
-    """The data directory of one embedded stack, which this process owns between ``open`` and ``close``."""
+    """The data directory of one embedded stack. This process owns it, by a lock, between ``open`` and ``close``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
@@ -74,7 +74,8 @@ class DataDirectory:
     def open(self) -> None:
         """Make the directory and lock it for this process.
 
-        Raises StackError if another stack has it, if it stays open to other users, or if it cannot be used.
+        Raises StackError if another stack has it, if it stays open to other users, or if it cannot be used. Waits
+        some seconds while the sentinel of a killed stack still holds the lock.
         """
         try:
             make_private(self.path)
@@ -108,21 +109,21 @@ class DataDirectory:
                 time.sleep(POLL_S)
 
     def write_stack_file(self, **facts: Any) -> None:
-        """Write ``facts`` to ``stack.json``, where ``running_stack`` finds them; only this user can read the file."""
+        """Write ``facts`` to ``stack.json``, from which ``running_stack`` reads them; only this user can read it."""
         partial = self.path / "stack.json.partial"
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(facts, file, indent=2)
         partial.replace(self.path / "stack.json")
 
     def log_of(self, name: str) -> Path:
-        """Return the path of a child's new log, and rename the log of the last start, so that it ends in ``.log.1``."""
+        """Return the path of a child's log; rename the log of the stack's last start to ``.log.1`` first."""
         log = self.logs / f"{name}.log"
         with suppress(FileNotFoundError):
             log.replace(log.with_suffix(".log.1"))
         return log
 
     def close(self, *, remove: bool = False) -> None:
-        """Remove ``stack.json`` and release the lock; with ``remove``, remove the whole directory. Idempotent."""
+        """Remove ``stack.json``, with ``remove`` the whole directory, and release the lock. Safe to call twice."""
         if self.lock_fd is None:
             return
         with suppress(FileNotFoundError):

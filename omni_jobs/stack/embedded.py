@@ -48,7 +48,7 @@ _WORKER_ENVIRONMENT = {
 
 
 class EmbeddedStack:
-    """A context manager that runs the whole system as child processes.
+    """A context manager that runs the whole system as child processes, for ``omni-jobs up``, the demo and tests.
 
         with EmbeddedStack(Settings(data_dir=…, models={"qwen2_5_omni": path}), pipelines=["qwen2_5_omni"]) as stack:
             Client(stack.url).submit(…)
@@ -120,12 +120,12 @@ class EmbeddedStack:
             raise
 
     def wait(self) -> None:
-        """Block until all children have ended. Raises the error that ended the stack, if it was one."""
+        """Block until all children have ended. If an error and not ``stop`` ended the stack, raise that error."""
         if self._supervisor is not None:
             self._supervisor.wait()
 
     def stop(self) -> None:
-        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Safe to call twice. An interrupt ends the wait."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C ends the wait. Safe to call twice."""
         try:
             if self._supervisor is not None:
                 self._supervisor.stop()
@@ -145,7 +145,7 @@ class EmbeddedStack:
         return self._directory.logs
 
     def children(self) -> list[ChildView]:
-        """Return the state of every child, Valkey first. May be called from any thread."""
+        """Return a snapshot of every child, Valkey first; none before ``start``. Any thread may call this."""
         return [child.view() for child in self._children]
 
     # Before the first child.

@@ -13,7 +13,7 @@ API_LIMIT_S = 6.0  # the API's own checks of database, broker and storage take u
 
 
 class Readiness:
-    """Asks the children of one stack whether they serve. The supervisor uses it."""
+    """Asks the children of one embedded stack whether they serve, for the supervisor."""
 
     def __init__(self, valkey: Valkey, api_url: str, jobs: Jobs) -> None:
         self._valkey = valkey
@@ -22,12 +22,15 @@ class Readiness:
         self._registered: set[int] = set()  # process ids of workers
 
     def serves(self, child: Child) -> bool:
-        """Return True if this child, whose process runs, serves: it answers, or a worker has loaded its model."""
+        """Return True if this child, whose process runs, serves.
+
+        Valkey and the API answer then, a worker has loaded its model, and a rescuer serves as soon as it runs.
+        """
         if child.name == VALKEY:
             return self._valkey.answers()
         if child.name == API:
             return self._api_answers()
-        return child.name == RESCUER or self._is_registered(child)  # a rescuer serves as soon as it runs
+        return child.name == RESCUER or self._is_registered(child)
 
     def _api_answers(self) -> bool:
         """Return True if the API reaches the database; it starts without an S3 server, and tells its clients so."""

@@ -29,7 +29,7 @@ KILL_S = 5.0  # for killed processes to end
 
 
 class Sentinel:
-    """A running sentinel process, as the supervisor sees it."""
+    """A running sentinel process, as the process of the embedded stack sees it."""
 
     def __init__(self, *, lock_fd: int | None, remove: Sequence[Path]) -> None:
         """Start the sentinel, which removes the directories ``remove`` if this process is killed.
@@ -51,14 +51,14 @@ class Sentinel:
             self.send(f"remove {directory}")
 
     def send(self, order: str) -> None:
-        """Send an order to the sentinel: ``session PID``, ``forget PID``, ``remove DIRECTORY`` or ``done``."""
+        """Send an order of the module's docstring, such as ``session 17``; do nothing if the sentinel was killed."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # somebody killed the sentinel: the stack goes on without it
                 self._process.stdin.write(order + "\n")
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Tell the sentinel that the stack has stopped, so that it leaves the rest alone, and wait for its end."""
+        """Tell the sentinel that the stack has stopped, and wait for its end. It kills and removes nothing."""
         self.send("done")
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -79,7 +79,7 @@ def processes_of(sessions: Collection[int]) -> list[int]:
 
 
 def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
-    """End these sessions' processes by SIGTERM, and by SIGKILL after ``grace_s`` seconds; at once if that is 0.
+    """End these sessions' processes: SIGTERM, then SIGKILL after ``grace_s`` seconds; 0 sends SIGKILL alone.
 
     Return the ids of the processes that still live.
     """
@@ -114,7 +114,7 @@ def _wait_gone(sessions: Collection[int], limit_s: float) -> list[int]:
 
 
 def main() -> None:
-    """Follow the orders on standard input; end all sessions if the input ends without ``done``."""
+    """Run the sentinel: follow the orders on standard input, and clean up if it ends without ``done``."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles Ctrl-C and a service manager's stop
     sessions: set[int] = set()

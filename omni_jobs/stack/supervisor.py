@@ -2,7 +2,7 @@
 
     start the broker → migrate the database → start the others → all ready → restart any that dies → stop all
 
-The caller's thread only waits, so a signal may interrupt it anywhere.
+The thread that calls ``Supervisor`` only waits, so a signal may interrupt it anywhere.
 """
 
 import logging
@@ -76,18 +76,21 @@ class Supervisor:
     # The caller's thread.
 
     def start(self) -> None:
-        """Start all children, and return when they are ready. Raises StackError and other OmniJobsErrors."""
+        """Start all children, and return when they are ready.
+
+        Raises StackError if a child ends or is not ready in time, and the OmniJobsErrors of the database's migration.
+        """
         self._thread.start()
         self._settled.wait()
         self._raise_failure()
 
     def wait(self) -> None:
-        """Block until all children have ended. Raises the error that ended the stack, if it was one."""
+        """Block until all children have ended. If an error and not ``stop`` ended the stack, raise that error."""
         self._ended.wait()
         self._raise_failure()
 
     def stop(self) -> None:
-        """Stop all children: SIGTERM, a bounded wait, SIGKILL. An interrupt of this call ends the wait."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C ends the wait: SIGKILL follows at once."""
         if self._thread.ident is None:  # never started
             return
         self._exits.put(None)

@@ -34,11 +34,11 @@ def worker_command(
     concurrency: int | None = None,
     log_level: str = "INFO",
 ) -> list[str]:
-    """Return the arguments that start one stage's worker; its environment needs :data:`POOL_ENVIRONMENT` as well.
+    """Return the command line that starts one stage's worker, as arguments; run it with ``POOL_ENVIRONMENT`` set.
 
     ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
-    worker at once takes back the stage runs of its slot. ``concurrency`` is the number of messages in flight; each
-    carries several hints, and None derives it from the stage's slots.
+    worker at once takes back the stage runs of its slot. ``concurrency`` is the number of broker messages in flight, of
+    which each carries several hints; None takes as many as the stage's slots need.
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
