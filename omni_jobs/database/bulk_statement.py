@@ -1,4 +1,4 @@
-"""Statements for many rows, whose text is the same for any number of rows.
+"""SQL statements for many rows, whose text is the same for any number of rows.
 
     BulkStatement   an UPDATE or an INSERT for each of many rows
     run_all         several of them, on PostgreSQL in one round trip
@@ -59,10 +59,10 @@ class BulkStatement:
     def __init__(
         self, columns: Mapping[str, _Type], one: Callable[[Given], UpdateBase], many: Callable[[int], UpdateBase]
     ) -> None:
-        """Hold the builders of SQLite's statement for ``one`` row and of PostgreSQL's for ``many``.
+        """Hold the functions that build the SQL: ``one`` SQLite's for one row, ``many`` PostgreSQL's for all rows.
 
-        ``many`` is called with a number for the names of its parameters, because one statement may hold several
-        bulk statements. Raises ValueError when ``one`` uses parameters that are no columns.
+        ``many`` takes a number that makes the names of its parameters unique, because one statement may hold
+        several bulk statements. Raises ValueError when ``one`` uses parameters that are not in ``columns``.
         """
         self._names = list(columns)
         self._bytes = [name for name, type_ in columns.items() if type_ is LargeBinary]
@@ -80,9 +80,10 @@ class BulkStatement:
         """Return a bulk UPDATE.
 
         ``columns`` are the types of a row's values by name: Text, Integer, BigInteger, Double, Boolean or
-        LargeBinary. ``statement`` builds the update from these values; constants in it must be literal columns.
-        ``key`` is the table's column that equals a row's first value. PostgreSQL gets all keys as an array as well,
-        because a plan cached while the table was small would scan the whole table.
+        LargeBinary. ``statement`` is called with SQL expressions for these values by name, and returns the UPDATE;
+        write constants in it with ``literal_column``. ``key`` is the table's column that equals a row's first
+        value. PostgreSQL also gets all keys as an array, because a plan cached while the table was small would scan
+        the whole table.
         """
 
         def many(number: int) -> UpdateBase:
@@ -102,9 +103,9 @@ class BulkStatement:
     ) -> Self:
         """Return a bulk INSERT.
 
-        ``columns`` are the types of the table's columns that a row has values for, by name; the others are NULL or
-        have a server's default. ``alike`` are literals for columns that have the same value in every row. With
-        ``unless_there`` rows that would break a unique constraint are left out.
+        ``columns`` are the types, by name, of the table's columns that a row has values for. ``alike`` are literals,
+        by name, for columns that have the same value in every row. All other columns are NULL or have a server's
+        default. With ``unless_there`` rows that would break a unique constraint are left out.
         """
         target: Any = table.__table__
 
@@ -132,7 +133,7 @@ class BulkStatement:
         return for_all.run(tx, parameters)
 
     def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
-        """Return PostgreSQL's call of the statement for these rows; its result is these columns of the changed rows."""
+        """Return PostgreSQL's statement, which returns these columns of the changed rows, and its parameters."""
         if columns not in self._returning:
             statement = self._many(0)
             self._returning[columns] = Statement(statement.returning(*columns) if columns else statement)
@@ -158,14 +159,14 @@ class BulkStatement:
         return str(compiled), itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
 
     def part(self, number: int) -> CTE:
-        """Return PostgreSQL's statement as a CTE that has one row for each changed row of the table.
+        """Return PostgreSQL's statement as a CTE, a part of a larger statement, with one row for each changed row.
 
-        ``number`` tells its parameters from those of the other CTEs in one statement.
+        ``number`` tells its parameters from those of the other CTEs in that statement.
         """
         return self._many(number).returning(literal_column("1")).cte(f"part{number}")
 
     def parameters(self, number: int, rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-        """Return the parameters, by name, that give these rows to the CTE ``part`` of the same number."""
+        """Return the parameters, by name, that give these rows to the CTE that ``part`` returns for this number."""
         # A value that is left out is NULL as well, and need not be written or read.
         items = [
             {name: value for name, value in zip(self._names, row, strict=True) if value is not None} for row in rows
@@ -189,9 +190,9 @@ def run_all(
 ) -> None:
     """Run several bulk statements, each for its rows; on PostgreSQL in one round trip.
 
-    No two may change the same row, and none may depend on another, because those of few rows become one statement of
-    PostgreSQL. With ``commit``, for the last step of a transaction, PostgreSQL commits in the same round trip. Raises
-    RuntimeError, and so rolls back, unless each of the first ``exact`` statements changes as many rows as it is given.
+    No two may change the same row, and none may depend on another, because with few rows PostgreSQL runs all of them
+    as one statement. With ``commit``, for the last step of a transaction, PostgreSQL commits in the same round trip.
+    Raises RuntimeError unless each of the first ``exact`` statements changes as many rows as it is given.
     """
     parts = [(number, bulk, rows) for number, (bulk, rows) in enumerate(work) if rows]
     if tx.dialect.name == "sqlite":
@@ -253,7 +254,7 @@ def listed(values: Iterable[Any]) -> str:
 class one_of(FunctionElement[Any]):
     """The SQL condition that a column is in a list: ``one_of(column, bindparam(…))``; ``listed`` makes the parameter.
 
-    It has no Boolean type, because SQLAlchemy would compare that with 1 in SQLite, and no index serves that.
+    Its type is not Boolean, because on SQLite SQLAlchemy would write ``(…) = 1``, which no index serves.
     """
 
     inherit_cache = True

@@ -29,5 +29,5 @@ def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
 
 
 def as_datetime(seconds: float) -> datetime:
-    """Return the aware UTC datetime of a time in seconds since 1970, as the columns keep it."""
+    """Return a time that a column keeps, in seconds since 1970, as an aware UTC datetime."""
     return datetime.fromtimestamp(seconds, UTC)

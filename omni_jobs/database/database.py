@@ -53,9 +53,9 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A context manager: one writing transaction, committed at the block's end, rolled back on an error.
+        """A context manager that yields the connection of a writing transaction.
 
-        It is not tried again.
+        It commits at the block's end and rolls back on an error. It is not tried again: use ``run`` for that.
         """
         with self._backend.writing.begin() as connection:
             yield connection
@@ -65,12 +65,12 @@ class Database:
 
         After a deadlock, a lock wait or a lost connection ``transaction`` is called again. It must accept that its
         work is done already, because the connection may be lost after COMMIT was done and before its answer came.
-        Raises DatabaseUnavailable when the fault lasts.
+        Raises DatabaseUnavailable when the fault lasts, the disk is full, or no connection becomes free.
         """
         return self._run(self._backend.writing, transaction)
 
     def run_pipelined(self, transaction: Callable[[Connection], T]) -> T:
-        """Do the same as ``run``, with a round trip to PostgreSQL less.
+        """Do the same as ``run``, with one round trip to PostgreSQL less, because BEGIN is not sent alone.
 
         ``transaction`` must execute one statement alone, or begin with
         :func:`omni_jobs.database.statement.execute_pipelined`, which then sends BEGIN with its statements.
@@ -80,7 +80,7 @@ class Database:
     def read(self, query: Callable[[Connection], T]) -> T:
         """Call ``query`` in a transaction that reads one consistent state, and return its result.
 
-        Raises DatabaseUnavailable.
+        It is tried again, and raises DatabaseUnavailable, as ``run`` does.
         """
         return self._run(self._backend.reading, query)
 
@@ -134,7 +134,7 @@ class Database:
         upgrade(connection)
 
     def check(self) -> None:
-        """Check that the database answers, takes writes and has this build's schema. Raises DatabaseUnavailable."""
+        """Raise DatabaseUnavailable unless the database has this build's schema and, on PostgreSQL, takes writes."""
         try:
             with self._backend.reading.connect() as connection:
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()

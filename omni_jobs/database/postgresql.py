@@ -1,4 +1,4 @@
-"""PostgreSQL: its engine, how its transactions begin, and the meaning of its errors."""
+"""PostgreSQL: SQLAlchemy's engine for it, how its transactions begin, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEGIN_READING = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 
 
 class PostgreSQL:
-    """The PostgreSQL side of ``Database``: its engine, and the error codes that it knows."""
+    """What ``Database`` needs for PostgreSQL: the engine, and what to do after which error codes."""
 
     # Beginnings of error codes, by what Database does after them.
     # read_only_sql_transaction: after a failover this session may lead to a replica. A new one finds the primary.
@@ -46,7 +46,7 @@ class PostgreSQL:
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
-        """A context manager that yields the engine for migrations."""
+        """A context manager that yields the engine in which ``Database.migrate`` runs its transaction."""
         yield self.writing
 
     def error_code(self, error: exc.DBAPIError) -> str:

@@ -1,4 +1,4 @@
-"""SQLite: its engine, how its writers take turns, and the meaning of its errors."""
+"""SQLite: SQLAlchemy's engine for it, how its writers take turns, and the meaning of its errors."""
 
 import random
 import sqlite3
@@ -19,7 +19,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.0005
 
 
 class SQLite:
-    """The SQLite side of ``Database``: a file that processes of one host share, its engine, and its error codes."""
+    """What ``Database`` needs for SQLite, a file that processes of one host share: the engine, and its error codes."""
 
     # Beginnings of error codes, by what Database does after them.
     transient = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")

@@ -3,9 +3,9 @@
     Statement.rows, .run    execute one statement
     execute_pipelined       execute several in their order; on PostgreSQL in one round trip
 
-The statements of every job are such, because SQLAlchemy's execution costs the client as much again as the driver
-and the network, and every round trip costs both sides more than most statements (docs/performance.md). Values are
-not converted: parameters and rows hold the driver's own types, and JSON is text.
+The statements that run for every job are of this kind, because SQLAlchemy's own execution doubles the client's cost,
+and every round trip costs both sides more than most statements (docs/performance.md). Values are not converted:
+parameters and rows hold the driver's own types, and JSON is text.
 """
 
 import logging
@@ -31,7 +31,7 @@ class _Compiled(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A statement as PostgreSQL prepares it."""
+    """A statement that PostgreSQL prepares once in each session, and then executes by its name."""
 
     name: str  # a hash of the text, so that two builds whose statements meet in one session agree
     definition: str  # PREPARE …
@@ -44,7 +44,8 @@ class Statement:
     def __init__(self, statement: Executable) -> None:
         """Hold SQLAlchemy's statement; its first execution on a database compiles it.
 
-        Parameters must be named, and constants be literal columns; otherwise ``rows`` and ``run`` raise ValueError.
+        Write parameters with ``bindparam`` and constants with ``literal_column``. For a constant that SQLAlchemy makes
+        a parameter of its own, ``rows`` and ``run`` raise ValueError.
         """
         self._statement: Any = statement
         self._compiled: dict[str, _Compiled] = {}
@@ -85,7 +86,7 @@ class Statement:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The statement as PostgreSQL's PREPARE takes it, with parameters that are all text."""
+        """The statement's PREPARE command for PostgreSQL and the name it gives; all parameters are of type text."""
         text, names = self._compile("prepared", _numbering())
         name = f"omni_jobs_{xxhash.xxh3_128_hexdigest(text.encode())}"
         types = f"({', '.join(['text'] * len(names))})" if names else ""

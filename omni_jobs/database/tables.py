@@ -66,12 +66,12 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows onl
 
 
 def state_is(column: Any, state: JobState | StageRunState) -> ColumnElement[bool]:
-    """Return the SQL ``column = 'state'``, the state written out, because a partial index serves no bound parameter."""
+    """Return the SQL ``column = 'state'``. The state is no parameter, because then no partial index would serve it."""
     return column == literal(state)  # type: ignore[no-any-return]
 
 
 def literal(state: JobState | StageRunState) -> ColumnElement[str]:
-    """Return the state's name as an SQL literal."""
+    """Return a state as an SQL literal, such as ``'queued'``."""
     return literal_column(f"'{state.value}'")
 
 
@@ -239,7 +239,7 @@ class EventRow(Base):
 
 
 class GarbageRow(Base):
-    """The note that objects are to be deleted. Written with the change that made them useless, removed after that."""
+    """The note that objects are to be deleted. Written with the change that made them useless, removed after them."""
 
     __tablename__ = "garbage"
     __table_args__ = (Index(None, "job_id"),)

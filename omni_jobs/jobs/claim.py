@@ -1,4 +1,4 @@
-"""Claim: make queued stage runs a worker's, by compare-and-set, many in one transaction."""
+"""Claim: give queued stage runs to a worker, many in one transaction, each only if it is as its hint says."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -115,10 +115,10 @@ _PAYLOADS = Statement(
 
 
 def claim(tx: Connection, worker_id: str, hints: Iterable[tuple[int, int]]) -> list[Claim]:
-    """Claim for a worker the stage runs of hints ``(stage_run_id, attempt)``; return the claims in the order of these.
+    """Claim for a worker the stage runs of hints ``(stage_run_id, attempt)``; return the claims in the hints' order.
 
-    :meth:`omni_jobs.jobs.Jobs.claim` says which hints give no claim. It is the last step of its transaction, which it
-    may commit. Raises Fenced when the worker has no live lease.
+    :meth:`omni_jobs.jobs.Jobs.claim` says which hints give no claim. Run nothing in the transaction afterwards,
+    because on PostgreSQL this may commit it. Raises Fenced when the worker has no live lease.
     """
     attempts: dict[int, int] = {}
     for stage_run_id, attempt in hints:

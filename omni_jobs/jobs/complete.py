@@ -26,8 +26,8 @@ def complete(
 ) -> list[Outcome]:
     """Record workers' completions, queue the successors of their stage runs, and end jobs that are done.
 
-    Return the outcomes in the order of the completions. With ``ends_transaction`` the database transaction may
-    end here, because the caller runs nothing more in it.
+    Return the outcomes in the order of the completions. With ``ends_transaction`` this may commit the database
+    transaction, because the caller runs nothing more in it.
     """
     ids = [completion.stage_run_id for completion in completions]
     transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
@@ -64,7 +64,7 @@ def _note(transition: JobTransition, completion: Completion, names: set[tuple[st
 
 
 def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -> list[Outcome]:
-    """Record the errors of attempts: each stage run is queued again, or fails its job.
+    """Record the errors of attempts: each stage run is queued again, fails its job, or is cancelled with it.
 
     Return the outcomes in the order of the failures.
     """

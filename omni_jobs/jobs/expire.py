@@ -1,4 +1,4 @@
-"""Expire: stop jobs past their deadline, and jobs that waited for a stage longer than it lets them."""
+"""Expire: stop jobs past their deadline, and jobs that waited longer for a stage than its queue time limit."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ EXPIRED_AT_ONCE = 500
 def expire_late(tx: Connection, announce_after_s: float) -> int:
     """Expire the jobs whose deadline or queue time limit is over, and return their number.
 
-    If it is EXPIRED_AT_ONCE or more, there may be others: call again.
+    If that is EXPIRED_AT_ONCE or more, there may be others: call again.
     """
     at: float = tx.execute(select(now())).scalar_one()
     past_deadline = _past_deadline(tx, at)

@@ -88,7 +88,7 @@ def job_list(
     error_code: str | None,
     brief: bool = False,
 ) -> Page:
-    """Return a page of the jobs in a state, of a pipeline, with an error (None: any), the newest first.
+    """Return a page of the jobs in a state, of a pipeline, with an error code (None: any), the newest first.
 
     :meth:`omni_jobs.jobs.Jobs.list` explains the parameters. Raises InvalidRequest, which names the wrong one.
     """

@@ -1,4 +1,4 @@
-"""A job as readers see it: its view, its events, its artifacts."""
+"""Queries of what the API shows of a job: its view, its events, its artifacts."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,7 +118,7 @@ def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
 
 
 def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
-    """Return whether a job of this tenant has this idempotency key already."""
+    """Return whether a job of this tenant was submitted with this idempotency key."""
     has_key = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
     return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
 

@@ -35,7 +35,7 @@ _UNWANTED = (
 
 
 def holder(tx: Connection, slot: str) -> SlotHolder | None:
-    """Return the worker whose row has this slot, live or dead; None if the slot is free."""
+    """Return the worker, live or dead, that is recorded in this slot; None if the slot is free."""
     holder = select(
         WorkerRow.id.label("worker_id"),
         WorkerRow.host,
@@ -58,10 +58,11 @@ def register(
     loading: bool,
     announce_after_s: float,
 ) -> list[Hint]:
-    """Write a worker's row over that of its predecessor in the slot, and free the predecessor's stage runs.
+    """Write a worker's row over its predecessor's in the slot, and free the stage runs that the predecessor held.
 
-    Return their hints. A ``loading`` worker does not count as live yet. Raises SlotTaken when the predecessor has a
-    lease, unless it is ``instead_of`` and has not renewed since it was read.
+    Return their hints. :meth:`omni_jobs.jobs.Jobs.register_worker` explains ``loading``. Raises SlotTaken when
+    the predecessor has a lease, unless it is ``instead_of``, a worker that the caller found dead, and has not renewed
+    since it was read.
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
@@ -91,7 +92,7 @@ def register(
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
-    """Extend a worker's lease, and return what ``unwanted`` returns. Raises Fenced when the lease is gone."""
+    """Extend a worker's lease, and return its ``unwanted`` stage runs. Raises Fenced when the lease is gone."""
     renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")
@@ -99,14 +100,14 @@ def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
 
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:
-    """Return the ids of this worker's stage runs that it must stop, because their job has ended or is to end."""
+    """Return the ids of the stage runs that this worker must stop, because their job has ended or is to end."""
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
 def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
     """Remove a worker's row, release the stage runs that it still holds, and return their hints.
 
-    With ``fenced`` that error is recorded for their attempts instead of a release.
+    With ``fenced``, the error that a fenced worker ends with, their attempts fail with it instead.
     """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
@@ -118,10 +119,10 @@ def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after
 
 
 def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-    """Change ``worker_lost`` to ``fenced`` in these stage runs' failures at a worker, because it lives after all.
+    """Change the error ``worker_lost`` of these stage runs' attempts at a worker to ``fenced``, because it lives.
 
-    A stage run that has used up its ``fenced`` retries is left out, because it may starve its workers: further losses
-    count as ``worker_lost``. One that has failed is left out as well, because its job's error tells of it.
+    A stage run that has used up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers
+    from renewing. One that has failed keeps it as well, because its job's error quotes it.
     """
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
     tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
@@ -167,7 +168,10 @@ def remove_lost(tx: Connection) -> None:
 
 
 def free_lost(tx: Connection, announce_after_s: float) -> tuple[int, list[Hint]]:
-    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number and their hints."""
+    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number and their hints.
+
+    If the number is FREED_AT_ONCE, there may be others: call again.
+    """
     is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
     outcomes = _free(tx, is_gone, announce_after_s, limit=FREED_AT_ONCE)
     return len(outcomes), _hints(outcomes)

@@ -1,4 +1,4 @@
-"""The rules of a job's stage graph: the next step after a change. Pure; :mod:`omni_jobs.jobs.transition` applies it."""
+"""The rules by which a job goes on after a change. Pure functions; :mod:`omni_jobs.jobs.transition` applies them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
 @dataclass(slots=True)
 class Run:
-    """A stage run of a locked job, as :class:`omni_jobs.jobs.transition.JobTransition` reads and changes it."""
+    """A stage run of a locked job: the copy in memory that ``JobTransition`` reads, changes and writes back."""
 
     id: int
     job_id: str
@@ -36,17 +36,17 @@ class Run:
 
     @property
     def has_payload(self) -> bool:
-        """True while the stage run's payload is kept, inline or in the store."""
+        """True while the stage run's payload is kept, in SQL or in the object store."""
         return (self.payload_key is not None or bool(self.payload_bytes)) and not self.payload_gone
 
     @property
     def hint(self) -> Hint:
-        """The hint to publish while the stage run is queued."""
+        """The stage run's hint, which may be published while it is queued."""
         return Hint(self.id, self.attempt, self.queue)
 
 
 class Step(NamedTuple):
-    """The next step of a job after an end of a stage run: the job's new state, and the stage runs to change with it."""
+    """What ``next_step`` returns: a job's new state, and the stage runs to change with it."""
 
     job_state: JobState
     queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
@@ -66,10 +66,10 @@ def stage_names(inputs: str) -> tuple[str, ...]:
 
 
 def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.CANCELLED) -> Step:
-    """Return what follows for a job in ``state`` whose stage runs have become ``runs``, which are all of them.
+    """Return the step that a job in ``state`` takes after a change; ``runs`` are all its stage runs, already changed.
 
-    When nothing follows, the step has the same state and no stage runs. ``ending`` is the state in which a
-    cancelling job ends.
+    When nothing follows, the step has the same state and no stage runs. ``ending`` is the state that a job in state
+    cancelling has in the end.
     """
     runs = tuple(runs)
     states = [run.state for run in runs]
@@ -89,7 +89,7 @@ def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.
 
 
 def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:
-    """Return those of a job's stage runs whose stored payload no stage needs: all its consumers have succeeded."""
+    """Return the stage runs of a job with a stored payload that no stage needs, because all that take it succeeded."""
     runs = tuple(runs)
     return [
         run

@@ -1,4 +1,4 @@
-"""Progress of running stage runs: worth showing, not worth waiting for."""
+"""Record the progress of running stage runs. Nothing waits for a lock here, because a report may be dropped."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ _SET_IF_RUNNING = (
 
 
 def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
-    """Record progress reports of attempts that still run and whose rows nobody has locked. Drop the others."""
+    """Record these progress reports. Drop those of attempts that no longer run or whose rows are locked."""
     if reports:
         tx.execute(
             _SET_IF_RUNNING,

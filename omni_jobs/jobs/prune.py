@@ -1,8 +1,8 @@
-"""Prune: delete the data of jobs that ended long enough ago.
+"""Prune: delete the data of jobs that ended long enough ago, and old events.
 
-The pruner checks a job when its ``prune_at`` has come. Data that are due are deleted in SQL, and their objects
-become rows of ``garbage`` in the same transaction, so that a crash between the two leaves nothing behind. Jobs that
-have not ended have no ``prune_at``.
+The pruner checks a job when its ``prune_at`` has come. It deletes in SQL the data that are due, and writes rows of
+``garbage`` for their objects in the same transaction, so that after a crash the next pruner still finds the objects.
+Jobs that have not ended have no ``prune_at``.
 """
 
 import re
@@ -70,7 +70,10 @@ _KEY = re.compile(
 
 
 def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
-    """Delete what is due of up to ``at_most`` jobs, and as many old events. Return the numbers of each."""
+    """Delete what ``retention`` keeps no longer: data of up to ``at_most`` jobs, and up to ``at_most`` old events.
+
+    Objects are only noted as garbage. Return the numbers of each kind of data.
+    """
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
         select(
@@ -148,7 +151,10 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
 
 
 def delete_job(tx: Connection, job_id: str) -> None:
-    """Delete a job, and note its objects as garbage. Raises NotFound, and Conflict while the job has not ended."""
+    """Delete a job, and note its objects as garbage. Raises NotFound, and Conflict while the job has not ended.
+
+    Do nothing for a job that is deleted already and whose objects are still garbage.
+    """
     state = None
     if job_id.isprintable():
         state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
@@ -170,16 +176,16 @@ def garbage(tx: Connection, at_most: int) -> list[Garbage]:
 
 
 def collected(tx: Connection, ids: Collection[int]) -> None:
-    """Remove the notes of garbage of these ids, because its objects are deleted."""
+    """Remove the garbage notes with these ids, after their objects were deleted."""
     if ids:
         tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
 
 
 def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
-    """Return those of these object keys that no row refers to or will.
+    """Return those of these object keys to which no row refers.
 
     The objects of an attempt that still runs count as referred to. The media of a job whose submit is under way
-    do not: leave the keys of young objects out.
+    do not, so do not pass the keys of young objects.
     """
     parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
     if not parsed:

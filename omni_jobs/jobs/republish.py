@@ -1,13 +1,12 @@
-"""Republish: hints for queued stage runs whose own hint seems to be lost.
+"""Republish: publish the hints of queued stage runs again that seem to be lost.
 
-A queued stage run has either lost its hint or waits for its turn, with its hint behind a backlog in the broker. So
-hints are published again only where a live worker of the stage, with the job's pipeline file, has a free slot: then
-the broker had nothing for it. The stage runs whose hints are oldest come first, a bounded number in each round, and
-each at most once in ``announce_after_s``. A backlog that has lost a part of its hints drains by those that are left
-first, then by these.
+A queued stage run has either lost its hint, or waits for its turn because other hints are before its own in the
+broker. Only where a live worker of the stage, with the job's pipeline file, has a free slot are hints published again,
+because the broker had no hint for that slot. The stage runs whose hints are oldest come first, a bounded number in
+each round, and each at most once in ``announce_after_s``.
 
 A round reads a bounded number of stage runs of a stage, because those of a pipeline file whose workers are busy or
-gone may be a million. The next round goes on behind them.
+gone may be a million. The next round goes on after them.
 """
 
 from collections import defaultdict
@@ -28,9 +27,9 @@ pipeline files with free slots)."""
 def republish(
     tx: Connection, announce_after_s: float, positions: Positions, at_most: int, read_at_most: int = 10_000
 ) -> list[Hint]:
-    """Return the hints to publish again: of each stage with free slots, of up to ``at_most`` queued stage runs.
+    """Return the hints to publish again, at most ``at_most`` for each stage with free slots.
 
-    The rows note that these hints are published. Of each stage at most ``read_at_most`` queued stage runs are read.
+    Their rows are changed as if they were published. Of each stage at most ``read_at_most`` queued stage runs are read.
     ``positions`` says where the last call stopped, and is changed to where this one stopped; start with an empty dict.
     """
     at: float = tx.execute(select(now())).scalar_one()

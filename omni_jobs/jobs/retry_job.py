@@ -1,4 +1,4 @@
-"""Retry: queue a job that has ended again, from the stage that failed or from an earlier one."""
+"""Retry: run an ended job again at its user's wish, from the stage that failed or from an earlier one."""
 
 from collections.abc import Collection, Mapping
 
@@ -41,9 +41,10 @@ _START_OVER = (
 
 
 def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str, announce_after_s: float) -> list[Hint]:
-    """Queue a job that has ended again, and return its hints; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
+    """Run an ended job again, and return its hints; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
 
-    ``retry_token`` is new for every retry, but not for every try of its transaction.
+    ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
+    so that a try whose predecessor was committed changes nothing and returns the same hints.
     """
     transition = JobTransition.of_job(tx, job_id, announce_after_s)
     state = transition.states[job_id]

@@ -93,7 +93,7 @@ def new_job_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job with its idempotency key, and its rows without the times, which are the database's."""
+    """What ``prepare`` makes for ``submit``: a job, its key, and its rows, without times, which the database gives."""
 
     job: NewJob
     key: str | None
@@ -102,9 +102,9 @@ class PreparedJob:
 
 
 def prepare(job: NewJob, key: str | None) -> PreparedJob:
-    """Encode the rows of a job, with its idempotency key, for ``submit``.
+    """Encode the rows of a job, with its idempotency key, for ``submit``, and return them.
 
-    Call it before the transaction, because SQLite's other writers wait for that.
+    Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
     return PreparedJob(job, key, _job_values(job, key), _stage_run_values(job))
 
@@ -112,8 +112,8 @@ def prepare(job: NewJob, key: str | None) -> PreparedJob:
 def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
     """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
-    The result is a Conflict where the tenant has used the key for another request; the other jobs are written
-    all the same. It may end the database transaction, so it is its last step.
+    A job's result is a Conflict where the tenant has used the key for another request; the other jobs are written
+    all the same. Run nothing in the transaction afterwards, because on PostgreSQL this may commit it.
     """
     [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
     # In the order of their keys, so that two transactions that share some do not wait for each other.
@@ -178,7 +178,7 @@ def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[s
 
 
 def as_written(job: NewJob, at: float) -> JobView:
-    """Return the view of a submitted job that has not changed since, without a query.
+    """Return a job's view as of its submit, without a query, so that the API can answer the submit at once.
 
     ``at`` is the ``SubmitResult.created_at`` of its submit: seconds since 1970 by the database's clock.
     """

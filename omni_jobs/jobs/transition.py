@@ -1,4 +1,4 @@
-"""``JobTransition``: changes of some locked jobs. Every end of a running stage run goes through here.
+"""``JobTransition``: changes some jobs under a lock. Every end of a running stage run goes through here.
 
 The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id. Whoever ends a
 running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage once. A claim
@@ -32,7 +32,7 @@ _Rows = list[tuple[Any, ...]]
 
 
 class JobTransition:
-    """The transition of some jobs, locked until the database transaction ends, and of all their stage runs.
+    """A change of some jobs, locked until the database transaction ends, and of their stage runs.
 
     ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
     ``commit`` writes the changes and all that follows from them, in a few statements for any number of jobs.
@@ -50,7 +50,10 @@ class JobTransition:
         lock: Statement = sql.LOCK_JOBS,
         read: Statement = sql.STAGE_RUNS_OF_JOBS,
     ) -> None:
-        """Lock the jobs of these ids with ``lock``, and ``read`` their stage runs. Ids that no job has are left out."""
+        """Lock the jobs with these ids, and read their stage runs. Ids that no job has are left out.
+
+        ``lock`` and ``read`` are the SQL statements for this; ``of_stage_runs`` gives others, for stage runs' ids.
+        """
         # Each statement sees what is committed when it begins, so the second sees all that the first waited for.
         parameters = {"ids": listed(ids)}
         jobs, runs = execute_pipelined(tx, [(lock, parameters), (read, parameters)])
@@ -77,7 +80,7 @@ class JobTransition:
 
     @classmethod
     def of_job(cls, tx: Connection, job_id: str, announce_after_s: float) -> Self:
-        """Lock one job. Raises NotFound."""
+        """Lock one job, and return its transition. Raises NotFound."""
         transition = cls(tx, [job_id] if job_id.isprintable() else [], announce_after_s)
         if not transition.states:
             raise NotFound(f"there is no job {job_id!r}", field="job_id")
@@ -85,7 +88,7 @@ class JobTransition:
 
     @classmethod
     def of_stage_runs(cls, tx: Connection, ids: Iterable[int], announce_after_s: float) -> Self:
-        """Lock the jobs of these stage runs. Ids that no stage run has are left out."""
+        """Lock the jobs of these stage runs, and return their transition. Ids that no stage run has are left out."""
         lock, read = sql.LOCK_JOBS_OF_STAGE_RUNS, sql.STAGE_RUNS_OF_SAME_JOBS
         return cls(tx, ids, announce_after_s, lock=lock, read=read)
 
@@ -102,14 +105,14 @@ class JobTransition:
         return self._runs_of_job[job_id]
 
     def find(self, state: StageRunState, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
-        """Return the stage run if it is in this state, at this attempt and this worker's; else None."""
+        """Return the stage run if it is in this state, at this attempt and owned by this worker; else None."""
         run = self.runs.get(stage_run_id)
         if run is None or (run.state, run.attempt, run.owner) != (state, attempt, worker_id):
             return None
         return run
 
     def is_active(self, run: Run) -> bool:
-        """Return whether the stage run's job still wants its output."""
+        """Return whether the stage run's job goes on: it is queued or in progress, and no error is noted for it."""
         return self.states[run.job_id] in ACTIVE and run.job_id not in self._job_errors
 
     # Ends of running stage runs.
@@ -185,7 +188,7 @@ class JobTransition:
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
 
-        A job with an error ends as expired, one without as cancelled.
+        ``errors`` holds each job's error by job id. A job with an error ends as expired, one with None as cancelled.
         """
         waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
         self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
@@ -202,9 +205,9 @@ class JobTransition:
     def commit(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
         """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
-        The pruner checks a completed job ``prune_after_s`` after its end. With ``ends_transaction`` the database
-        transaction may end here, because the caller runs nothing more in it. Raises RuntimeError when a locked stage
-        run has changed all the same.
+        The pruner checks a job ``prune_after_s`` after its end if it completed without retries, any other at once.
+        With ``ends_transaction`` this may commit the database transaction, because the caller runs nothing more in
+        it. Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
         """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
@@ -286,7 +289,7 @@ class JobTransition:
         return [run for run in unneeded if run.id not in just_made]
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
-        """Return the hints to publish after ``commit``: those of ``runs`` that are queued and due at once."""
+        """Return the hints to publish after ``commit``: of those of ``runs`` that are queued and due now."""
         return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
 
 

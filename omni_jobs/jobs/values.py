@@ -14,7 +14,7 @@ from omni_jobs.views import DEFAULT_TENANT
 
 
 class Hint(NamedTuple):
-    """A message that a stage run may be claimed. It may be lost, late or doubled, because SQL is the truth."""
+    """A message that a stage run may be claimed. It may be lost, late or doubled, because the claim asks SQL."""
 
     stage_run_id: int
     attempt: int  # before the claim: the claim makes it attempt + 1
@@ -23,7 +23,7 @@ class Hint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewStage:
-    """A stage of a job that is to be submitted."""
+    """A stage of a ``NewJob``; the submit makes a stage run of it."""
 
     name: str
     inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
@@ -34,7 +34,7 @@ class NewStage:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """An admitted request whose media are stored: a job that is to be submitted."""
+    """A job that the intake submits: an admitted request whose media are stored."""
 
     job_id: str  # new_job_id()
     pipeline: str
@@ -65,7 +65,7 @@ class SubmitResult:
 
 @dataclass(frozen=True, slots=True)
 class NewWorker:
-    """A worker process that starts, as it registers."""
+    """A worker process, as it describes itself to ``Jobs.register_worker``."""
 
     worker_id: str  # the boot id, new with every start
     slot: str  # its Celery node name, which one live worker has at a time
@@ -83,7 +83,7 @@ class NewWorker:
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """The worker whose row has a slot. It may be alive or dead: the caller finds out."""
+    """The worker that is recorded in a slot. It may be dead: a worker that wants the slot finds out."""
 
     worker_id: str
     host: str
@@ -96,7 +96,7 @@ class SlotHolder:
 
 
 def attempt_after(hint: tuple[int, int]) -> tuple[int, int]:
-    """Return ``(stage_run_id, attempt)`` of the attempt that a claim by this hint starts; a hint has the one before."""
+    """Return ``(stage_run_id, attempt)`` of the attempt that a claim by this hint starts: one more than the hint's."""
     stage_run_id, attempt = hint
     return stage_run_id, attempt + 1
 
@@ -167,7 +167,7 @@ class Failure:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a worker's completion, failure or release of an attempt."""
+    """What became of a worker's report that an attempt has succeeded, failed or been handed back."""
 
     won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
     hints: Sequence[Hint] = ()  # to publish
@@ -207,7 +207,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return the retention that the settings ``keep_…_s`` ask for."""
+        """Return the retention that the settings ``keep_…_s`` give."""
         return cls(
             payloads_s=settings.keep_payloads_s,
             inputs_s=settings.keep_inputs_s,
@@ -218,12 +218,12 @@ class Retention:
 
     @property
     def completed_s(self) -> float:
-        """The seconds after its end in which a completed job has nothing to prune; its payloads go with its end."""
+        """The seconds from a completed job's end until there is something to prune; its payloads go with its end."""
         return min(self.inputs_s, self.artifacts_s, self.jobs_s)
 
 
 class PruneResult(NamedTuple):
-    """The numbers of one call of ``Jobs.prune``: of jobs by pruned data, of whole jobs, and of events."""
+    """What one call of ``Jobs.prune`` did: the jobs that lost each kind of data, deleted jobs, and deleted events."""
 
     checked: int = 0  # jobs that were due; 0: none is left
     payloads: int = 0

@@ -34,7 +34,7 @@ _BROKEN_SWEEP_PAUSE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PrunerPass:
-    """The numbers of jobs, events and objects that ``Pruner.once`` deleted."""
+    """What ``Pruner.once`` returns: the numbers of jobs, events and objects that it deleted."""
 
     payloads: int = 0  # jobs whose payloads were deleted
     inputs: int = 0  # jobs whose media were deleted
@@ -79,7 +79,7 @@ class Pruner(Rounds):
     # Prune
 
     def prune(self) -> PruneResult:
-        """Delete in SQL all that is due, note its objects as garbage, and return the numbers.
+        """Delete in SQL all that is due, note its objects as garbage, and return the numbers of each kind of data.
 
         Raises DatabaseUnavailable.
         """
