@@ -126,8 +126,8 @@ _GAIN = 1.5  # weights have the deviation _GAIN / sqrt(fan in), because the defa
 def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
     """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
 
-    The directory appears whole or not at all. Several processes may build the same one at once.
-    Raise ConfigError when ``directory`` holds anything else.
+    The directory appears whole or not at all. Several processes may build the same one at once. A tiny checkpoint of
+    another seed or version is replaced. Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
     """
     directory = Path(directory)
     mark = {"version": VERSION, "seed": seed}

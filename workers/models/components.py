@@ -24,7 +24,7 @@ GROUP = "omni_jobs.models"
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """A model class of ours: the name under which vLLM registers it, and its path."""
+    """Names a model class of ours: the name under which it is registered with vLLM, and its path."""
 
     architecture: str
     module: str  # "module:Class"
@@ -65,7 +65,10 @@ QWEN_TALKER = ModelClass(
 
 
 def qwen_talker_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the talker's part of a Qwen2.5-Omni config; return another, such as vLLM's dummy, as it is."""
+    """Return the talker's part of a Qwen2.5-Omni config; it is the talker's ``hf_overrides`` of vLLM.
+
+    A config without a talker, such as vLLM's dummy, is returned as it is.
+    """
     talker: PretrainedConfig | None = getattr(config, "talker_config", None)
     if talker is None:
         return config
@@ -76,7 +79,7 @@ def qwen_talker_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def qwen_codec_stop_ids(config: PretrainedConfig) -> list[int]:
-    """Return codec pad and end, at which Transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` stops."""
+    """Return the ids of codec pad and end, at which Transformers' own ``generate`` ends the talker's codes."""
     return [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
 
 

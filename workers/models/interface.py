@@ -19,7 +19,7 @@ INFORMATION = "omni_information"  # key in SamplingParams.extra_args; its value 
 
 @dataclass(frozen=True, slots=True)
 class InformedRows:
-    """A request's rows in one step: rows ``begin`` … ``end``, the first of them at the request's ``position``."""
+    """One request's loaded information, and its rows ``begin`` … ``end`` in a step, the first at its ``position``."""
 
     information: Any  # the result of load_information
     begin: int
@@ -32,16 +32,19 @@ class SupportsAdditionalInformation(Protocol):
     """A vLLM model class whose inputs depend on more than its token ids."""
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> Any:
-        """Check and prepare one request's information, whose tensors are on the CPU; return it in any form.
+        """Check one request's information, whose tensors are on the CPU; return it in a form of the model's choice.
 
-        Raise ModelError naming the field that is wrong. It fails that request alone.
+        Raise ModelError naming the field that is wrong; it fails that request alone.
         """
 
     def information_positions(self, loaded: Any) -> tuple[torch.Tensor, int] | None:
-        """Return the request's M-RoPE positions int64 [3, P] on the CPU and delta; None: use the model's own."""
+        """Return a request's M-RoPE positions int64 [3, P] on the CPU and delta; None: those that the model computes.
+
+        ``loaded`` is what ``load_information`` returned for the request.
+        """
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
-        """Edit the step's input embeddings [n, H] in place, for all its requests at once."""
+        """Edit a step's input embeddings [n, H] in place; ``step`` has the rows of each request with information."""
 
 
 @runtime_checkable

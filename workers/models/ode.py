@@ -1,4 +1,4 @@
-"""Solvers of an ordinary differential equation, one step each.
+"""``SOLVERS``: functions that advance an ordinary differential equation by one step, for ``Denoising``.
 
 A solver advances ``state`` from ``start`` to ``end`` along ``velocity(time, state)``. ``euler`` evaluates the
 velocity once a step and has order 1, ``midpoint`` twice with order 2, ``rk4`` four times with order 4: the

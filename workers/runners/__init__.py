@@ -9,9 +9,10 @@ __all__ = ["create_runner"]
 
 
 def create_runner(stage: StageConfig, args: OmniEngineArgs | None) -> Runner:
-    """Return the runner of one stage, not yet started; each kind imports only what it needs.
+    """Return the runner of one stage, not yet started; only the modules of the stage's kind are imported.
 
-    ``args`` is None for a stage without a model. Raises ConfigError when the stage's kind needs one.
+    ``args`` is None for a stage without a model. Raises ConfigError when the stage's kind needs a model, or when no AR
+    stage can run this component.
     """
     if stage.kind == "echo":
         from workers.runners.echo import EchoRunner

@@ -16,5 +16,8 @@ _KEEP_FREED_MEMORY = {
 
 
 def engine_environment(device: Device) -> dict[str, str]:
-    """Return the environment for an engine's process: this process's own, and on the CPU glibc's limits under it."""
+    """Return the environment for an engine's process: this process's own, with larger limits of glibc on a CPU.
+
+    A limit that is set already stays as it is.
+    """
     return (_KEEP_FREED_MEMORY if device == "cpu" else {}) | dict(os.environ)

@@ -16,13 +16,14 @@ class Runner(Protocol):
     """Runs the prompts of one stage on the stage's model. All methods run on one event loop."""
 
     async def start(self) -> None:
-        """Load the model. Raises ConfigError for what the checkpoint lacks."""
+        """Load the model. Raises ConfigError when it cannot be loaded, and EngineDead when its engine ends."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt to its end and return its output. It is called for many prompts at once, which are batched.
 
-        Cancelling it frees what the prompt holds in the engine.
-        Raises ModelError when the model cannot process the prompt, OutOfMemory, or EngineDead.
+        ``progress`` is called as the run advances. Cancelling the run frees what the prompt holds in the engine.
+        Raises ModelError when the model cannot process the prompt, PayloadTooLarge when its hidden states can never
+        fit the worker's budget, StorageFull when the spool is full, OutOfMemory, and EngineDead.
         """
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ class SpoolReader:
     """Reads and writes the files of a spool by their bare names, in any process that knows its directory."""
 
     def __init__(self, directory: Path, min_free_bytes: int = 0) -> None:
-        """Use a spool that exists.
+        """Use the spool in ``directory``, which exists.
 
         ``min_free_bytes`` stay free in its filesystem, but not more than a tenth of it, because /dev/shm may be small.
         """
@@ -42,7 +42,7 @@ class SpoolReader:
         return size - reserve
 
     def write(self, name: str, information: Mapping[str, Any]) -> None:
-        """Write a file of tensors, lists and dicts of tensors, and JSON values.
+        """Write the file ``name``; ``information``: tensors, lists and dicts of tensors, and JSON values, by name.
 
         Raises PayloadError for values that payloads cannot hold, and StorageFull when there is no room.
         """
@@ -57,7 +57,7 @@ class SpoolReader:
         payload.write(path)
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the values that were written; the tensors are read-only views of the mapped file.
+        """Return the ``information`` that was written to the file; its tensors are read-only views of the mapped file.
 
         Raises PayloadError when the file is no payload, and StorageUnavailable when it cannot be read.
         """

@@ -28,7 +28,7 @@ _DISPLAY = "0x03"  # the PCI class of display controllers, 3D controllers among 
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """The installed torch: the CUDA version it was built for, and the number of devices it can use."""
+    """The installed torch: the CUDA version it was built for, and the number of CUDA devices it can use."""
 
     cuda: str | None  # the CUDA version it was built with; None: a build for CPUs
     devices: int = 0
@@ -36,7 +36,7 @@ class TorchBuild:
 
     @classmethod
     def here(cls) -> TorchBuild:
-        """Return the build of this process's torch, with the devices that it can use."""
+        """Return the build of the torch in this process."""
         import torch
 
         if torch.version.cuda is None or (devices := torch.cuda.device_count()):
@@ -69,7 +69,7 @@ class NvidiaHost:
         return cls(version[1] if version else "unknown" if text else None, tuple(nodes), cards)
 
     def expects_cuda(self, build: TorchBuild) -> bool:
-        """Return whether serving on the CPU would be a mistake that nobody notices.
+        """Return whether this host is meant to serve on CUDA, so that the CPU would be an unnoticed mistake.
 
         A driver or a device file shows that the host was set up for CUDA. A card alone may be a desktop's, on which
         torch's build for CPUs was installed on purpose.
@@ -84,7 +84,7 @@ def resolve_device(
     build: Callable[[], TorchBuild] = TorchBuild.here,
     host: Callable[[], NvidiaHost] = NvidiaHost.here,
 ) -> tuple[Device, int | None]:
-    """Return kind and index of the device; index None: torch's choice.
+    """Return kind and index of the device that the stage ``wanted``; index None: torch's choice.
 
     ``cpu`` → ("cpu", None); ``cuda:1`` → ("cuda", 1); ``auto`` → cuda, or cpu where no NVIDIA device is expected.
     Raises ConfigError naming driver and runtime when the device cannot be used.

@@ -15,7 +15,7 @@ from workers.stages.devices import Device, resolve_device
 
 @dataclass(frozen=True, slots=True)
 class OmniModelConfig:
-    """The part of a checkpoint that a stage loads."""
+    """Names the part of a checkpoint that a stage loads, for its runner and its input processor."""
 
     path: Path  # a checkpoint directory in the Hugging Face layout
     architecture: str  # qwen2_5_omni …
@@ -25,7 +25,7 @@ class OmniModelConfig:
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
-        """Return a stage's model at ``path``, or else at the pipeline's own; None for a pipeline without a model.
+        """Return a stage's model at ``path``, or else at the pipeline's path; None for a pipeline without a model.
 
         Raises ConfigError when the checkpoint is missing or cannot be used.
         """
@@ -53,7 +53,7 @@ class OmniModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class OmniEngineArgs:
-    """The values from which a runner starts its engine."""
+    """The values from which ``create_runner``'s runner starts its engine."""
 
     stage: str
     model: OmniModelConfig
@@ -67,7 +67,7 @@ class OmniEngineArgs:
 
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig, settings: Settings) -> OmniEngineArgs:
-        """Return a stage's engine arguments: its stage config with this process's settings over it, on its device.
+        """Return a stage's engine arguments, from its stage config and ``settings``, which take precedence.
 
         Raises ConfigError when the device cannot be used.
         """

@@ -1,8 +1,8 @@
 """``Stage``: one configured step of a pipeline and its place in the graph.
 
 A charter: a stage makes its input from a job, the engine's prompt from its input, and from its runner's output
-the values that later stages and the user get. It runs nothing and stores nothing: the queue's executor and
-``OmniLLM`` both run stages through here, so both give the same results.
+the values that later stages and the user get. It runs nothing and stores nothing. A worker's executor and the
+offline ``OmniLLM`` both run stages through here, so both give the same results.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,25 +26,25 @@ from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, 
 
 
 class InputProcessor(Protocol):
-    """Makes the engine's prompt from the job and the payloads of earlier stages.
+    """Makes the engine prompt of one stage from the job and the payloads of earlier stages.
 
     Its declaration, an ``omni_jobs.pipelines.declarations.ProcessorDeclaration``, says which payloads it takes.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Read the parts of the checkpoint that it needs. Raises ConfigError when the checkpoint lacks them."""
+        """Read the parts of the checkpoint that the processor needs. Raises ConfigError when one is missing."""
 
     def __call__(self, stage_input: StageInput) -> EnginePrompt:
         """Return the engine's prompt. Raises PayloadError or ModelError naming the field that does not fit."""
 
 
 class Stage:
-    """One configured step of a pipeline and its place in the graph. Safe for threads."""
+    """One configured step of a pipeline: makes its prompts, and results of its outputs. Safe for threads."""
 
     def __init__(
         self, pipeline: Pipeline, config: StageConfig, model_path: Path | None, wall: MediaWall | None = None
     ) -> None:
-        """Check the checkpoint at ``model_path``; None: the one that the pipeline names.
+        """Make the stage of a stage config, with the model at ``model_path``; None: at the pipeline's own path.
 
         ``wall`` decodes media; without one, jobs with media cannot be run.
         Raises ConfigError when the checkpoint is missing.
@@ -113,14 +113,14 @@ class Stage:
         )
 
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        """Return the engine prompt that the input processor makes. Raises its OmniJobsError with this stage's name."""
+        """Return the engine prompt that the input processor makes. Its errors are raised with this stage's name."""
         with self.named_in_errors():
             return self.processor(stage_input)
 
     # After the run.
 
     def finish(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int = 1) -> StageResult:
-        """Return the values that this stage hands on from its runner's output.
+        """Return the payload, artifacts and result of this stage, from its runner's output.
 
         ``attempt`` stands in the payload's manifest. Raises ModelError for a waveform that cannot be encoded, and
         PayloadError for a tensor that a payload cannot hold; both carry this stage's name.
@@ -135,7 +135,10 @@ class Stage:
             )
 
     def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
-        """Return the payload for later stages: the rows, tokens, named outputs and values of the runner's output."""
+        """Return the payload for later stages: hidden states, tokens, named outputs and values.
+
+        Raises PayloadError for a tensor that a payload cannot hold.
+        """
         tensors = convert_tensors(output.multimodal_outputs, _to_wire)
         if output.hidden_states is not None:
             tensors["hidden_states"] = _to_wire(output.hidden_states)
@@ -155,7 +158,7 @@ class Stage:
 
     @property
     def makes_artifacts(self) -> bool:
-        """Whether the user may fetch something of this stage's output."""
+        """Whether this stage makes the pipeline's audio output, which is stored as an artifact."""
         audio_output = self.pipeline.outputs.get("audio")
         return audio_output is not None and audio_output.stage == self.name
 

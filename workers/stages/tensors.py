@@ -29,7 +29,7 @@ _NAME_OF: Final = {dtype: name for name, dtype in _OF_DTYPE.items()}
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """Return a CPU tensor of the same shape and dtype, for reading only, on the same memory, which it keeps alive.
+    """Return a payload's tensor as a CPU tensor of torch on the same memory, which it keeps alive; only for reading.
 
     The bytes are copied only where they are not aligned to the item size.
     """
@@ -53,9 +53,9 @@ def is_tensor_tree(value: object) -> bool:
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """Return a payload's tensor on the same memory where that is on the CPU and contiguous, else on a copy.
+    """Return torch's tensor as a payload's, on the same memory if that is on the CPU and contiguous, else on a copy.
 
-    The tensor must not be changed any more. Raises PayloadError for a dtype that payloads lack.
+    The caller must not change ``tensor`` any more. Raises PayloadError for a dtype that payloads lack.
     """
     name = _NAME_OF.get(tensor.dtype)
     if name is None:

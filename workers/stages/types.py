@@ -1,7 +1,7 @@
 """The values that pass between a stage, its runner and the stages around it.
 
-The queue's executor and the offline entry point pass the same values, so both give the same results. A value that
-every stage run has is a tuple, because a tuple is made in half the time.
+A worker's executor and the offline ``OmniLLM`` pass the same values, so both give the same results. A value of which
+every stage run makes one is a NamedTuple, because it is made in half the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class StageInput(NamedTuple):
     parameters: StageParameters  # of the stage's kind; merged: the job's over the stage config's
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result
     capture: bool  # whether the engine keeps hidden states for a later stage
-    wall: MediaWall | None = None  # decodes the media; None: the job has none
+    wall: MediaWall | None = None  # decodes the media; None: media are refused
     has_consumers: bool = False  # whether a later stage of the job takes this stage's payload
 
 
 @dataclass(frozen=True, slots=True)
 class OmniTextPrompt:
-    """The prompt of a first AR stage: rendered text and decoded media.
+    """The engine prompt of a first AR stage as rendered text, which vLLM tokenizes, with decoded media.
 
-    ``multi_modal_data`` is vLLM's: ``audio``: [(float32 [T], sampling rate)], ``image``:
+    ``multi_modal_data`` is in vLLM's form: ``audio``: [(float32 [T], sampling rate)], ``image``:
     [PIL.Image], ``video``: [(uint8 [F, H, W, 3], metadata)].
     """
 
@@ -65,11 +65,11 @@ class OmniTextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OmniTokensPrompt:
-    """The prompt of an AR stage that another stage or embeddings feed: token ids and additional information.
+    """The engine prompt of an AR stage as token ids, with additional information, or as embeddings.
 
     prompt_token_ids        [P]; empty with prompt_embeds
     prompt_embeds           [P, H], float, on the CPU: the prompt itself, or None
-    additional_information  named tensors and values that the model's stage hooks read, per request and per step
+    additional_information  tensors and values by name, which the model class reads (workers.models.interface)
     """
 
     prompt_token_ids: Sequence[int]
@@ -82,7 +82,7 @@ class OmniTokensPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CodecPrompt:
-    """The prompt of code2wav: codes, int64 [N] without eos, and the speaker's name."""
+    """The engine prompt of a diffusion stage (code2wav): codes, int64 [N] without end tokens, and the voice's name."""
 
     codes: torch.Tensor
     voice: str
@@ -109,7 +109,7 @@ WAITING = "waiting"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage run is: ``done`` of ``total`` ``unit``; total None when it is not known."""
+    """How far a stage run is, as its runner reports it: ``done`` of ``total``; total None when it is not known."""
 
     done: int
     total: int | None
@@ -118,19 +118,19 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
-        """Whether the runner holds the stage run back."""
+        """Whether the runner holds the stage run back until it has room."""
         return self.unit == WAITING
 
 
 class ReservedMemory(Protocol):
-    """Memory that a runner keeps for an output."""
+    """Memory that a runner keeps for an output until ``free``; ``Reservation`` implements it."""
 
     def free(self) -> None:
         """Give the memory back; safe to call twice."""
 
 
 class OmniModelRunnerOutput(NamedTuple):
-    """The output of a runner for one request.
+    """The output of a runner for one prompt, of P prompt tokens and N generated ones. ``Stage.finish`` takes it.
 
     token_ids           the generated tokens (AR stages; eos included when it stopped there)
     text                their text, of a stage with a tokenizer
@@ -159,7 +159,7 @@ class OmniModelRunnerOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An output that the user may fetch."""
+    """An output that the user may fetch once it is stored."""
 
     name: str  # "audio.wav"
     media_type: str  # "audio/wav"
@@ -167,7 +167,7 @@ class Artifact:
 
 
 class StageResult(NamedTuple):
-    """The values that a stage hands on from one output of its runner."""
+    """The values that ``Stage.finish`` makes of one output of its runner, for later stages and the user."""
 
     payload: Payload | None  # for later stages; None: no later stage of the job takes it
     artifacts: Sequence[Artifact]  # for the user

@@ -10,9 +10,9 @@ from omni_jobs.errors import ModelError
 
 
 def encode_wav(waveform: object, sampling_rate: int) -> bytes:
-    """Return a WAV file of the waveform: a float tensor [S], in -1 … 1. Louder samples are clipped.
+    """Return the bytes of a WAV file of the waveform: a tensor [S] in -1 … 1. Louder samples are clipped.
 
-    Raises ModelError when ``waveform`` is no such tensor, and when a sample is not finite.
+    ``sampling_rate`` is in Hz. Raises ModelError when ``waveform`` is no tensor [S], or a sample is not finite.
     """
     if not isinstance(waveform, torch.Tensor) or waveform.ndim != 1:
         raise ModelError("the runner gave no waveform", field="waveform")

@@ -1,4 +1,4 @@
-"""All uses of vLLM's private API. No other package touches it.
+"""Holds all uses of vLLM's private API, so that no other package touches it.
 
     register      entry point vllm.general_plugins: registers model classes in each of vLLM's processes
     model_runner  vLLM's V1 model runner, with its private steps turned into plain hooks
@@ -28,7 +28,7 @@ ENGINE_PID = "OMNI_ENGINE_PID"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One private name of vLLM that we override, call or read."""
+    """One private name of vLLM that we override, call or read; ``check_hooks`` looks for it."""
 
     owner: str  # module:Class
     name: str  # of a method or an attribute
@@ -141,9 +141,9 @@ def _problem_of(hook: Hook) -> str | None:
 
 
 def register() -> None:
-    """Register our model classes with vLLM, and let the process of an engine's rank end with its engine.
+    """Register our model classes with vLLM, and let the process of a rank end with its engine's process.
 
-    vLLM calls this in each of its processes, those of other programs on this installation included, and imports a model
+    vLLM calls this in each of its processes, even in those of other programs on this installation. It imports a model
     class only when it builds the model.
     """
     from vllm import ModelRegistry

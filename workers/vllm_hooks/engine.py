@@ -32,9 +32,10 @@ _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*args: Any, **kwargs: Any) -> None:
-    """Run an engine's process as vLLM does, but let it end with its parent from its first moment.
+    """Run an engine's process as vLLM does, but let the kernel end it with its parent from its first moment.
 
-    ``register`` would ask for it too late: vLLM calls that once the parent has answered, for which it waits 5 minutes.
+    ``register`` would be too late for that: vLLM calls it only after the parent has answered the new process, which
+    waits up to 5 minutes for that answer.
     """
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid or 0)
@@ -43,10 +44,10 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
 
 class Engine:
-    """One engine of vLLM (AsyncLLM) that runs. Every error that it raises is one of omni_jobs.errors."""
+    """One started engine of vLLM (AsyncLLM), for ``ARRunner``. All errors that it raises are of omni_jobs.errors."""
 
     def __init__(self, llm: AsyncLLM, parent: ThreadPoolExecutor) -> None:
-        """Own an engine and ``parent``, the thread that started its processes: the kernel kills them when it ends."""
+        """Wrap a started engine. ``parent`` is the thread whose end makes the kernel kill the engine's processes."""
         self._open: AsyncLLM | None = llm
         self._parent = parent
 
@@ -54,8 +55,8 @@ class Engine:
     def start(cls, args: Mapping[str, Any]) -> Engine:
         """Load the model and return its engine; block until it is loaded.
 
-        ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for
-        arguments that vLLM refuses and EngineDead when its process ends during the start.
+        ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for arguments
+        that vLLM refuses, or when a hook has moved, and EngineDead when its process ends during the start.
         """
         check_hooks()
         # vLLM loads plugins once, and marks them as loaded before it does. So without the lock, the second of two
@@ -90,12 +91,12 @@ class Engine:
 
     @property
     def hf_config(self) -> Any:
-        """The model's config, of Transformers' class for it."""
+        """The model's config, a PretrainedConfig of Transformers. Raise EngineDead once closed."""
         return self._llm.model_config.hf_config
 
     @property
     def max_model_len(self) -> int:
-        """The model's context in tokens, prompt and reply together."""
+        """The length of the model's context in tokens, prompt and reply together. Raise EngineDead once closed."""
         return int(self._llm.model_config.max_model_len)
 
     @property
@@ -137,7 +138,7 @@ class Engine:
         await self._llm.abort(request_id)
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of the engine's worker; return one answer per rank. Raise EngineDead."""
+        """Call a method of vLLM's worker on every rank; return one answer per rank. Raise EngineDead."""
         answers: asyncio.Future[list[Any]] = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
         try:
             # vLLM never answers a call during which its engine dies.

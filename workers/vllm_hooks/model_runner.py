@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AddedRequest:
-    """A request that enters the model runner."""
+    """A request that enters the model runner, as ``HookedModelRunner.request_added`` gets it."""
 
     request_id: str
     prompt_tokens: int
@@ -39,7 +39,7 @@ class AddedRequest:
 
 
 class StepRows(NamedTuple):
-    """One request's rows in a step: ``begin`` … ``end`` on the token axis; ``position`` is the first row's position."""
+    """The rows ``begin`` … ``end`` of a step's tensors that belong to one request; the first is at its ``position``."""
 
     request_id: str
     begin: int
@@ -48,7 +48,7 @@ class StepRows(NamedTuple):
 
 
 class HookedModelRunner(GPUModelRunner):
-    """The base class of our model runners: vLLM's V1 runner with hooks."""
+    """The base class of our model runners: vLLM's V1 runner with hooks, which do nothing unless overridden."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -69,17 +69,17 @@ class HookedModelRunner(GPUModelRunner):
         """Note that a request has left the batch: it has finished or was aborted."""
 
     def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
-        """Return M-RoPE positions int64 [3, P] and delta for a request; None: use the model's own."""
+        """Return M-RoPE positions int64 [3, P] and delta for a request; None: those that the model computes."""
         return None
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
-        """Note a request's M-RoPE positions int64 [3, P] and delta."""
+        """Note a request's M-RoPE positions int64 [3, P] and delta, given or the model's own, as it enters."""
 
     def edit_inputs(self, embeds: torch.Tensor) -> None:
         """Edit the step's input embeddings [n, H] in place, before the model runs."""
 
     def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> Any:
-        """Return the data of the inputs that ``after_forward`` needs; None: do not call it for this step.
+        """Return the value that ``after_forward`` gets as ``kept``; None: do not call ``after_forward`` for this step.
 
         Copy ``embeds`` [n, H] where they are needed, because the model may overwrite them in place.
         """
@@ -91,7 +91,7 @@ class HookedModelRunner(GPUModelRunner):
     # Facts for the hooks
 
     def step_rows(self, wanted: Container[str]) -> list[StepRows]:
-        """Return the rows of the wanted requests in the current step, in batch order."""
+        """Return where the requests whose id is in ``wanted`` have their rows in the current step, in batch order."""
         ids = self.input_batch.req_ids
         edges = self.query_start_loc.np[: len(ids) + 1].tolist()
         computed = self.input_batch.num_computed_tokens_cpu[: len(ids)].tolist()
@@ -108,7 +108,7 @@ class HookedModelRunner(GPUModelRunner):
         return bool(self.enable_prompt_embeds or self.supports_mm_inputs)
 
     def holds_output(self) -> bool:
-        """Return whether this rank captures outputs; one rank does, because all ranks of the last stage have them."""
+        """Return whether this rank captures hidden states. One does, because all ranks of the last layers have them."""
         return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
 
     # vLLM's private steps

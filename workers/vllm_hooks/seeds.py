@@ -1,4 +1,4 @@
-"""Seeded sampling on the CPU.
+"""``RewindableGenerator``: makes vLLM's seeded sampling work on the CPU.
 
 vLLM 0.32 samples for every request of a step. It discards the token of a prompt that is computed only in part,
 and sets back that request's generator by an offset (``_bookkeeping_sync``). CPU generators have no offset, so
@@ -24,7 +24,7 @@ class RewindableGenerator(torch.Generator):
         return generator
 
     def save(self) -> None:
-        """Save the state, because the next draw will be taken back."""
+        """Save the state before a draw that vLLM will take back with ``set_offset``."""
         self._saved_state = self.get_state()
 
     def get_offset(self) -> int:

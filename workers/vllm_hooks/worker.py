@@ -1,4 +1,4 @@
-"""vLLM's worker for this host's platform; a subclass names the model runner that it builds."""
+"""``HookedWorker``: vLLM's worker for this host's platform. A subclass names its model runner in ``runner_class``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _NO_GUIDANCE = 1e-5  # below this scale Transformers does not compute the unguid
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One voice of the checkpoint's ``spk_dict.pt``, on the model's device."""
+    """The tensors of one voice of the checkpoint's ``spk_dict.pt``, on the model's device."""
 
     conditioning: torch.Tensor  # float32 [1, 192]
     encoded: torch.Tensor  # float32 [2, E]: the reference mel and, for guidance, silence, both encoded
@@ -35,7 +35,7 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class CodecRequest:
-    """One row to synthesise: codes int64 [N] that ``Token2Wav.check`` accepted, a voice, and the noise's seed."""
+    """One row of a batch: codes int64 [N] that ``Token2Wav.check`` accepted, a voice, and the seed of its noise."""
 
     codes: torch.Tensor
     voice: str
@@ -84,7 +84,7 @@ class Denoising:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are taken."""
+        """Whether all steps of the solver are taken."""
         return self.steps_done >= self.steps
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class Denoising:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order, and free the memory of the others."""
+        """Keep the rows of these indices, in this order, and free the memory of the others."""
         states = torch.split(self._state, self._frames)
         conditions = torch.split(self._conditions, self._frames, dim=1)
         self._state = torch.cat([states[row] for row in rows])

@@ -62,13 +62,13 @@ class _Feed:
     }
 )
 class Qwen2_5OmniTalkerModel(LlamaModel):
-    """Llama's layers with a bias on q, k and v (``config.qkv_bias``) and M-RoPE (``config.rope_parameters``)."""
+    """The talker's layers: Llama's with a bias on q, k, v (``config.qkv_bias``), and M-RoPE (``rope_parameters``)."""
 
 
 class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE):
-    """The talker; it implements ``workers.models.interface.SupportsAdditionalInformation``.
+    """The talker as vLLM's model class. Implements ``workers.models.interface.SupportsAdditionalInformation``.
 
-    Its information: ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
+    A request gives ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -129,7 +129,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             embeds[rows.begin : rows.end] += feed_rows
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Return text positions; vLLM calls this for a request without additional information."""
+        """Return positions 0, 1, … in all dimensions and delta 0; for a request without additional information."""
         del mm_features
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
@@ -143,7 +143,10 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker's weights of a whole checkpoint; return the names of those loaded."""
+        """Load the talker's part of a whole checkpoint's ``weights``; return the names of those loaded.
+
+        Raise ValueError when the codec embedding table or the projection is missing.
+        """
         mapper = WeightsMapper(orig_to_new_prefix={"codec_head.": "lm_head."})
         loaded: set[str] = AutoWeightsLoader(self).load_weights(self._projected(weights), mapper=mapper)
         return loaded

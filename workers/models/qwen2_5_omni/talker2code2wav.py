@@ -18,7 +18,7 @@ class Talker2Code2WavProcessor:
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Raise ConfigError when there is no model or its config lacks the codec's end tokens."""
+        """Read the codec's end tokens. Raise ConfigError when there is no model or its config lacks these tokens."""
         if model is None:
             raise ConfigError("processor talker2code2wav needs a model", field="processor", stage=stage.name)
         self._talker = next(name for name, flow in stage.inputs.items() if flow == "codes")

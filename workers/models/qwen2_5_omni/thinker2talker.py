@@ -2,7 +2,7 @@
 
 Source of the formulas: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
 "2. Generate speech tokens from talker module". With P prompt and N generated tokens of
-the thinker, its rows [P + N - 1, H] and E its embedding table:
+the thinker, its rows [P + N - 1, H] and E its embedding table (``+`` joins rows, one after the other):
 
     prompt  [codec mask] * P + [codec pad, codec bos]
     feed    rows[:P] + E(speaker) + rows[P:] + E(tts eos) + E(tts pad)
@@ -37,7 +37,7 @@ class Thinker2TalkerProcessor:
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Read the checkpoint. Raise ConfigError when there is no model, or a part of it is missing or wrong."""
+        """Read config, speakers and embeddings. Raise ConfigError when the model or one of them is missing or wrong."""
         if model is None:
             raise ConfigError("processor thinker2talker needs a model", field="processor", stage=stage.name)
         config = _talker_config(model.path, stage.name)

@@ -31,7 +31,7 @@ _VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call of the 
 
 
 def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[str] = ()) -> Token2Wav:
-    """Load the ``token2wav.`` part of a Qwen2.5-Omni checkpoint, and no other, in float32.
+    """Load the ``token2wav.`` part of a Qwen2.5-Omni checkpoint, and no other, in float32, and return its model.
 
     Raise ConfigError naming the part that is missing or wrong; each of ``voices`` must be there.
     """

@@ -1,9 +1,9 @@
-"""``ARRunner``: an autoregressive stage on vLLM's AsyncLLM.
+"""``ARRunner``: runs an autoregressive stage on vLLM's AsyncLLM.
 
-    run: reserve (bytes for hidden states) → inform (additional information → engine)
-         → generate → take (hidden states ← engine) → output
+    run: reserve (bytes for hidden states) → inform (send additional information to the engine)
+         → generate → take (fetch hidden states from the engine) → output
 
-When a request fails or is cancelled, the engine forgets everything it holds for it.
+When a request fails or is cancelled, the runner makes the engine forget all data of that request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ARRunner:
     _stop_ids: list[int]
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Prepare; nothing is loaded yet. Raises ConfigError when no AR stage runs this component of the checkpoint."""
+        """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
         self._args = args
         self._component = component_of(args.model, args.stage)
         self._engine: Engine | None = None
@@ -112,7 +112,7 @@ class ARRunner:
         return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Run one prompt to its end; see ``Runner.run``."""
+        """Run one prompt to its end and return its output; errors as ``Runner.run``."""
         task = asyncio.create_task(self._run(prompt, progress))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
@@ -179,7 +179,7 @@ class ARRunner:
         return self._engine is not None and self._engine.healthy
 
     async def stats(self) -> dict[str, int]:
-        """Return the counts of the first rank's model runner; for tests and benchmarks. Raises EngineDead."""
+        """Return ``GPUARWorker.omni_stats`` of the engine's first rank; for tests and benchmarks. Raises EngineDead."""
         counts: dict[str, int]
         counts, *_ = await self._running().call("omni_stats")
         return counts

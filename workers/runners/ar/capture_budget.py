@@ -5,7 +5,7 @@
 A request's rows lie in the engine's process until they are taken, then in the spool until they are stored, and for a
 moment in both. So a request reserves twice the size to which its rows can grow. Above the budget requests wait in the
 order of their age, so that small ones do not pass a large one for ever. A request that captures nothing does not wait
-here. It may wait for a slot of the worker, because a request that waits here holds its slot.
+here. But it may wait outside until the worker claims it, because requests that wait here fill the worker's slots.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 class CaptureBudget:
-    """A bound on bytes: requests reserve them, in the order of their age, and give them back. For one event loop."""
+    """A bound on the bytes that an ``ARRunner``'s requests reserve and give back. Used on one event loop."""
 
     def __init__(self, limit: int, remedy: str = RAISE_LIMIT) -> None:
-        """Let requests reserve ``limit`` bytes together. ``remedy`` ends the message to one that can never fit."""
+        """Let requests reserve ``limit`` bytes together. ``remedy`` ends the message of PayloadTooLarge."""
         self.limit = limit
         self._remedy = remedy
         self.reserved = 0
@@ -43,7 +43,7 @@ class CaptureBudget:
         return len(self._line)
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether ``reserve`` would grant the bytes at once."""
+        """Return whether ``reserve(nbytes)`` would return at once, without a wait."""
         return not self._line and self.reserved + nbytes <= self.limit
 
     async def reserve(self, nbytes: int) -> Reservation:
@@ -107,10 +107,10 @@ class Reservation:
 
 
 def default_capture_bytes(spool_capacity: int) -> int:
-    """Return the limit of a budget in bytes: 8 GiB, a quarter of the memory, or the spool's size, the least of them.
+    """Return a budget's default limit in bytes: the least of 8 GiB, a quarter of the memory and ``spool_capacity``.
 
-    The memory is the machine's or the container's. None of this changes while a worker runs, so a job fits on every
-    worker of a kind or on none.
+    The memory is the machine's or the container's. None of the three changes while a worker runs, so a job fits on all
+    workers of equal machines or on none.
     """
     return min(_MAX_BYTES, _memory_bytes() // 4, spool_capacity)
 

@@ -2,8 +2,8 @@
 
     open → write (per step) → close (the request left the batch) → take | drop
 
-Rows are keyed by absolute position. So chunked prefill and recomputation after preemption write the same rows again,
-and a step that ran too far writes behind those that are taken.
+Rows are keyed by absolute position. So chunked prefill and recomputation after preemption write the same rows again.
+vLLM may start a step before it knows that the request has ended; that step writes behind the rows that are taken.
 """
 
 from collections import OrderedDict, deque
@@ -25,9 +25,9 @@ Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """One request's rows of hidden states [positions, H] on the host, and which of them are present.
+    """One request's rows of hidden states [positions, H] in the host's memory, and which of them are present.
 
-    numpy copies the rows as bytes, because for the few kilobytes of a step torch's call costs more than the copy.
+    numpy copies the rows as bytes, because for the few kilobytes of a step a call of torch costs more than the copy.
     """
 
     key: str
@@ -47,9 +47,9 @@ class Capture:
         self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
     def write(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
-        """Write rows ``begin`` … ``end`` of a step [n, H] on the host from ``position`` on; ``data``: the step's bytes.
+        """Copy rows ``begin`` … ``end`` of ``step`` [n, H] to this capture's rows from ``position`` on.
 
-        Rows behind the last one that was reserved are dropped: a step that ran too far computed them.
+        ``data``: the bytes of ``step``. Rows from ``max_rows`` on are dropped: the request has ended before them.
         """
         if self.rows is None:  # the system gives it memory page by page, as rows are written
             self.rows = torch.empty(self.max_rows, step.shape[1], dtype=step.dtype)
@@ -59,13 +59,13 @@ class Capture:
         self._present[position : position + count] = True
 
     def missing(self, count: int) -> list[int]:
-        """Return the positions below ``count`` without a row."""
+        """Return the positions below ``count`` whose row was never written."""
         missing = np.flatnonzero(~self._present[:count])
         return [*map(int, missing), *range(self.max_rows, count)]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its rows take, present or not."""
+        """The bytes that this capture's rows take, written or not; 0 before the first write."""
         return 0 if self.rows is None else self.rows.nbytes
 
 
@@ -76,7 +76,7 @@ def _as_bytes(rows: torch.Tensor) -> Bytes:
 
 
 class CaptureStore:
-    """All captures of one engine, found by request while the request is in the batch, and by key until taken."""
+    """All captures of one rank, found by request id while the request is in the batch, and by key until taken."""
 
     def __init__(self, max_closed: int) -> None:
         """Keep at most ``max_closed`` captures of requests that have ended; the oldest are dropped first."""
@@ -96,12 +96,12 @@ class CaptureStore:
         return bool(self._by_request)
 
     def open(self, request_id: str, capture: Capture) -> None:
-        """Keep the capture of a request that enters the batch."""
+        """Keep the capture of a request that enters the batch, under ``request_id`` and ``capture.key``."""
         self._by_request[request_id] = capture
         self._by_key[capture.key] = capture
 
     def close(self, request_id: str) -> None:
-        """Note that the request left the batch; its capture waits for ``take``."""
+        """Note that the request left the batch; its capture waits for ``take``. Ignore an unknown id."""
         capture = self._by_request.pop(request_id, None)
         if capture is not None and self._by_key.get(capture.key) is capture:
             self._closed[capture.key] = None
@@ -110,7 +110,7 @@ class CaptureStore:
                 del self._by_key[oldest]
 
     def take(self, key: str) -> Capture | None:
-        """Return the capture and forget it; None when there is none. Its request may still be in the batch."""
+        """Return the capture of ``key`` and forget it, even while its request is in the batch. None: there is none."""
         capture = self._by_key.pop(key, None)
         self._closed.pop(key, None)
         if capture is not None:
@@ -120,12 +120,12 @@ class CaptureStore:
 
     @property
     def held(self) -> int:
-        """The number of captures that are kept."""
+        """The number of captures that have not been taken."""
         return len(self._by_key)
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the captures take."""
+        """The bytes that the captures take that have not been taken."""
         return sum(capture.nbytes for capture in self._by_key.values())
 
 
@@ -134,7 +134,7 @@ Part = tuple[Capture, int, int, int]
 
 
 class Event(Protocol):
-    """The part of ``torch.Event`` that ``CopyRing`` uses: a mark in a device's queue of work."""
+    """A mark in a device's queue of work: the part of ``torch.Event`` that ``CopyRing`` uses. Tests fake it."""
 
     def record(self) -> None:
         """Set the mark behind all work that the device has been given so far."""
@@ -160,11 +160,11 @@ class CopyRing:
         ),
         event: Callable[[torch.device], Event] = torch.Event,
     ) -> None:
-        """Prepare; the buffers are allocated as they are needed.
+        """Make an empty ring; its buffers are allocated when they are first needed.
 
         ``max_rows``: the most rows of one step. ``buffers``: 0 for rows that are on the host already, which are written
-        into their captures at once. ``allocate`` returns a buffer of so many rows like those of its second argument.
-        ``event`` returns a new mark on a device.
+        into their captures at once. ``allocate(n, like)`` returns a buffer of n rows that are like those of ``like``.
+        ``event`` returns a new mark for a device.
         """
         self._max_rows = max_rows
         self._buffers = buffers
@@ -175,11 +175,11 @@ class CopyRing:
 
     @property
     def buffer_rows(self) -> int:
-        """The rows of all buffers together, once each is allocated."""
+        """The number of rows of all buffers together, once each is allocated."""
         return self._buffers * self._max_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
-        """Start the copy of one step's rows [n, H] to the host; ``parts`` says which of them each capture gets."""
+        """Start the copy of one step's rows [n, H] to the host; each of ``parts`` is a capture and its rows of them."""
         if not self._buffers:
             _write_rows(rows, parts)
             return

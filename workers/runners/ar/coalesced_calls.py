@@ -13,10 +13,13 @@ Call = tuple[Any, ...]
 
 
 class CoalescedCalls:
-    """Sends calls that wait at the same time as one. ``await calls(*args)`` makes a call. For one event loop."""
+    """Sends calls that wait at the same time as one, for ``ARRunner``; ``await calls(*args)`` makes a call.
+
+    All calls are made on one event loop.
+    """
 
     def __init__(self, send: Callable[[Sequence[Call]], Awaitable[Sequence[Sequence[Any]]]]) -> None:
-        """``send`` takes the arguments of several calls and returns, per rank, an answer to each."""
+        """Take ``send``, which sends the arguments of several calls and returns, per rank, one answer to each call."""
         self._send = send
         self._waiting: list[tuple[Call, asyncio.Future[list[Any]]]] = []
         self._sending: asyncio.Task[None] | None = None
@@ -30,7 +33,7 @@ class CoalescedCalls:
         return await future
 
     def close(self) -> None:
-        """Cancel all calls that wait for an answer. Safe to call twice."""
+        """Cancel all calls that wait for an answer: each raises CancelledError. Safe to call twice."""
         if self._sending is not None:
             self._sending.cancel()
 

@@ -30,7 +30,7 @@ class _CapturedStep:
 
 
 class GPUARModelRunner(OmniGPUModelRunner):
-    """Captures the last hidden states of the requests that ask for it, once per step for the whole batch.
+    """Captures the last hidden states of the requests whose sampling options ask for it, for ``GPUARWorker``.
 
     With ``adds_embeddings`` a row is the last hidden state plus the input embedding, and the embedding is zero at the
     prompt's audio, image and video positions (Transformers: ``Qwen2_5OmniForConditionalGeneration.generate``,
@@ -60,9 +60,10 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.captures.take(key)
 
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
-        """Return the first ``rows`` of a taken capture as ``hidden_states``, and the outputs that the model names.
+        """Return the first ``rows`` of a taken capture as ``hidden_states``, and the model's named outputs.
 
-        Raises ModelError naming an output that has a reserved name or is no tensors.
+        Returns nothing for a capture without rows. Raises ModelError naming an output that has one of the runner's own
+        names, or that is not made of tensors.
         """
         if capture.rows is None:
             return {}

@@ -1,7 +1,7 @@
 """``GPUARWorker``: vLLM's worker around ``GPUARModelRunner``, on CPU and GPU.
 
 ``ARRunner`` calls the ``omni_`` methods between two steps of the engine (``collective_rpc``). Tensors pass through the
-spool. A request's error is returned as JSON and not raised, because vLLM ends the engine on an exception.
+spool. A request's error is returned (``ErrorJSON``) and not raised, because vLLM ends the engine on an exception.
 """
 
 import os
@@ -22,7 +22,7 @@ ErrorJSON = dict[str, Any] | None
 
 
 class GPUARWorker(HookedWorker):
-    """One rank of an AR engine: it loads additional information; one rank also captures and writes hidden states."""
+    """vLLM's worker of one rank of an AR engine. Each rank loads additional information; one captures hidden states."""
 
     runner_class: ClassVar[type[GPUARModelRunner]] = GPUARModelRunner
     model_runner: GPUARModelRunner
@@ -40,7 +40,7 @@ class GPUARWorker(HookedWorker):
     def omni_load(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
         """Load additional information for coming requests; return the error of each, or None.
 
-        ``calls``: each request's spool file, and the number of its prompt's tokens.
+        ``calls``: each request's key, which names its spool file too, and the number of its prompt's tokens.
         """
         return [_error_of(partial(self._load, *call)) for call in calls]
 
@@ -48,10 +48,10 @@ class GPUARWorker(HookedWorker):
         self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
 
     def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
-        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool; return errors or None.
+        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool.
 
-        ``calls``: each request's key, which names its spool file too, and the number of its rows. A rank that does not
-        capture does nothing.
+        ``calls``: each request's key, which names its spool file too, and the number of its rows. Return the error of
+        each request, or None. A rank that does not capture writes nothing.
         """
         if not self.model_runner.holds_output():
             return [None] * len(calls)
@@ -77,7 +77,7 @@ class GPUARWorker(HookedWorker):
         self.model_runner.drop_information(key)
 
     def omni_stats(self) -> dict[str, int]:
-        """Return the model runner's counts and this process's id."""
+        """Return the model runner's counts (``stats``) and this process's id as ``pid``."""
         return {**self.model_runner.stats(), "pid": os.getpid()}
 
 

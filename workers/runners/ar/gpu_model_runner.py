@@ -15,7 +15,7 @@ from workers.vllm_hooks.model_runner import AddedRequest, HookedModelRunner
 
 
 class OmniGPUModelRunner(HookedModelRunner):
-    """Gives the model each request's additional information, takes M-RoPE positions from it, and counts requests."""
+    """Gives the model each request's additional information and M-RoPE positions. The base of ``GPUARModelRunner``."""
 
     def set_up(self) -> None:
         super().set_up()
@@ -26,7 +26,7 @@ class OmniGPUModelRunner(HookedModelRunner):
     # The worker calls these between two steps.
 
     def load_information(self, key: str, information: Mapping[str, Any], prompt_tokens: int) -> None:
-        """Prepare a coming request's information. Raises ModelError naming the field that does not fit."""
+        """Prepare a coming request's information, and keep it under ``key``. Raises ModelError naming a wrong field."""
         model = self.get_model()
         if not isinstance(model, SupportsAdditionalInformation):
             raise ModelError(f"{type(model).__name__} takes no additional information", field="additional_information")
@@ -39,7 +39,7 @@ class OmniGPUModelRunner(HookedModelRunner):
         self._loaded.pop(key, None)
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start, and how many requests' information is held now."""
+        """Return counts of requests since the start, and how many requests' information is held now."""
         return {**self.counts, "informed": len(self._informed), "loaded": len(self._loaded)}
 
     @property

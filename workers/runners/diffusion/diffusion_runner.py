@@ -1,8 +1,8 @@
 """``DiffusionRunner``: a diffusion stage's engine. It batches prompts and runs the batches on one thread.
 
 ``run`` puts a prompt into the bounded queue, and ``Batching`` chooses batches from it. The model runs them on a thread,
-so that the event loop never waits for it. Between denoising steps the rows that nobody waits for any more leave the
-batch.
+so that the event loop never waits for it. A prompt in a batch is a row of it. Between denoising steps the rows whose
+callers have stopped waiting leave the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_BATCH_FRAMES: Mapping[Device, int] = {"cpu": 1024, "cuda": 16_384}
 
 
 class Batchable(Protocol):
-    """The properties of a waiting prompt by which ``Batching`` chooses."""
+    """A waiting prompt, as ``Batching`` sees it."""
 
     frames: int  # the mel frames that the prompt takes
     parameters: DiffusionParameters  # the solver's; prompts with other ones never run together
@@ -37,7 +37,7 @@ class Batchable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Chooses the next batch among the waiting prompts; pure."""
+    """Chooses a ``DiffusionRunner``'s next batch among the waiting prompts; it has no state and no side effects."""
 
     max_frames: int  # of all rows together; a longer prompt runs alone
     max_rows: int
@@ -48,6 +48,7 @@ class Batching:
 
         Others join in the order of their age when they have the same parameters, the batch stays within
         ``max_frames``, and no row is more than twice as long as another, so that short ones do not wait for long ones.
+        A row shorter than ``short_frames`` counts as that long.
         """
         if not waiting:
             return []
@@ -71,7 +72,7 @@ class DiffusionRunner:
     """Turns codec prompts into speech in this process, in batches. Implements ``workers.runners.runner.Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
+        """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
         self._batching = Batching(
@@ -87,7 +88,7 @@ class DiffusionRunner:
         self._dead: str | None = None  # why no more batches run
 
     async def start(self) -> None:
-        """Load the model on the runner's thread. Raises ConfigError."""
+        """Load the model on the runner's thread. Raises ConfigError when the checkpoint lacks a part of it."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
         self._serving = asyncio.create_task(self._serve())
 

@@ -1,4 +1,4 @@
-"""The process of an ``EngineProcess``: a ``DiffusionRunner`` that lines of JSON on a socket control.
+"""The program that an ``EngineProcess`` starts: a ``DiffusionRunner``, controlled by lines of JSON on a socket.
 
     python -m workers.runners.diffusion.engine_main FD PID_OF_THE_WORKER
 

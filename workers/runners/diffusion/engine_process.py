@@ -57,7 +57,7 @@ class EngineProcess:
     _spool: Spool  # from ``start`` on; it outlives ``close``
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Prepare; no process is started yet."""
+        """Make a runner whose process is not started yet."""
         self._args = args
         self._numbers = itertools.count()
         self._runs: dict[int, _Run] = {}

@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a prim
 
 
 class BatchRow(Protocol):
-    """A prompt in a diffusion batch, which takes its own progress and result, on the thread that runs the batch."""
+    """A prompt in a diffusion batch. The thread that runs the batch gives the row its progress and its result."""
 
     @property
     def prompt(self) -> CodecPrompt:
@@ -34,28 +34,28 @@ class BatchRow(Protocol):
         """Whether anyone still waits for the result; False for good once ``settle`` was called."""
 
     def report(self, done: int, total: int) -> None:
-        """Receive that ``done`` of the row's ``total`` steps are done. The last turns its spectrogram into sound."""
+        """Take the row's progress: ``done`` of ``total`` steps. The last step turns its spectrogram into sound."""
 
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
-        """Take the row's output, or its own error."""
+        """Take the row's output, or the error with which this row failed."""
 
 
 class GPUDiffusionModelRunner:
-    """Turns batches of codec prompts into waveforms."""
+    """Turns batches of codec prompts into waveforms, for ``DiffusionRunner`` and on its thread."""
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
 
     def check(self, prompt: CodecPrompt) -> int:
-        """Return the mel frames that this prompt takes. Raises ModelError naming the field that does not fit."""
+        """Return how many mel frames this prompt takes. Raises ModelError naming the field that does not fit."""
         self._model.check(prompt.codes, prompt.voice)
         return self._model.frames(prompt.codes)
 
     def execute_model(self, rows: Sequence[BatchRow]) -> None:
         """Run checked prompts of equal parameters as one batch; call ``settle`` for every wanted row.
 
-        When the batch fails, each row is tried once alone, so that only those rows fail, with OutOfMemory or
-        ModelError, that cannot run alone. Raises EngineDead when the device has failed.
+        When the batch fails, each row is tried once alone. So only a row that cannot run alone gets an error:
+        OutOfMemory or ModelError. Raises EngineDead when the device has failed.
         """
         error = self._try(rows)
         if error is None:

@@ -24,7 +24,7 @@ class GPUDiffusionWorker:
     """Owns a diffusion stage's device: loads the model onto it and frees it. For one thread."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Prepare; nothing is loaded yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
+        """Choose the device; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         model = args.model
         if (model.architecture, model.component) not in _LOADERS:
             known = ", ".join(f"{architecture}/{component}" for architecture, component in _LOADERS)
@@ -57,7 +57,7 @@ class GPUDiffusionWorker:
 
     @property
     def model_runner(self) -> GPUDiffusionModelRunner:
-        """The loaded model's runner. Raises EngineDead before ``load_model`` and after ``close``."""
+        """The model runner of the loaded model. Raises EngineDead before ``load_model`` and after ``close``."""
         if self._model_runner is None:
             raise EngineDead("the model is not loaded", stage=self._args.stage)
         return self._model_runner

@@ -16,19 +16,19 @@ AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
 
 class ChatProcessor:
-    """Renders the checkpoint's chat template and decodes the media in prompt order, or passes embeddings on.
+    """Renders a job's messages with the checkpoint's chat template and decodes their media, or passes embeddings on.
 
     Its name in a stage config is ``chat``.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Load the prompt renderer of the checkpoint. Raises ConfigError without a model."""
+        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
         if model is None:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
         self._renderer = load_renderer(model.architecture, model.path)
 
     def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
-        """Return token ids for text alone, the rendered text with decoded media, or the request's embeddings.
+        """Return the request's embeddings, token ids if the renderer makes them, or rendered text with decoded media.
 
         Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable, and
         PayloadCorrupt or ModelError for embeddings that do not decode or do not fit the model.

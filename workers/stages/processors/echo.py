@@ -10,7 +10,7 @@ from workers.stages.types import EchoPrompt, StageInput
 
 
 class EchoProcessor:
-    """Makes an EchoPrompt of any job. Its name in a stage config is ``echo``."""
+    """Makes the EchoPrompt of an echo stage from any job. Its name in a stage config is ``echo``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: an echo stage has no checkpoint to read."""
