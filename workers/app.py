@@ -12,14 +12,14 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import settings
 from workers.consumer.command_line import check_command_line
-from workers.consumer.hint_step import HintStep
+from workers.consumer.hook_step import HookStep
 
 try:
     app = OmniCelery(settings(), load_pipelines(settings().resolved_stage_configs))
 except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()
-app.steps["consumer"].add(HintStep)
+app.steps["consumer"].add(HookStep)
 signals.celeryd_init.connect(check_command_line)
 
 

@@ -22,7 +22,7 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
 from workers.consumer import pool
-from workers.consumer.hint_step import HintStep
+from workers.consumer.hook_step import HookStep
 from workers.execution.stage_llm import StageLLM
 from workers.runners.echo import EchoRunner
 from workers.runners.runner import ProgressSink
@@ -32,9 +32,9 @@ __all__ = ["app"]
 
 
 class Stall(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
-    """Needs the channel as ``HintStep`` leaves it."""
+    """Needs the channel as ``HookStep`` leaves it."""
 
-    requires = (HintStep,)
+    requires = (HookStep,)
 
     def start(self, c: Any) -> None:
         channel = c.task_consumer.channel

@@ -19,6 +19,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests.services.valkey import start_valkey
 from workers.consumer.kombu_hooks import take_pops
+from workers.consumer.pop_reader import PopReader
 
 
 def make_app(url: str, **options: object) -> OmniCelery:
@@ -81,7 +82,7 @@ def test_a_worker_takes_hints_while_it_has_room_and_at_most_one_message_more(app
     sink = Sink()
     with app.connection_for_read() as connection:
         channel = connection.default_channel
-        take_pops(channel, sink)
+        take_pops(channel, PopReader(channel, sink).read)
         queue = f"{app.settings.broker_key_prefix}echo.first".encode()
         client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
         assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"

@@ -22,7 +22,7 @@ RAISE_LIMIT = "set OMNI_JOBS_CAPTURE_BYTES on the worker"
 ENLARGE_SPOOL = "give the worker a larger spool, whose size is that limit (OMNI_JOBS_SPOOL_DIR; unset: /dev/shm)"
 """Remedies: how an operator makes the budget larger."""
 
-_MAX_BYTES = 8 << 30
+_DEFAULT_MOST_BYTES = 8 << 30
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -112,7 +112,7 @@ def default_capture_bytes(spool_capacity: int) -> int:
     The memory is the machine's or the container's. None of the three changes while a worker runs, so a job fits on all
     workers of equal machines or on none.
     """
-    return min(_MAX_BYTES, _memory_bytes() // 4, spool_capacity)
+    return min(_DEFAULT_MOST_BYTES, _memory_bytes() // 4, spool_capacity)
 
 
 def _memory_bytes() -> int:
