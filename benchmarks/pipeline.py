@@ -106,8 +106,8 @@ class InWaves(OmniLLM):
 
     async def _one(self, llm: StageLLM, job: AdmittedRequest, made: Mapping[str, Payload]) -> Payload | None:
         upstream = {name: made[name] for name in llm.stage.config.inputs}
-        is_taken = bool(self.pipeline.consumers(llm.stage.name))
-        stage_input = llm.input_of(job, upstream=upstream, has_consumers=is_taken)
+        is_taken = bool(self.pipeline.successors(llm.stage.name))
+        stage_input = llm.input_of(job, upstream=upstream, has_successors=is_taken)
         output = await llm.generate(stage_input)
         return llm.stage.finish(output, stage_input).payload
 

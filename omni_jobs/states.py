@@ -8,11 +8,11 @@ class JobState(StrEnum):
 
     QUEUED = "queued"  # accepted; no stage run has started
     IN_PROGRESS = "in_progress"  # at least one stage run has been claimed
-    CANCELLING = "cancelling"  # cancelled by its user, while a worker still runs a stage of it
+    CANCELLING = "cancelling"  # cancelled or expired, while a worker still runs a stage of it
     COMPLETED = "completed"  # every requested output is stored
     FAILED = "failed"  # a stage run failed for good; ``error`` says which and why
     CANCELLED = "cancelled"  # cancelled by its user, and nothing of it runs
-    EXPIRED = "expired"  # its deadline passed before it ended
+    EXPIRED = "expired"  # its deadline passed, or it waited too long for a stage
 
     @property
     def is_final(self) -> bool:

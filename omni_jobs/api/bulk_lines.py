@@ -26,7 +26,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
     size = 0
     async with aclosing(_lines(chunks, max_line_bytes, body)) as lines:
         async for line in lines:
-            more = 0 if line is None else bytes_of([line])
+            more = 0 if line is None else size_of([line])
             if group and (line is None or not body.has_room(more)):
                 yield group
                 group, size = [], 0
@@ -42,7 +42,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
         yield group
 
 
-def bytes_of(group: Sequence[Line]) -> int:
+def size_of(group: Sequence[Line]) -> int:
     """Return how many bytes a group's lines have together."""
     return sum(len(line) for _, line in group if isinstance(line, bytes))
 

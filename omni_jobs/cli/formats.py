@@ -1,7 +1,7 @@
 """Durations, sizes and a model's text, as a terminal shows them."""
 
 
-def in_seconds(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """Return a duration in words: ``0.4 s``, ``12 s`` or ``3 min 05 s``; an empty text for None."""
     if seconds is None:
         return ""
@@ -12,7 +12,7 @@ def in_seconds(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def in_bytes(count: int | None) -> str:
+def size_text(count: int | None) -> str:
     """Return a number of bytes in words: ``980 B``, ``12.3 kB`` or ``4.5 MB``; an empty text for None."""
     if count is None:
         return ""

@@ -110,7 +110,7 @@ def retry(
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Retry a job that has ended: the stages that did not succeed, or with --from-stage all from that stage on.
+    """Retry a job that has ended: the stages that did not succeed, and with --from-stage that stage and all after it.
 
     \b
     Examples:

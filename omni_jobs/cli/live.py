@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from omni_jobs.cli.formats import in_seconds, printable
+from omni_jobs.cli.formats import duration_text, printable
 from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
 from omni_jobs.states import StageRunState
 
@@ -30,7 +30,7 @@ def show_start(stack: EmbeddedStack) -> None:
         return
     stack.start()
     for child in stack.children():
-        console.print(f"{child.name} ready after {in_seconds(child.start_s)}", highlight=False)
+        console.print(f"{child.name} ready after {duration_text(child.start_s)}", highlight=False)
 
 
 def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from omni_jobs.cli.formats import in_bytes, in_seconds, printable
+from omni_jobs.cli.formats import duration_text, printable, size_text
 from omni_jobs.stack.child import ChildView
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
@@ -40,7 +40,7 @@ def children_table(children: Sequence[ChildView]) -> Table:
     table = Table.grid(padding=(0, 2))
     for child in children:
         restarts = f"restarted {child.restarts}×" if child.restarts else ""
-        table.add_row(_mark(child.state), child.name, _state(child.state), in_seconds(child.start_s), Text(restarts))
+        table.add_row(_mark(child.state), child.name, _state(child.state), duration_text(child.start_s), Text(restarts))
     return table
 
 
@@ -48,7 +48,9 @@ def job_progress(job: JobView) -> RenderableType:
     """Return a line per stage of a running job. Under them stands why it waits, or the end of its text."""
     table = Table.grid(padding=(0, 2))
     for stage in job.stages:
-        table.add_row(_mark(stage.status), stage.name, _state(stage.status), _amount(stage), in_seconds(_ran_s(stage)))
+        table.add_row(
+            _mark(stage.status), stage.name, _state(stage.status), _amount(stage), duration_text(_ran_s(stage))
+        )
     if job.waiting is not None:
         return Group(table, Text(waiting_reason(job.waiting), style="yellow"))
     texts = [stage.progress.text for stage in job.stages if stage.progress and stage.progress.text]
@@ -86,7 +88,7 @@ def timeline(job: JobView, width: int = 40) -> Table:
     table = table_of("stage")
     for title in ("queued", "running", "payload"):
         table.add_column(title, justify="right")
-    table.add_column(f"0 … {in_seconds((end - start).total_seconds())}")
+    table.add_column(f"0 … {duration_text((end - start).total_seconds())}")
 
     def column(moment: datetime | None) -> int:
         return width if moment is None else min(width, max(0, round((moment - start).total_seconds() * scale)))
@@ -100,8 +102,8 @@ def timeline(job: JobView, width: int = 40) -> Table:
         bar = Text(" " * queued)
         bar.append("░" * max(0, started - queued), style="dim")
         bar.append("█" * ran, style=_STYLE_OF_STATE.get(stage.status, ""))
-        queued_s = in_seconds(_seconds(stage.queued_at, stage.started_at or stage.finished_at))
-        table.add_row(stage.name, queued_s, in_seconds(_ran_s(stage)), in_bytes(stage.payload_bytes), bar)
+        queued_s = duration_text(_seconds(stage.queued_at, stage.started_at or stage.finished_at))
+        table.add_row(stage.name, queued_s, duration_text(_ran_s(stage)), size_text(stage.payload_bytes), bar)
     return table
 
 
@@ -122,7 +124,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
             status.append(f" ({job.waiting.reason})", style="yellow")
         if job.warnings:
             status.append(f" ({', '.join(dict.fromkeys(warning.code for warning in job.warnings))})", style="yellow")
-        table.add_row(job.id, job.pipeline, status, stages, _moment(job.created_at), in_seconds(took))
+        table.add_row(job.id, job.pipeline, status, stages, _moment(job.created_at), duration_text(took))
     return table
 
 

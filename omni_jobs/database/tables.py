@@ -174,7 +174,7 @@ class StageRunRow(Base):
     stage: Mapped[str] = mapped_column(Name)
     queue: Mapped[str] = mapped_column(String(200))  # where its hints go
     inputs: Mapped[Any] = mapped_column(JsonText)  # the names of the job's stages whose payloads it takes
-    has_consumers: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
+    has_successors: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
     retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
     queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState

@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-from omni_jobs.cli.formats import in_seconds, printable
+from omni_jobs.cli.formats import duration_text, printable
 from omni_jobs.cli.live import show_progress
 from omni_jobs.client import Client, user_message
 from omni_jobs.demo.checkpoints import tiny_checkpoint
@@ -81,5 +81,5 @@ class OmniDemo:
         rms = float(np.sqrt(np.mean(samples**2))) if len(samples) else 0.0
         if rms < SILENCE_RMS:
             raise StageError(f"the sound is silence: RMS {rms:.1e} of full scale")
-        seconds = in_seconds(len(samples) / rate)
+        seconds = duration_text(len(samples) / rate)
         console.print(f"\naudio.wav: {seconds} of sound, RMS {rms:.3f} of full scale", highlight=False)

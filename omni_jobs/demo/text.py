@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from omni_jobs.cli.formats import in_seconds
+from omni_jobs.cli.formats import duration_text
 from omni_jobs.cli.live import show_text
 from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
@@ -66,6 +66,6 @@ class TextDemo:
         ended = "the model ended it" if result.get("finish_reason") == "stop" else f"cut at {MAX_TOKENS} tokens"
         console.print(
             f"{usage['prompt_tokens']} tokens asked, {usage['completion_tokens']} answered ({ended}) in "
-            f"{in_seconds(seconds)}: {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s",
+            f"{duration_text(seconds)}: {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s",
             highlight=False,
         )

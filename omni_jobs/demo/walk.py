@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from omni_jobs.cli.formats import in_bytes, in_seconds
+from omni_jobs.cli.formats import duration_text, size_text
 from omni_jobs.cli.live import show_start
 from omni_jobs.cli.tables import timeline
 from omni_jobs.client import Client
@@ -73,15 +73,15 @@ def walk(demo: Demo, out: Path | None, console: Console) -> None:
             _title(console, "What came back")
             demo.show(console, job, out)
             for path in files:
-                console.print(f"{path}  ({in_bytes(path.stat().st_size)})", highlight=False, soft_wrap=True)
+                console.print(f"{path}  ({size_text(path.stat().st_size)})", highlight=False, soft_wrap=True)
             _title(console, "Where the time went  (░ queued, █ running)")
             console.print(timeline(job))
         finally:
             stack.stop()
     console.print(
-        f"\nAll steps succeeded, and everything is stopped: {in_seconds(fetched - began)} for the checkpoint, "
-        f"{in_seconds(started - fetched)} to start, {in_seconds(finished - started)} for the job, "
-        f"{in_seconds(time.monotonic() - finished)} to stop.",
+        f"\nAll steps succeeded, and everything is stopped: {duration_text(fetched - began)} for the checkpoint, "
+        f"{duration_text(started - fetched)} to start, {duration_text(finished - started)} for the job, "
+        f"{duration_text(time.monotonic() - finished)} to stop.",
         highlight=False,
     )
 

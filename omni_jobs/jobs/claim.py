@@ -10,7 +10,7 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, decode_json, literal, state_seen
 from omni_jobs.errors import Fenced
-from omni_jobs.jobs.next_step import retry_limits, stage_names
+from omni_jobs.jobs.successors import retry_limits, stage_names
 from omni_jobs.jobs.values import Claim
 from omni_jobs.retry import is_last_chance
 from omni_jobs.states import JobState, StageRunState
@@ -94,7 +94,7 @@ _STAGE_RUNS = Statement(
         StageRunRow.stage,
         StageRunRow.attempt,
         type_coerce(StageRunRow.inputs, Text),
-        StageRunRow.has_consumers,
+        StageRunRow.has_successors,
         type_coerce(StageRunRow.retries, Text),
         type_coerce(StageRunRow.failures, Text),
     ).where(*_IS_HELD)
@@ -154,7 +154,7 @@ def _claim(
     stage_run: Sequence[Any], job: Sequence[Any], payload_of: dict[tuple[str, str], ObjectRef | bytes | None]
 ) -> Claim:
     """Make a claim of the columns of ``_STAGE_RUNS`` and ``_JOBS``, and of payloads by job and stage."""
-    stage_run_id, job_id, stage, attempt, inputs, has_consumers, retries, failed = stage_run
+    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed = stage_run
     _, pipeline, request, media, seed = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
@@ -168,7 +168,7 @@ def _claim(
         media=() if upstream or media == "[]" else decode_json(media),
         seed=seed,
         upstream={earlier: payload_of[job_id, earlier] for earlier in upstream},
-        has_consumers=bool(has_consumers),
+        has_successors=bool(has_successors),
         failures=failures,
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
     )

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Text, bindparam, select
 from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
 from omni_jobs.errors import StageError
-from omni_jobs.jobs.next_step import ACTIVE, Run
+from omni_jobs.jobs.successors import ACTIVE, Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Completion, Failure, Outcome
 from omni_jobs.states import JobState, StageRunState
@@ -35,7 +35,7 @@ def complete(
     won = [_note(transition, completion, names) for completion in completions]
     transition.commit(prune_after_s, ends_transaction)
     return [
-        _outcome(transition, completion.stage_run_id, is_won, _consumers(transition, completion.stage_run_id))
+        _outcome(transition, completion.stage_run_id, is_won, _successors(transition, completion.stage_run_id))
         for completion, is_won in zip(completions, won, strict=True)
     ]
 
@@ -117,7 +117,7 @@ def _outcome(transition: JobTransition, stage_run_id: int, won: bool, runs: Sequ
     return Outcome(won=won, hints=transition.hints(runs), job_state=transition.states[run.job_id])
 
 
-def _consumers(transition: JobTransition, stage_run_id: int) -> list[Run]:
+def _successors(transition: JobTransition, stage_run_id: int) -> list[Run]:
     """Return the stage runs that take this one's payload, once it has succeeded; else none."""
     run = transition.runs.get(stage_run_id)
     if run is None or run.state != StageRunState.SUCCEEDED:

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, or_, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is, state_seen
 from omni_jobs.errors import DeadlineExceeded, Expired, QueueTimeLimit
-from omni_jobs.jobs.next_step import ACTIVE, Run
+from omni_jobs.jobs.successors import ACTIVE, Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.states import StageRunState
 

@@ -20,7 +20,7 @@ from omni_jobs.database.tables import (
     WorkerRow,
 )
 from omni_jobs.errors import Gone, NotFound
-from omni_jobs.jobs.next_step import ACTIVE
+from omni_jobs.jobs.successors import ACTIVE
 from omni_jobs.jobs.values import StoredArtifact
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, select, update
 from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
 from omni_jobs.errors import Conflict, InvalidRequest
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.next_step import Run
+from omni_jobs.jobs.successors import Run
 from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import JobState, StageRunState

@@ -18,7 +18,7 @@ from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.next_step import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
+from omni_jobs.jobs.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, Hint
 from omni_jobs.retry import retry_delay
 from omni_jobs.states import JobState, StageRunState
@@ -276,7 +276,7 @@ class JobTransition:
     def _unneeded_payloads(self) -> list[Run]:
         """Return the stage runs with payloads that no stage needs any more.
 
-        Those are all payloads of jobs that completed, and stored ones whose consumers have all succeeded.
+        Those are all payloads of jobs that completed, and stored ones whose successors have all succeeded.
         """
         unneeded: list[Run] = []
         just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken their payloads yet

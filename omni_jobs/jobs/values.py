@@ -113,7 +113,7 @@ class Claim(NamedTuple):
     media: Sequence[Mapping[str, Any]]  # {key, size, digest, media_type}, by number; first stages only
     seed: int
     upstream: Mapping[str, ObjectRef | bytes | None]  # the payload by input stage; None: that stage made none
-    has_consumers: bool  # a later stage of this job takes this one's payload
+    has_successors: bool  # a later stage of this job takes this one's payload
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
 

@@ -27,6 +27,7 @@ from omni_jobs.storage import ObjectStore
 logger = logging.getLogger(__name__)
 
 _JOBS_AT_ONCE = 500
+_NOTES_AT_ONCE = 500
 _KEYS_AT_ONCE = 500
 _MOST_LOGGED_KEYS = 1000
 _BROKEN_SWEEP_PAUSE_S = 60.0
@@ -100,7 +101,7 @@ class Pruner(Rounds):
         """
         total = 0
         while not self._stopped.is_set():
-            deleted, count = self._delete_garbage(self._jobs.garbage(at_most=_JOBS_AT_ONCE))
+            deleted, count = self._delete_garbage(self._jobs.garbage(at_most=_NOTES_AT_ONCE))
             if not deleted:
                 break
             self._jobs.collected(deleted)

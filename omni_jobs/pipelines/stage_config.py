@@ -174,7 +174,7 @@ class Pipeline(_Frozen):
         """Return the name of a stage's Celery queue. Raises NotFound."""
         return f"{self.name}.{self.stage(stage).name}"
 
-    def consumers(self, stage: str) -> tuple[str, ...]:
+    def successors(self, stage: str) -> tuple[str, ...]:
         """Return the names of the stages that take a payload from this stage."""
         return tuple(name for name, config in self.stages.items() if stage in config.inputs)
 

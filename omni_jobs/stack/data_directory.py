@@ -115,7 +115,7 @@ class DataDirectory:
             json.dump(facts, file, indent=2)
         partial.replace(self.path / "stack.json")
 
-    def log_of(self, name: str) -> Path:
+    def new_log(self, name: str) -> Path:
         """Return the path of a child's log; rename the log of the stack's last start to ``.log.1`` first."""
         log = self.logs / f"{name}.log"
         with suppress(FileNotFoundError):

@@ -222,7 +222,7 @@ class EmbeddedStack:
                 command,
                 environment=environment,
                 directory=self._directory.path,
-                log=self._directory.log_of(name.replace(" ", "-")),
+                log=self._directory.new_log(name.replace(" ", "-")),
                 pass_fds=(listener,) if name == API else (),
             )
             for name, (command, environment) in commands.items()

@@ -169,4 +169,4 @@ def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
     shown = set(re.findall(r"python -m benchmarks\.(\w+)", PERFORMANCE + SCALING))
     tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")
     assert shown
-    assert shown <= set(re.findall(r'figures_of\(tmp_path, "(\w+)"', tests))
+    assert shown <= set(re.findall(r'(?:figures_of\(tmp_path|"--only"), "(\w+)"', tests))

@@ -72,7 +72,7 @@ class HandOff:
             media=[self._read(ref, max_bytes=ref.size) for ref in refs],
             upstream={stage: self._read_payload(stage, payload) for stage, payload in claim.upstream.items()},
             seed=claim.seed,
-            has_consumers=claim.has_consumers,
+            has_successors=claim.has_successors,
         )
 
     def _read_payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:

@@ -50,13 +50,13 @@ class StageLLM:
         job: AdmittedRequest,
         *,
         upstream: Mapping[str, Payload] | None = None,
-        has_consumers: bool = False,
+        has_successors: bool = False,
         job_id: str = "offline",
     ) -> StageInput:
         """Return the stage input of an admitted request, to pass to ``generate``. Raises InvalidRequest.
 
         ``upstream``: the payloads of the stage's ``inputs``, by stage name.
-        ``has_consumers``: whether a later stage takes this stage's payload.
+        ``has_successors``: whether a later stage takes this stage's payload.
         """
         return self.stage.input_of(
             job_id=job_id,
@@ -64,7 +64,7 @@ class StageLLM:
             media=[media.data for media in job.media],
             upstream=upstream or {},
             seed=job.seed,
-            has_consumers=has_consumers,
+            has_successors=has_successors,
         )
 
     async def generate(

@@ -185,7 +185,7 @@ class OmniLLM:
         stage_input = llm.input_of(
             request.job,
             upstream={earlier: payload for earlier, payload in upstream.items() if payload is not None},
-            has_consumers=any(consumer in request.tasks for consumer in self.pipeline.consumers(name)),
+            has_successors=any(successor in request.tasks for successor in self.pipeline.successors(name)),
             job_id=request.job_id,
         )
         started = time.perf_counter()

@@ -24,7 +24,7 @@ _LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and
 _LOCK = ".lock"
 
 
-class SpoolReader:
+class SpoolFiles:
     """Reads and writes the files of a spool by their bare names, in any process that knows its directory."""
 
     def __init__(self, directory: Path, min_free_bytes: int = 0) -> None:
@@ -82,7 +82,7 @@ class SpoolReader:
         return self.directory / name
 
 
-class Spool(SpoolReader):
+class Spool(SpoolFiles):
     """The owner's side of a spool: makes its directory, and removes it with ``close``."""
 
     def __init__(self, base: Path | None = None, min_free_bytes: int = 0) -> None:

@@ -85,11 +85,11 @@ class Stage:
         media: Sequence[bytes | memoryview],
         upstream: Mapping[str, Payload],
         seed: int,
-        has_consumers: bool,
+        has_successors: bool,
     ) -> StageInput:
         """Return the stage input of one job, with the job's parameters over the stage config's.
 
-        ``has_consumers``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
+        ``has_successors``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
         parameter that is wrong.
         """
         overrides = request.get("parameters", {}).get(self.name, {})
@@ -107,9 +107,9 @@ class Stage:
             parameters=parameters,
             seed=seed,
             # Codes and text are the tokens themselves: a stage that takes them wants no hidden states.
-            capture=has_consumers and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
+            capture=has_successors and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
             wall=self.wall,
-            has_consumers=has_consumers,
+            has_successors=has_successors,
         )
 
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
@@ -127,7 +127,7 @@ class Stage:
         """
         with self.named_in_errors():
             return StageResult(
-                payload=self.payload_of(output, stage_input, attempt) if stage_input.has_consumers else None,
+                payload=self.payload_of(output, stage_input, attempt) if stage_input.has_successors else None,
                 artifacts=self._artifacts_of(output),
                 result=self._result_of(output, stage_input),
                 finish_reason=output.finish_reason,

@@ -45,7 +45,7 @@ class StageInput(NamedTuple):
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result
     capture: bool  # whether the engine keeps hidden states for a later stage
     wall: MediaWall | None = None  # decodes the media; None: media are refused
-    has_consumers: bool = False  # whether a later stage of the job takes this stage's payload
+    has_successors: bool = False  # whether a later stage of the job takes this stage's payload
 
 
 @dataclass(frozen=True, slots=True)

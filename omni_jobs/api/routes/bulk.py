@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
-from omni_jobs.api.bulk_lines import Line, bytes_of, groups_of_lines
+from omni_jobs.api.bulk_lines import Line, groups_of_lines, size_of
 from omni_jobs.api.cut_error import cut_error
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.held_bodies import Body
@@ -137,7 +137,7 @@ class _Bulk:
                 async for group in groups:
                     self._answers.check_room()
                     await self._submit(group)
-                    body.let_go(bytes_of(group))
+                    body.let_go(size_of(group))
         except (RequestTooLarge, ServerBusy) as error:
             if not self._lines:
                 raise

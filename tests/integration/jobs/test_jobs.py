@@ -216,7 +216,7 @@ def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
     hints = jobs.submit(new_job(request={"a": 1}, media=media)).hints
     register(jobs, "w")
     (claimed,) = claim(jobs, "w", hints)
-    assert (claimed.stage, claimed.attempt, claimed.has_consumers, claimed.failures) == ("first", 1, True, {})
+    assert (claimed.stage, claimed.attempt, claimed.has_successors, claimed.failures) == ("first", 1, True, {})
     assert claimed.request == {"a": 1}
     assert claimed.media == media
     assert claimed.upstream == {}
@@ -294,7 +294,7 @@ def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> No
     assert [(hint.queue, hint.attempt) for hint in outcome.hints] == [("echo.second", 0)]
     (claimed,) = claim(jobs, "w", outcome.hints)
     assert claimed.upstream == {"first": b"abc"}
-    assert not claimed.has_consumers
+    assert not claimed.has_successors
     artifact = StoredArtifact("a b.wav", "audio/wav", REF)
     (outcome,) = jobs.complete([done(claimed, "w", artifacts=[artifact], result={"b": 2})])
     assert outcome.won

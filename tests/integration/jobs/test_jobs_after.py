@@ -251,7 +251,7 @@ def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, data
     while hints:
         kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
         claims = claim(jobs, "w", hints)
-        made = [{"inline_payload": b"abc", "payload_bytes": 3} if each.has_consumers else {} for each in claims]
+        made = [{"inline_payload": b"abc", "payload_bytes": 3} if each.has_successors else {} for each in claims]
         outcomes = jobs.complete([done(each, "w", **more) for each, more in zip(claims, made, strict=True)])
         hints = [hint for outcome in outcomes for hint in outcome.hints]
     assert kept == 3  # until then each was there for a retry

@@ -37,7 +37,7 @@ def prompt_of(stage: Stage, *media: tuple[str, bytes]) -> OmniTextPrompt:
     parts: list[dict[str, Any]] = [{"type": kind, "media": number} for number, (kind, _) in enumerate(media)]
     request = {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}]}
     stage_input = stage.input_of(
-        job_id="j", request=request, media=[data for _, data in media], upstream={}, seed=1, has_consumers=False
+        job_id="j", request=request, media=[data for _, data in media], upstream={}, seed=1, has_successors=False
     )
     prompt = stage.make_prompt(stage_input)
     assert isinstance(prompt, OmniTextPrompt)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from omni_jobs.cli.formats import in_bytes, in_seconds
+from omni_jobs.cli.formats import duration_text, size_text
 from omni_jobs.cli.live import show_text
 from omni_jobs.cli.tables import children_table, events_table, job_progress, job_summary, jobs_table, timeline
 from omni_jobs.stack.child import ChildState, ChildView
@@ -54,7 +54,7 @@ def shown(what: RenderableType) -> str:
     ("seconds", "text"), [(None, ""), (-0.2, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (185, "3 min 05 s")]
 )
 def test_seconds(seconds: float | None, text: str) -> None:
-    assert in_seconds(seconds) == text
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_seconds(seconds: float | None, text: str) -> None:
     [(None, ""), (0, "0 B"), (980, "980 B"), (12_345, "12.3 kB"), (4_500_000, "4.5 MB"), (3 * 10**12, "3000.0 GB")],
 )
 def test_bytes(count: int | None, text: str) -> None:
-    assert in_bytes(count) == text
+    assert size_text(count) == text
 
 
 def test_the_timeline_puts_all_stages_on_one_scale() -> None:

@@ -117,7 +117,7 @@ class Bench:
             "media": (),
             "seed": 1,
             "upstream": {},
-            "has_consumers": True,
+            "has_successors": True,
             "failures": {},
             "alone": False,
         }

@@ -75,8 +75,8 @@ def test_the_setting_names_what_is_served(monkeypatch: pytest.MonkeyPatch) -> No
 def test_queues_and_consumers() -> None:
     omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
     assert omni.queue("talker") == "qwen2_5_omni.talker"
-    assert omni.consumers("thinker") == ("talker",)
-    assert omni.consumers("code2wav") == ()
+    assert omni.successors("thinker") == ("talker",)
+    assert omni.successors("code2wav") == ()
 
 
 def test_the_digest_follows_the_content(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_processor_passes_them_on(
 
     def made_of(data: bytes) -> OmniTokensPrompt:
         stage_input = stage.input_of(
-            job_id="j", request=job.request, media=[data], upstream={}, seed=1, has_consumers=True
+            job_id="j", request=job.request, media=[data], upstream={}, seed=1, has_successors=True
         )
         prompt = stage.make_prompt(stage_input)
         assert isinstance(prompt, OmniTokensPrompt)

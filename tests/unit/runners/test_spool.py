@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omni_jobs.errors import ConfigError, PayloadError, StorageFull, StorageUnavailable
-from workers.runners.spool import Spool, SpoolReader
+from workers.runners.spool import Spool, SpoolFiles
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_tensors_lists_dicts_and_values_come_back(spool: Spool) -> None:
         "delta": -3,
     }
     spool.write("k", given)
-    found = SpoolReader(spool.directory).read("k")
+    found = SpoolFiles(spool.directory).read("k")
     spool.remove("k")  # the map stays
     assert torch.equal(found["rows"], given["rows"])
     assert torch.equal(found["part"], given["part"])
@@ -44,7 +44,7 @@ def test_tensors_lists_dicts_and_values_come_back(spool: Spool) -> None:
 
 def test_room_is_kept_free(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the filesystem where that is less than the setting: nothing is refused for a small /dev/shm alone."""
-    careful = SpoolReader(spool.directory, min_free_bytes=100 << 20)
+    careful = SpoolFiles(spool.directory, min_free_bytes=100 << 20)
     blocks = {"free": 1000}
 
     def statvfs(path: object) -> os.statvfs_result:

@@ -42,8 +42,8 @@ def test_what_a_killed_stack_said_is_not_believed(tmp_path: Path) -> None:
 def test_the_log_of_the_start_before_is_kept(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     directory.open()
-    directory.log_of("api").write_text("one", encoding="utf-8")
-    directory.log_of("api").write_text("two", encoding="utf-8")
+    directory.new_log("api").write_text("one", encoding="utf-8")
+    directory.new_log("api").write_text("two", encoding="utf-8")
     assert (directory.logs / "api.log").read_text(encoding="utf-8") == "two"
     assert (directory.logs / "api.log.1").read_text(encoding="utf-8") == "one"
     directory.close()

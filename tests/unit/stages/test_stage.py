@@ -20,5 +20,5 @@ def test_hidden_states_are_captured_only_where_they_are_what_is_handed_on(
     found = PIPELINES[pipeline]
     stage = Stage(found, found.stage(name), tiny_checkpoint)
     for wanted in (True, False):
-        stage_input = stage.input_of(job_id="job-1", request={}, media=[], upstream={}, seed=1, has_consumers=wanted)
+        stage_input = stage.input_of(job_id="job-1", request={}, media=[], upstream={}, seed=1, has_successors=wanted)
         assert stage_input.capture == (wanted and captures)

@@ -24,7 +24,7 @@ def warned(
         media=[],
         upstream={},
         seed=0,
-        has_consumers=False,
+        has_successors=False,
     )
     return stage.finish(output, stage_input).warnings
 

@@ -14,7 +14,7 @@ import torch
 
 from omni_jobs.errors import ModelError, OmniJobsError
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
-from workers.runners.spool import SpoolReader
+from workers.runners.spool import SpoolFiles
 from workers.vllm_hooks.worker import HookedWorker
 
 ErrorJSON = dict[str, Any] | None
@@ -33,7 +33,7 @@ class GPUARWorker(HookedWorker):
         ``adds_embeddings``: whether a captured row includes the input embedding (``GPUARModelRunner``).
         Return the bytes that captures take: of one row, and of the buffers through which rows are copied.
         """
-        self._spool = SpoolReader(Path(spool), min_free_bytes)
+        self._spool = SpoolFiles(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
         return {"row_bytes": self.model_runner.row_bytes(), "buffer_bytes": self.model_runner.buffer_bytes()}
 

@@ -26,7 +26,7 @@ from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.parent_death import end_with_parent
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES
-from workers.runners.spool import SpoolReader
+from workers.runners.spool import SpoolFiles
 from workers.stages.types import CodecPrompt, Progress
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class EngineMain:
     async def serve(self) -> None:
         """Load the model and run prompts until the worker sends ``close``; return at once if the model cannot load."""
         start = await self._receive()
-        spool = SpoolReader(Path(start["spool"]), start["min_free_bytes"])
+        spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:
             runner = DiffusionRunner(ARGS.validate_python(start["args"]))
             await runner.start()
@@ -63,7 +63,7 @@ class EngineMain:
                 task.add_done_callback(lambda _, number=message["run"]: self._runs.pop(number))  # type: ignore[misc]
         await runner.close()
 
-    async def _run(self, runner: DiffusionRunner, spool: SpoolReader, message: dict[str, Any]) -> None:
+    async def _run(self, runner: DiffusionRunner, spool: SpoolFiles, message: dict[str, Any]) -> None:
         number = message["run"]
 
         def report(progress: Progress) -> None:

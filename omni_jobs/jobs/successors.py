@@ -1,4 +1,4 @@
-"""The rules by which a job goes on after a change. Pure functions; :mod:`omni_jobs.jobs.transition` applies them."""
+"""The successors that a change queues, and the job's state after it. Pure: ``JobTransition`` applies them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -95,6 +95,6 @@ def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:
         run
         for run in runs
         if run.payload_key is not None
-        and (consumers := [other.state for other in runs if run.stage in other.inputs])
-        and consumers.count(StageRunState.SUCCEEDED) == len(consumers)
+        and (successors := [other.state for other in runs if run.stage in other.inputs])
+        and successors.count(StageRunState.SUCCEEDED) == len(successors)
     ]

@@ -1,6 +1,6 @@
 import pytest
 
-from omni_jobs.jobs.next_step import Run, Step, next_step
+from omni_jobs.jobs.successors import Run, Step, next_step
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 
