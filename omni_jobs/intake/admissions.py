@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -21,21 +20,7 @@ from omni_jobs.settings import Settings
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A request whose body has been parsed."""
-
-    request: SubmitRequest
-    body: ParsedRequest
-
-    @property
-    def pipeline(self) -> str:
-        return self.body.request.model
-
-    @property
-    def has_media(self) -> bool:
-        return not self.body.is_text and self.body.request.messages is not None
+_Candidate = tuple[SubmitRequest, ParsedRequest]  # a request, and its body as parsed
 
 
 class Admissions:
@@ -51,31 +36,34 @@ class Admissions:
         self._loads: dict[str, asyncio.Future[object]] = {}  # of renderers, by pipeline
         self._load_threads = CapacityLimiter(max(1, len(pipelines)))  # so that no load waits for another pipeline's
 
-    async def admit(self, requests: Sequence[SubmitRequest]) -> list[AdmittedRequest | OmniJobsError]:
+    async def admit(
+        self, requests: Sequence[SubmitRequest], *, wait_for_decoders: bool
+    ) -> list[AdmittedRequest | OmniJobsError]:
         """Parse and check requests. Return an admitted request or the error of the refusal for each, in their order.
 
         Texts are admitted together. Each request with media is admitted apart, because decoders take seconds. Raises
-        DecodersUnavailable if a single request has media and too many requests wait for decoders already.
+        DecodersUnavailable if too many requests wait for decoders already, unless these ``wait_for_decoders``.
         """
-        parsed = await self._lanes.parse(requests, partial(_results_of, self._parse, requests))
-        candidates = [each for each in parsed if isinstance(each, _Candidate)]
-        missing = await self._load_renderers({candidate.pipeline for candidate in candidates})
+        parsed = await self._lanes.run_parsing(requests, partial(_results_of, self._parse, requests))
+        pairs = list(zip(requests, parsed, strict=True))
+        candidates = [(request, body) for request, body in pairs if isinstance(body, ParsedRequest)]
+        missing = await self._load_renderers({body.request.model for _, body in candidates})
         admit_one = partial(self._admit, missing)
-        texts = [candidate for candidate in candidates if not candidate.has_media]
+        texts = [(request, body) for request, body in candidates if not body.has_media]
         admitted_texts = iter(await self._admit_texts(texts, partial(_results_of, admit_one, texts)) if texts else ())
         admitted: list[AdmittedRequest | OmniJobsError] = []
-        for each in parsed:
-            if isinstance(each, OmniJobsError):
-                admitted.append(each)
-            elif each.has_media:
-                admit_alone = partial(_results_of, admit_one, [each])
-                admitted += await self._lanes.admit_media(admit_alone, waits=len(requests) > 1)
+        for request, body in pairs:
+            if isinstance(body, OmniJobsError):
+                admitted.append(body)
+            elif body.has_media:
+                admit_alone = partial(_results_of, admit_one, [(request, body)])
+                admitted += await self._lanes.run_decoding(admit_alone, waits=wait_for_decoders)
             else:
                 admitted.append(next(admitted_texts))
         return admitted
 
-    def _parse(self, request: SubmitRequest) -> _Candidate:
-        return _Candidate(request, parse(request.body, self._settings))
+    def _parse(self, request: SubmitRequest) -> ParsedRequest:
+        return parse(request.body, self._settings)
 
     async def _load_renderers(self, pipelines: set[str]) -> dict[str, OmniJobsError]:
         """Wait until the pipelines' renderers are loaded. Return the errors of those that cannot be.
@@ -103,22 +91,23 @@ class Admissions:
             load.exception()  # retrieved, because everyone who waited may have left
 
     async def _admit_texts(self, texts: Sequence[_Candidate], admit_all: Callable[[], T]) -> T:
-        pipelines = (self._pipelines.get(candidate.pipeline) for candidate in texts)
+        pipelines = (self._pipelines.get(body.request.model) for _, body in texts)
         tokenizes = any(pipeline is not None and pipeline.model is not None for pipeline in pipelines)
-        return await self._lanes.admit([candidate.request for candidate in texts], admit_all, tokenizes=tokenizes)
+        return await self._lanes.run_admission([request for request, _ in texts], admit_all, tokenizes=tokenizes)
 
     def _admit(self, missing: Mapping[str, OmniJobsError], candidate: _Candidate) -> AdmittedRequest:
-        if candidate.pipeline in missing:
-            raise missing[candidate.pipeline]
+        request, body = candidate
+        if body.request.model in missing:
+            raise missing[body.request.model]
         admitted = admit(
-            candidate.body,
+            body,
             self._pipelines,
             self._settings,
             self._renderers,
-            prompt_embeds=candidate.request.prompt_embeds,
+            prompt_embeds=request.prompt_embeds,
             wall=self._wall,
         )
-        if admitted.expires_at is not None and candidate.request.expires_in_s is not None:
+        if admitted.expires_at is not None and request.expires_in_s is not None:
             raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
         return admitted
 

@@ -58,18 +58,20 @@ class Intake:
 
     async def submit(self, request: SubmitRequest) -> SubmitResult:
         """Submit one job, and return its result. Raises the error of a refusal, and the errors of ``submit_many``."""
-        [result] = await self.submit_many([request])
+        [result] = await self.submit_many([request], wait_for_decoders=False)
         if isinstance(result, OmniJobsError):
             raise result
         return result
 
-    async def submit_many(self, requests: Sequence[SubmitRequest]) -> list[SubmitResult | OmniJobsError]:
+    async def submit_many(
+        self, requests: Sequence[SubmitRequest], *, wait_for_decoders: bool = True
+    ) -> list[SubmitResult | OmniJobsError]:
         """Submit jobs. Return a result or the error of the refusal for each, in their order.
 
         Raises DatabaseUnavailable, StorageUnavailable and StorageFull: then some of the jobs may exist all the same.
-        Raises DecodersUnavailable if a single request has media and too many requests wait for decoders already.
+        Raises DecodersUnavailable if too many requests wait for decoders already, unless these ``wait_for_decoders``.
         """
-        admitted = await self._admissions.admit(requests)
+        admitted = await self._admissions.admit(requests, wait_for_decoders=wait_for_decoders)
         await self.backlog.refresh()
         with ExitStack() as stack:
             reservations = self._reserve(requests, admitted, stack)

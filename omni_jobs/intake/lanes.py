@@ -24,21 +24,21 @@ _FEW_VALUES = 256
 class Lanes:
     """Bounds how many requests of a size are parsed and admitted at once in an API process. For one event loop."""
 
-    def __init__(self, decoders: int) -> None:
-        """Make the lanes. ``decoders``: how many requests may be in decoders, or wait for one, at a time."""
+    def __init__(self, media_requests: int) -> None:
+        """Make the lanes. ``media_requests``: how many requests may be in decoders, or wait for one, at a time."""
         self._small = CapacityLimiter(max(2, os.cpu_count() or 2))
         self._large = CapacityLimiter(1)
         self._groups = CapacityLimiter(1)  # of bulks
-        self._media = CapacityLimiter(decoders)
+        self._media = CapacityLimiter(media_requests)
 
-    async def parse(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
+    async def run_parsing(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
         """Call ``parse``, which parses these requests, once their lane has room. Return its result."""
         lane = self._lane_of(requests)
         if lane is self._small and sum(requests[0].body.count(mark) for mark in b",[{") <= _FEW_VALUES:
             return parse()  # on the event loop, because a thread would cost more
         return await run_sync(parse, limiter=lane)
 
-    async def admit(self, texts: Sequence[SubmitRequest], admit: Callable[[], T], *, tokenizes: bool) -> T:
+    async def run_admission(self, texts: Sequence[SubmitRequest], admit: Callable[[], T], *, tokenizes: bool) -> T:
         """Call ``admit``, which admits these requests without media, once their lane has room. Return its result.
 
         ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more.
@@ -46,7 +46,7 @@ class Lanes:
         lane = self._lane_of(texts)
         return admit() if lane is self._small and not tokenizes else await run_sync(admit, limiter=lane)
 
-    async def admit_media(self, admit: Callable[[], T], *, waits: bool) -> T:
+    async def run_decoding(self, admit: Callable[[], T], *, waits: bool) -> T:
         """Call ``admit``, which admits a request with media, once its lane has room. Return its result.
 
         Raises DecodersUnavailable if the lane has no room, unless the request ``waits`` for it.

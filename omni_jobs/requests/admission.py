@@ -50,12 +50,11 @@ class ParsedRequest:
     long: Long
 
     @property
-    def is_text(self) -> bool:
-        """True if the request has neither media nor embeddings, so that nothing of it has to be decoded."""
-        messages = self.request.messages
-        return messages is not None and all(
-            isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content)
-            for message in messages
+    def has_media(self) -> bool:
+        """True if the request's messages have media, which decoders probe."""
+        return any(
+            not isinstance(message.content, str) and not all(isinstance(part, TextPart) for part in message.content)
+            for message in self.request.messages or ()
         )
 
 

@@ -151,8 +151,23 @@ def test_text_does_not_wait_for_media(busy: ApiServer) -> None:
     assert (answer.status_code, error["code"], error["retryable"]) == (503, "decoders_unavailable", True)
     assert int(answer.headers["Retry-After"]) >= 1
 
+    # The media of a bulk wait, also in a bulk of one line.
+    line = json.dumps(body(samples.image_part(samples.image())))
+    bulks: list[httpx2.Response] = []
+
+    def send_bulk() -> None:
+        with httpx2.Client(base_url=busy.http.base_url, trust_env=False, timeout=120) as client:
+            bulks.append(client.post("/v1/jobs/bulk", content=line, headers={"Content-Type": "application/jsonl"}))
+
+    waiting = threading.Thread(target=send_bulk)
+    waiting.start()
+    lane = busy.services.intake._admissions._lanes._media
+    wait_for(lambda: lane.statistics().tasks_waiting == 1)
+
     os.kill(decoder, signal.SIGABRT)
     thread.join(60)
+    waiting.join(60)
+    assert json.loads(bulks[0].text.splitlines()[0])["created"] is True
     error = answers[0].json()["error"]
     assert (answers[0].status_code, error["field"]) == (422, IMAGE), error
     assert busy.http.post("/v1/jobs", json=body(samples.image_part(samples.image()))).status_code == 202

@@ -192,7 +192,7 @@ async def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) ->
     body = json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode()
 
     async def refused() -> None:
-        answers = await admissions.admit([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3])
+        answers = await admissions.admit([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3], wait_for_decoders=True)
         assert [type(answer) for answer in answers] == [InvalidRequest, NotFound, NotFound, NotFound]
 
     await refused()
