@@ -22,7 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.parent_death import end_with_parent
-from workers.vllm_hooks import ENGINE_PID, check_hooks, register
+from workers.vllm_hooks import ENGINE_PID, register
+from workers.vllm_hooks.hooks import check_hooks
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("vllm")
 
 import workers
-from workers import vllm_hooks
+from omni_jobs.errors import ConfigError
 from workers.models.components import QWEN_TALKER, model_classes
-from workers.vllm_hooks import HOOKS, Hook, moved_hooks
+from workers.vllm_hooks import hooks
+from workers.vllm_hooks.hooks import HOOKS, Hook, check_hooks, moved_hooks
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner.rpartition(':')[2]}.{hook.name}")
@@ -44,9 +45,9 @@ def test_a_moved_hook_is_named(hook: Hook, message: str) -> None:
 
 
 def test_check_hooks_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_hooks, "moved_hooks", lambda: ["a is gone", "b is gone"])
-    with pytest.raises(vllm_hooks.ConfigError, match="a is gone; b is gone"):
-        vllm_hooks.check_hooks()
+    monkeypatch.setattr(hooks, "moved_hooks", lambda: ["a is gone", "b is gone"])
+    with pytest.raises(ConfigError, match="a is gone; b is gone"):
+        check_hooks()
 
 
 def test_register_is_an_entry_point_and_registers_our_models() -> None:
