@@ -1,12 +1,4 @@
-"""Turn a job's messages into a prompt, and count its tokens, with one renderer per architecture.
-
-load_renderer(architecture, directory)   load the renderer of a checkpoint, an entry point of ``omni_jobs.prompts``
-architectures_of(directory)              list the architectures that take a checkpoint
-Renderers(settings).of(pipeline)         return the renderer of a pipeline on this host
-
-Admission counts tokens and a worker renders the prompt with the same renderer, so both agree. A renderer
-imports neither torch nor transformers.
-"""
+"""The renderers that turn a job's messages into a prompt and count its tokens: one per architecture."""
 
 from __future__ import annotations
 
@@ -24,8 +16,6 @@ from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
     from omni_jobs.settings import Settings
-
-__all__ = ["PromptRenderer", "Renderers", "architectures_of", "load_renderer"]
 
 
 class PromptRenderer(Protocol):

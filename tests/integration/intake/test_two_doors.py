@@ -20,11 +20,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from omni_jobs import prompts
 from omni_jobs.client import Client
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, RequestTooLarge
 from omni_jobs.jobs import Jobs
+from omni_jobs.prompts import renderers
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.integration.api_server import ApiServer, serve
@@ -374,13 +374,13 @@ def answered(api: ApiServer, headers: dict[str, str] | None = None) -> None:
 def test_none_waits_for_a_tokenizer_that_is_loaded(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    load = prompts.load_renderer
+    load = renderers.load_renderer
 
-    def slow(architecture: str, directory: Path) -> prompts.PromptRenderer:
+    def slow(architecture: str, directory: Path) -> renderers.PromptRenderer:
         gate.pass_through()
         return load(architecture, directory)
 
-    monkeypatch.setattr(prompts, "load_renderer", slow)
+    monkeypatch.setattr(renderers, "load_renderer", slow)
     body = {"model": "qwen2_5_omni", "messages": HELLO}
     kinds: list[dict[str, Any]] = [
         body,
@@ -404,11 +404,11 @@ def test_none_waits_for_a_tokenizer_that_is_loaded(
 def test_a_load_that_fails_is_made_once_for_all_who_wait(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    def slow(architecture: str, directory: Path) -> prompts.PromptRenderer:
+    def slow(architecture: str, directory: Path) -> renderers.PromptRenderer:
         gate.pass_through()
         raise ConfigError("no")
 
-    monkeypatch.setattr(prompts, "load_renderer", slow)
+    monkeypatch.setattr(renderers, "load_renderer", slow)
     body = json.dumps({"model": "qwen2_5_omni", "messages": HELLO})
     with serve(settings) as api:
         kinds = [("/v1/jobs", {"Content-Type": "application/json"}), ("/v1/jobs/bulk", JSONL)] * 6
