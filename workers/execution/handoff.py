@@ -102,22 +102,24 @@ class HandOff:
         """
         try:
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
-            # Encoding artifacts takes long.
-            result = await self._in_thread(finish) if self._stage.makes_artifacts else finish()
-            size = 0 if result.payload is None else result.payload.nbytes
-            store = partial(self._store_objects, claim, result, size)
-            return await self._in_thread(store) if result.artifacts or size > self._inline_bytes else store()
+            if self._stage.makes_artifacts:  # encoding them takes long
+                return await self._in_thread(lambda: self._store_objects(claim, finish()))
+            result = finish()
+            store = partial(self._store_objects, claim, result)
+            is_large = result.payload is not None and result.payload.nbytes > self._inline_bytes
+            return await self._in_thread(store) if is_large else store()
         finally:
             output.free()
 
-    def _store_objects(self, claim: Claim, result: StageResult, size: int) -> Completion:
-        """Store the artifacts, and the payload of ``size`` bytes unless it stands in SQL; return the completion."""
+    def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
+        """Store the artifacts, and the payload unless it is small enough for SQL; return the completion."""
+        payload, size = result.payload, 0 if result.payload is None else result.payload.nbytes
         key, most = payload_key(claim.job_id, claim.stage, claim.attempt), self._stage.config.max_payload_bytes
         if size > most:
             raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
         stored: list[ObjectRef] = []
         try:
-            payload, ref, inline = result.payload, None, None
+            ref, inline = None, None
             if payload is not None and size <= self._inline_bytes:
                 inline = b"".join(payload.buffers())
             elif payload is not None:

@@ -1,0 +1,123 @@
+"""The hand-off of a stage that makes an artifact: what it stores, on threads, and what it leaves when that fails."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_jobs.errors import ModelError, OmniJobsError, PayloadTooLarge, StorageUnavailable
+from omni_jobs.jobs import Claim
+from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.pipelines.stage_config import OutputConfig
+from omni_jobs.storage import LocalObjectStore, ObjectRef, artifact_key, payload_key
+from workers.execution.handoff import HandOff
+from workers.stages.stage import Stage
+from workers.stages.types import OmniModelRunnerOutput
+
+ECHO = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "echo.yaml")
+PIPELINE = ECHO.model_copy(update={"outputs": {**ECHO.outputs, "audio": OutputConfig(stage="first")}})
+CLAIM = Claim(
+    stage_run_id=1,
+    job_id="job-1",
+    stage="first",
+    attempt=3,
+    pipeline="echo",
+    request={"messages": [{"role": "user", "content": "Hello"}]},
+    media=(),
+    seed=1,
+    upstream={},
+    has_successors=True,
+    failures={},
+    alone=False,
+)
+ARTIFACT = artifact_key("job-1", "first", 3, "audio.wav")
+PAYLOAD = payload_key("job-1", "first", 3)
+
+
+class Room:
+    """Memory of a budget that counts how often it was given back."""
+
+    def __init__(self) -> None:
+        self.freed = 0
+
+    def free(self) -> None:
+        self.freed += 1
+
+
+class NoArtifacts(LocalObjectStore):
+    """A store that is away whenever an artifact comes."""
+
+    def put(self, key: str, buffers: Sequence[Any], *, media_type: str = "application/octet-stream") -> ObjectRef:
+        if media_type == "audio/wav":
+            raise StorageUnavailable("away", key=key)
+        return super().put(key, buffers, media_type=media_type)
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The calls that were handed to a thread pool."""
+    calls: list[object] = []
+    submit = ThreadPoolExecutor.submit
+
+    def count(pool: ThreadPoolExecutor, function: Callable[[], object]) -> Any:
+        calls.append(function)
+        return submit(pool, function)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", count)
+    return calls
+
+
+def hand_off(store: LocalObjectStore, *, inline_bytes: int, **changes: Any) -> HandOff:
+    stage = Stage(PIPELINE, PIPELINE.stage("first").model_copy(update=changes), None)
+    return HandOff(stage, store, "worker-1", inline_bytes=inline_bytes, on_broken=pytest.fail)
+
+
+def output(room: Room, *, loudest: float = 0.5) -> OmniModelRunnerOutput:
+    waveform = torch.full((2400,), loudest)
+    outputs = {"bytes": np.arange(10_000) % 7, "waveform": waveform}
+    return OmniModelRunnerOutput(multimodal_outputs=outputs, values={"sampling_rate": 24_000}, room=room)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+async def test_an_artifact_is_encoded_and_stored_in_one_trip_to_a_thread(
+    tmp_path: Path, trips: list[object], inline_bytes: int
+) -> None:
+    store, room = LocalObjectStore(tmp_path, sync=False), Room()
+    off = hand_off(store, inline_bytes=inline_bytes)
+    stage_input = await off.load(CLAIM)
+    completion = await off.store(CLAIM, stage_input, output(room))
+    assert len(trips) == 1
+    assert room.freed == 1
+    (artifact,) = completion.artifacts
+    assert artifact.ref.key == ARTIFACT
+    assert bytes(store.read(artifact.ref, max_bytes=1 << 20))[:4] == b"RIFF"
+    if completion.payload is None:
+        assert completion.inline_payload is not None
+        assert len(completion.inline_payload) == completion.payload_bytes
+    else:
+        assert (completion.payload.key, completion.payload.size) == (PAYLOAD, completion.payload_bytes)
+    assert (completion.payload is None) == (inline_bytes > 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "loudest", "error"),
+    [
+        (NoArtifacts, {}, 0.5, StorageUnavailable),
+        (LocalObjectStore, {"max_payload_bytes": 100}, 0.5, PayloadTooLarge),
+        (LocalObjectStore, {}, float("nan"), ModelError),
+    ],
+)
+async def test_an_output_that_cannot_be_stored_leaves_nothing(
+    tmp_path: Path, kind: type[LocalObjectStore], changes: dict[str, Any], loudest: float, error: type[OmniJobsError]
+) -> None:
+    store, room = kind(tmp_path, sync=False), Room()
+    off = hand_off(store, inline_bytes=0, **changes)
+    stage_input = await off.load(CLAIM)
+    with pytest.raises(error):
+        await off.store(CLAIM, stage_input, output(room, loudest=loudest))
+    assert list(store.list()) == []
+    assert room.freed == 1
