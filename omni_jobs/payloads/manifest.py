@@ -59,7 +59,7 @@ def _check(manifest: Manifest) -> None:
         text = getattr(manifest, name)
         if not isinstance(text, str) or not _IDENTIFIER.match(text):
             raise PayloadError(f"{brief(text)} is not an identifier", field=f"manifest.{name}")
-    if type(manifest.attempt) is not int or not 0 <= manifest.attempt <= MAX_EXTENT:
+    if type(manifest.attempt) is not int or not 1 <= manifest.attempt <= MAX_EXTENT:
         raise PayloadError(f"{brief(manifest.attempt)} is not an attempt", field="manifest.attempt")
 
 

@@ -44,7 +44,7 @@ def seeds() -> list[bytes]:
             embeds=rows,
         ),
         _written({}, {}),
-        b"".join(Payload(Manifest("bytes", "job-1", "first", 0)).buffers()),
+        b"".join(Payload(Manifest("bytes", "job-1", "first", 1)).buffers()),
         b"".join(Payload(Manifest("embeds", "job-1", "first", 2**63 - 1), PromptEmbedsPayload(tensor(rows))).buffers()),
         PromptEmbedsPayload(tensor(rows)).encode(),
         PromptEmbedsPayload(Tensor("BF16", (2, 4), memoryview(bytes(16)))).encode(),
