@@ -8,7 +8,8 @@ An object is written to ``.partial``, on the same filesystem, and renamed to its
 loss took. A killed process loses nothing either way.
 
 A directory that cannot be made at the start (a late mount, a full disk) is tried again by every put and check until it
-is there. One that vanishes later is not made anew, because it may be a mount that comes back with its objects.
+is there. One that vanishes later is not made anew, because it may be a mount that comes back with its objects. Until
+then no object counts as missing.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class LocalObjectStore(ObjectStore):
     """The object store in one local directory, which several processes may share.
 
     A put is refused with StorageFull when it would leave fewer than ``min_free_bytes`` of the filesystem free. The
-    constructor raises nothing: it logs why the directory cannot be used. While the directory is missing, put and check
-    raise StorageUnavailable, a read raises ObjectMissing, and delete and list find nothing.
+    constructor raises nothing: it logs why the directory cannot be used. While the directory is missing, every other
+    method raises StorageUnavailable.
     """
 
     def __init__(self, directory: Path, *, sync: bool = True, min_free_bytes: int = 0) -> None:
@@ -111,12 +112,12 @@ class LocalObjectStore(ObjectStore):
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self.path(key)
-            with (
-                translate_os_errors("deleting the object", key),
-                suppress(FileNotFoundError, NotADirectoryError),
-                self._open_folder(path) as folder,
-            ):
-                os.unlink(path.name, dir_fd=folder)
+            with translate_os_errors("deleting the object", key):
+                try:
+                    with self._open_folder(path) as folder:
+                        os.unlink(path.name, dir_fd=folder)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._require_directory(key)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         *folders, _ = check_prefix(prefix).split("/", _DIRECTORIES)
@@ -155,6 +156,11 @@ class LocalObjectStore(ObjectStore):
     def _prepare_once(self) -> None:
         if not self._is_prepared:
             self.prepare()
+
+    def _require_directory(self, key: str) -> None:
+        """Raise StorageUnavailable if not only an object is missing but the store's own directory."""
+        with translate_os_errors("finding the object directory", key):
+            self._partial.stat()
 
     # Writing
 
@@ -196,6 +202,7 @@ class LocalObjectStore(ObjectStore):
             with self._open_folder(path) as folder:
                 fd = os.open(path.name, _READ_FLAGS, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError) as error:
+            self._require_directory(ref.key)
             raise ObjectMissing(key=ref.key) from error
         except OSError as error:
             raise StorageUnavailable(f"opening the object failed: {error.strerror}", key=ref.key) from error
@@ -228,6 +235,7 @@ class LocalObjectStore(ObjectStore):
             with os.scandir(self._directory.joinpath(*folders)) as scan:
                 entries = list(scan)
         except (FileNotFoundError, NotADirectoryError):
+            self._require_directory(prefix)
             return
         for entry in entries:
             key = "/".join((*folders, entry.name.replace(",", "/")))

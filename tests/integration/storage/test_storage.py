@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -407,6 +408,36 @@ class TestLocal:
         assert not (tmp_path / "objects").exists()
         (tmp_path / "unmounted").rename(tmp_path / "objects")
         store.put(KEY, [b"x"])
+
+    @pytest.mark.parametrize("gone", ["objects", "objects/.partial", "."])
+    def test_while_the_directory_is_away_no_object_counts_as_missing(self, tmp_path: Path, gone: str) -> None:
+        """``.partial`` alone: the directory on which something was mounted stays, and is empty."""
+        data = tmp_path / "data"
+        store = LocalObjectStore(data / "objects")
+        ref = store.put(KEY, [b"x"])
+        (data / "objects").rename(tmp_path / "unmounted")
+        if gone == "objects/.partial":
+            (data / "objects").mkdir()
+        elif gone == ".":
+            data.rmdir()
+        calls: dict[str, Callable[[], object]] = {
+            "read": lambda: store.read(ref, max_bytes=1),
+            "stream": lambda: store.open_stream(ref),
+            "delete": lambda: store.delete([KEY]),
+            "list": lambda: list(store.list("jobs/")),
+        }
+        for name, call in calls.items():
+            with pytest.raises(StorageUnavailable, match="finding the object directory") as raised:
+                call()
+            assert raised.value.retryable, name
+        shutil.rmtree(data, ignore_errors=True)
+        data.mkdir()
+        (tmp_path / "unmounted").rename(data / "objects")
+        assert store.read(ref, max_bytes=1) == b"x"
+        store.delete([KEY])
+        store.delete([KEY])
+        with pytest.raises(ObjectMissing):
+            store.read(ref, max_bytes=1)
 
     def test_check_of_a_directory_that_went(self, store: LocalObjectStore, tmp_path: Path) -> None:
         (tmp_path / "objects/.partial").rmdir()
