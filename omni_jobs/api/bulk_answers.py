@@ -1,4 +1,4 @@
-"""``Answers``: keeps the answers to a bulk's lines on the disk until all lines are read; their bytes are bounded."""
+"""``Answers``: keeps a bulk's answers on the disk until its lines are read. ``AllAnswers``: bounds the bytes of all."""
 
 import json
 import tempfile

@@ -45,7 +45,10 @@ class Reservation:
 
 
 class Backlog:
-    """Knows how many jobs wait, and reserves room for new ones, in one API process. For one event loop."""
+    """Knows how many jobs wait, and reserves room for new ones, in one API process. For one event loop.
+
+    A full backlog raises nothing: it grants fewer places than asked for, and the reservation holds the refusal.
+    """
 
     def __init__(
         self,

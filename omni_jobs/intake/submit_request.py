@@ -1,4 +1,4 @@
-"""``SubmitRequest``: one submit of a client, as a route hands it to ``Intake``."""
+"""``SubmitRequest``: a submit as a route hands it to ``Intake``: the unparsed body, and the values of headers."""
 
 from dataclasses import dataclass
 

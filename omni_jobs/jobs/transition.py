@@ -165,7 +165,10 @@ class JobTransition:
             self._end(run, StageRunState.FAILED)
 
     def hand_back(self, run: Run) -> None:
-        """Note that a running stage run was given up: it is queued again, or cancelled with its job."""
+        """Note that a running stage run ended without a result or an error, which counts as no failure.
+
+        It is queued again, or cancelled if its job is not active any more.
+        """
         if self.is_active(run):
             self._requeue(run, 0.0)
         else:

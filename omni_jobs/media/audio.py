@@ -30,7 +30,7 @@ _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
 def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
-    """Return a sound's length by its header alone; where the header states none, the least that is allowed.
+    """Return a sound's length, in samples at ``SAMPLING_RATE``, by its header alone; the least allowed if it has none.
 
     Raise InvalidRequest for a header that is wrong, RequestTooLarge for a sound that is too long.
     """

@@ -25,5 +25,5 @@ class MediaLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> MediaLimits:
-        """Return the limits that these settings give."""
+        """Return the limits of one medium: the settings of the same names."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})

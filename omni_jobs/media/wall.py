@@ -68,7 +68,7 @@ class MediaWall:
     """A context manager that has media read by decoders, for an API server's intake or a worker. Safe for threads.
 
     The first medium starts the decoders, and ``close`` ends them. Methods raise InvalidRequest for a medium that does
-    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if decoders are busy, closed or broken.
+    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if the wall is closed or broken.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -102,7 +102,8 @@ class MediaWall:
     def header(self, kind: Kind, data: bytes | memoryview, budget: MediaBudget) -> MediaInfo:
         """Return the sizes that a medium's header states, or a lower bound where it states none; decode nothing.
 
-        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
+        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         return self._measure(kind, data, "header", {}, budget)
 
@@ -112,7 +113,8 @@ class MediaWall:
         """Decode as much of a medium as is needed to know its sizes, and return them.
 
         Of sound, not much more than ``enough_s`` seconds are decoded, because the model takes no more.
-        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
+        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         return self._measure(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
 
@@ -131,7 +133,8 @@ class MediaWall:
     def decode_audio(self, data: bytes | memoryview, sampling_rate: int = SAMPLING_RATE) -> np.ndarray[Any, Any]:
         """Decode a sound in a decoder; return float32 [T], full scale 1, mono at ``sampling_rate`` Hz.
 
-        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
+        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         import numpy as np
 
@@ -142,7 +145,8 @@ class MediaWall:
     def decode_image(self, data: bytes | memoryview) -> Image.Image:
         """Decode an image in a decoder; return a Pillow image: RGB, upright, on white where it is transparent.
 
-        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
+        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         from PIL import Image
 
@@ -153,7 +157,8 @@ class MediaWall:
     def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         """Decode a video in a decoder; return its sampled frames, uint8 [F, H, W, 3] RGB, and vLLM's metadata of them.
 
-        Raise InvalidRequest, RequestTooLarge or DecodersUnavailable.
+        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
+        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         import numpy as np
 

@@ -55,7 +55,7 @@ class Payload:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the encoded payload, in bytes. Raises PayloadError as ``buffers`` does."""
+        """The size of the encoded payload, in bytes. Raises PayloadError if no reader would take it."""
         return len(self._header) + self.tensor_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""The wording of errors about payloads: how they show foreign data, and which payload they name."""
+"""Errors about payloads: how they show foreign data, and which class, key and stage a decoder's error has."""
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 

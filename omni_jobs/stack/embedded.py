@@ -125,7 +125,10 @@ class EmbeddedStack:
             self._supervisor.wait()
 
     def stop(self) -> None:
-        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C ends the wait. Safe to call twice."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Then give back the port and the data directory.
+
+        Remove a temporary stack's data directory. Ctrl-C ends the wait, and is raised at the end. Safe to call twice.
+        """
         try:
             if self._supervisor is not None:
                 self._supervisor.stop()

@@ -26,7 +26,7 @@ def job_prefix(job_id: str) -> str:
 
 
 def input_key(job_id: str, number: int) -> str:
-    """Return the key of the medium of this number in the job's request."""
+    """Return the key under which intake stores the medium of this number in the job's request; SQL keeps it."""
     return f"{job_prefix(job_id)}inputs/{number}"
 
 

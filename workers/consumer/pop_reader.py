@@ -36,7 +36,10 @@ class PopReader:
         self._read_at = -math.inf
 
     def read(self, reply: Any, **options: Any) -> None:
-        """Take a reply: a key and a message, or nothing. Return None, which kombu takes for an empty BRPOP."""
+        """Offer the hints of a BRPOP's reply, a key and a message or nothing, to the pool; pop more while it has room.
+
+        redis-py calls this. Return None, which kombu takes for an empty BRPOP. Redis errors are logged.
+        """
         if self._pool.queue in self._channel.active_queues:  # remote control may have set the consumer to others
             self._pool.popped()
         if not reply:

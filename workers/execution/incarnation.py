@@ -35,6 +35,7 @@ def own_start() -> int | None:
 def started(pid: int) -> int | None:
     """Return the start of the process of this pid, in ticks since the boot. None: there is none, or a zombie.
 
+    A worker's row keeps it, so that the slot's next worker does not take another process of this pid for its holder.
     Raises OSError when /proc hides it, as other users' processes may be, or when no more files can be opened.
     """
     found = _stat(pid)

@@ -120,8 +120,9 @@ class Ledger:
     def take_slot(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the worker's slot, publish the hints of a predecessor's stage runs, and renew the lease from then on.
 
-        Waits while the database is away, and while nobody can tell whether the slot's holder lives.
-        Raises SlotTaken when the holder lives, and DatabaseUnavailable once ``keep_trying`` returns False.
+        Waits while the database is away, and some heartbeats for a holder that may live: without a renewal it is dead.
+        Raises SlotTaken when the holder lives or ``close`` ends the wait, and DatabaseUnavailable once ``keep_trying``
+        returns False.
         ``loop`` is the event loop of the coroutines.
         """
         self._loop = loop

@@ -27,7 +27,7 @@ class WaitingHints:
         return bool(self._suspects)
 
     def add(self, hint: _Hint) -> None:
-        """Put a hint at the end of the line."""
+        """Put a hint at the end of the line; only ``set_apart`` puts one at its front."""
         self._line.append(hint)
 
     def set_apart(self, hint: _Hint) -> None:

@@ -164,7 +164,7 @@ class EngineProcess:
 
     @property
     def healthy(self) -> bool:
-        """True while the process runs and can take another prompt."""
+        """True from ``start`` until the process ends or ``close``. The worker ends once its runner is not healthy."""
         return self._dead is None
 
     def _send(self, message: dict[str, Any]) -> None:
