@@ -33,7 +33,7 @@ def complete(
     transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
     names = _artifact_names(tx, transition, completions)
     won = [_note(transition, completion, names) for completion in completions]
-    transition.commit(prune_after_s, ends_transaction)
+    transition.write(prune_after_s, ends_transaction)
     return [
         _outcome(transition, completion.stage_run_id, is_won, _successors(transition, completion.stage_run_id))
         for completion, is_won in zip(completions, won, strict=True)
@@ -75,7 +75,7 @@ def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -
     for failure, run in zip(failures, runs, strict=True):
         if run is not None:
             transition.fail(run, failure.error)
-    transition.commit()
+    transition.write()
     return [
         _outcome(transition, report[0], run is not None or report in recorded, [] if run is None else [run])
         for report, run in zip(reports, runs, strict=True)
@@ -93,7 +93,7 @@ def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, ann
     for run in runs:
         if run is not None:
             transition.hand_back(run)
-    transition.commit()
+    transition.write()
     return [
         _outcome(transition, stage_run_id, run is not None, [] if run is None else [run])
         for stage_run_id, run in zip(ids, runs, strict=True)
@@ -105,7 +105,7 @@ def cancel(tx: Connection, job_id: str, announce_after_s: float) -> JobState:
     transition = JobTransition.of_job(tx, job_id, announce_after_s)
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})
-        transition.commit()
+        transition.write()
     return transition.states[job_id]
 
 

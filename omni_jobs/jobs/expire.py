@@ -38,7 +38,7 @@ def expire_late(tx: Connection, announce_after_s: float) -> int:
             errors[job_id] = _queue_time_limit(runs, waited[job_id].stage, waited[job_id].queue_limit_s)
     if errors:
         transition.stop(errors)
-        transition.commit()
+        transition.write()
     return len(errors)
 
 

@@ -35,9 +35,9 @@ class JobTransition:
     """A change of some jobs, locked until the database transaction ends, and of their stage runs.
 
     ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
-    ``commit`` writes the changes and all that follows from them, in a few statements for any number of jobs.
+    ``write`` writes the changes and all that follows from them, in a few statements for any number of jobs.
 
-    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: before ``commit`` the old ones, after it
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: before ``write`` the old ones, after it
     the new ones. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
     """
 
@@ -205,7 +205,7 @@ class JobTransition:
 
     # What follows.
 
-    def commit(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
+    def write(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
         """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
         The pruner checks a job ``prune_after_s`` after its end if it completed without retries, any other at once.
@@ -221,7 +221,7 @@ class JobTransition:
             to_cancel += step.cancel
             self.states[job_id] = step.job_state
             self._note_job(job_id, ending, prune_after_s)
-        self._write(to_queue, commit=ends_transaction and not to_cancel)
+        self._write_rows(to_queue, commit=ends_transaction and not to_cancel)
         if to_cancel:  # after the rest, because what was queued again a moment ago may be among them
             ids = listed(run.id for run in to_cancel)
             self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": ids, "at": self.now})
@@ -249,7 +249,7 @@ class JobTransition:
         data = "{}" if error is None else encode_json({"error": error})
         self._events.append((job_id, f"job.{state.value}", data, self.now))
 
-    def _write(self, to_queue: Sequence[Run], *, commit: bool) -> None:
+    def _write_rows(self, to_queue: Sequence[Run], *, commit: bool) -> None:
         announce_at = self.now + self._announce_after_s
         unneeded = self._unneeded_payloads()
         garbage = [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
@@ -292,7 +292,7 @@ class JobTransition:
         return [run for run in unneeded if run.id not in just_made]
 
     def hints(self, runs: Iterable[Run]) -> list[Hint]:
-        """Return the hints to publish after ``commit``: of those of ``runs`` that are queued and due now."""
+        """Return the hints to publish after ``write``: of those of ``runs`` that are queued and due now."""
         return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
 
 
