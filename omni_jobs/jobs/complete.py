@@ -122,6 +122,7 @@ def _successors(transition: JobTransition, stage_run_id: int) -> list[Run]:
     run = transition.runs.get(stage_run_id)
     if run is None or run.state != StageRunState.SUCCEEDED:
         return []
+    # Not only what ``write`` has just queued: a repeated completion queues nothing, and publishes the lost hints again.
     return [other for other in transition.runs_of(run.job_id) if run.stage in other.inputs]
 
 
