@@ -5,8 +5,7 @@ from typing import Any
 from celery import Celery
 from kombu.entity import Queue
 
-from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.redis_lists import CONNECTION_OPTIONS
+from omni_jobs.broker.broker import CONNECTION_OPTIONS, Broker
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.settings import Settings
 

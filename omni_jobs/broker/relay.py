@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from omni_jobs.batch_thread import BatchThread
@@ -50,34 +50,31 @@ class Relay:
         return min(self._held_until.values(), default=None)
 
     def _publish(self, batch: Sequence[Sequence[Hint]]) -> None:
-        due = self._due(list(chain.from_iterable(batch)))
-        if not due:
-            return
+        due = self._due(chain.from_iterable(batch))
         try:
-            depths = self._broker.publish(due)
+            for name, hints in due.items():
+                depth = self._broker.publish_to(name, hints)
+                self._busy_until[name] = self._clock() + depth / _MOST_POPPED_PER_S
         except BrokerUnavailable as error:
-            logger.warning("%d hints wait for the rescuer: %s", len(due), error)
+            logger.warning("up to %d hints wait for the rescuer: %s", sum(map(len, due.values())), error)
         except Exception:  # a bug: the next hints may go well
-            logger.exception("%d hints wait for the rescuer", len(due))
-        else:
-            at = self._clock()
-            self._busy_until |= {name: at + depth / _MOST_POPPED_PER_S for name, depth in depths.items()}
+            logger.exception("up to %d hints wait for the rescuer", sum(map(len, due.values())))
 
-    def _due(self, hints: Sequence[Hint]) -> list[Hint]:
-        """Return the hints to publish now, of these and of the held ones. Hold the others."""
+    def _due(self, hints: Iterable[Hint]) -> dict[str, list[Hint]]:
+        """Return the hints to publish now by queue, of these and of the held ones. Hold the others."""
         at = self._clock()
-        by_queue = dict(self._held)
-        self._held = {}
+        by_queue, self._held = self._held, {}
         for hint in hints:
             by_queue.setdefault(hint.queue, []).append(hint)
-        due: list[Hint] = []
+        due: dict[str, list[Hint]] = {}
         for name, waiting in by_queue.items():
             release_at = min(self._busy_until.get(name, at), at + _LONGEST_HOLD_S)
             until = self._held_until.pop(name, release_at)
             is_released = self._closing or until <= at
             rest = 0 if is_released else len(waiting) % self._broker.per_message.get(name, 1)
             complete = len(waiting) - rest
-            due += waiting[:complete]
+            if complete:
+                due[name] = waiting[:complete]
             if rest:
                 self._held[name] = waiting[complete:]
                 # A message that was completed leaves only hints that have just come.

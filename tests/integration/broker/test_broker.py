@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -149,11 +149,11 @@ class BrokenOnce(Broker):
         super().__init__(app.settings, app.pipelines)
         self.broke = threading.Event()
 
-    def publish(self, hints: Iterable[Hint]) -> dict[str, int]:
+    def publish_to(self, queue_name: str, hints: Sequence[Hint]) -> int:
         if not self.broke.is_set():
             self.broke.set()
             raise RuntimeError("a bug")
-        return super().publish(hints)
+        return super().publish_to(queue_name, hints)
 
 
 def test_the_relay_outlives_an_unforeseen_error(app: OmniCelery) -> None:
