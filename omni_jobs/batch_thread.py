@@ -43,7 +43,10 @@ class BatchThread(Generic[T]):
         self._items.put(item)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Handle the items that wait, then end the thread. Wait ``timeout_s`` for that at the longest."""
+        """Handle the items that wait, then end the thread. An item that is put later is never handled.
+
+        Return after ``timeout_s`` even if the thread still works; None waits without a limit.
+        """
         self._items.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)

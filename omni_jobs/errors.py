@@ -253,7 +253,7 @@ class ModelError(StageError, code="model_error", retry_class="model_error"):
 
 
 class OutOfMemory(StageError, code="out_of_memory", retryable=True, retry_class="out_of_memory"):
-    """The device has no memory left for this stage run."""
+    """The device or the host has no memory left for this stage run."""
 
 
 class TimeLimitExceeded(StageError, code="time_limit", retry_class="time_limit"):

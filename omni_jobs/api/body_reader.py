@@ -29,8 +29,8 @@ def check_content_type(request: Request, *types: str) -> str:
 async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray, bytes | None]:
     """Read the body of a submit: JSON, or multipart with the JSON in ``request`` and a file in ``prompt_embeds``.
 
-    Return the JSON, and the safetensors file or None. Raises UnsupportedContentType, InvalidRequest naming the part,
-    or RequestTooLarge without reading on.
+    Return the bytes of the JSON, unparsed, and of the safetensors file or None. Raises UnsupportedContentType,
+    InvalidRequest naming the part or ``body``, or RequestTooLarge without reading on.
     """
     content_type = check_content_type(request, _JSON, _MULTIPART)
     chunks = _chunks(request, max_bytes)

@@ -20,7 +20,7 @@ _DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no
 
 
 class KnownPages:
-    """Middleware that refuses requests to unknown hosts (421), and changes by pages of other origins (403).
+    """Middleware that refuses requests to unknown hosts (421; 400 without one), and changes by foreign pages (403).
 
     It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers.
     """

@@ -188,7 +188,8 @@ def worker(
 def rescuer() -> None:
     """Run a rescuer. It frees the stage runs of lost workers, expires late jobs and deletes old data.
 
-    One rescuer is enough. Several do no harm.
+    It also publishes lost hints and delayed retries. One rescuer is enough. Several do no harm. Give it the API
+    server's settings: database, broker, object store.
 
     \b
     Example:

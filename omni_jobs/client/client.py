@@ -40,7 +40,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Client:
-    """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it."""
+    """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it.
+
+    Every call raises the server's error, as a class of ``omni_jobs.errors``, and ServerUnavailable if no answer came.
+    """
 
     def __init__(self, base_url: str | None = None, *, timeout: float = 30.0) -> None:
         """Prepare calls to the server at ``base_url``; by default OMNI_JOBS_URL, else http://127.0.0.1:8000.

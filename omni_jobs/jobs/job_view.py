@@ -118,7 +118,7 @@ def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
 
 
 def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
-    """Return whether a job of this tenant was submitted with this idempotency key."""
+    """Return whether a job of this tenant that still exists was submitted with this idempotency key."""
     has_key = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
     return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
 

@@ -134,8 +134,9 @@ class Jobs:
     def fail(self, failure: Failure) -> Outcome:
         """Record the error of a worker's attempt, and return the outcome, whose ``hints`` are to be published.
 
-        If the error is retryable and the stage has retries left, the stage run is queued again, due after a pause
-        unless its worker was lost or fenced. Otherwise its job fails. If its job is to stop, it is cancelled.
+        While the stage has retries left of the error's retry class, the stage run is queued again, due after a pause
+        unless its worker was lost or fenced. Otherwise its job fails. If its job is to stop, the stage run is
+        cancelled. A report of an attempt that is over changes nothing.
         """
         return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
 

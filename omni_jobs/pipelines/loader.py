@@ -20,7 +20,10 @@ SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 
 class Pipelines(Mapping[str, Pipeline]):
-    """A mapping of pipelines by name: all of one directory, or only those that the setting ``pipelines`` names."""
+    """A mapping of loaded pipelines by name, as ``load_pipelines`` makes it of a directory.
+
+    ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound, and ``[]`` KeyError.
+    """
 
     def __init__(self, pipelines: Iterable[Pipeline], files: Mapping[str, Path] | None = None) -> None:
         """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them."""

@@ -17,7 +17,7 @@ EVALUATIONS_PER_STEP: Mapping[OdeSolver, int] = {"rk4": 4, "midpoint": 2, "euler
 
 
 class StageParameters(BaseModel):
-    """Base class of the parameters of each kind of stage. Refuses unknown names and numbers in quotes."""
+    """Base class of the parameters of each kind of stage. Refuses unknown names, NaN, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 

@@ -39,7 +39,7 @@ class ChatTemplate:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # such as a list added to a string
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the model's chat template fails: {error}", field="messages") from None
 
 

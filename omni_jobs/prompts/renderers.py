@@ -45,14 +45,14 @@ class PromptRenderer(Protocol):
     def encode(self, request: Mapping[str, Any]) -> Sequence[int] | None:
         """Return the prompt's token ids; None where the engine tokenizes the text of ``render`` itself.
 
-        Raise InvalidRequest when a text would change the structure of the prompt.
+        Raise InvalidRequest when a text would add or change a special token of the prompt.
         """
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         """Count the prompt's tokens, every placeholder expanded; ``media`` in the order of their numbers.
 
         The count is a lower bound for text far beyond the model's length, because such text is not tokenized.
-        Raise InvalidRequest for a medium that the model cannot take whole.
+        Raise InvalidRequest for a medium that the model cannot take whole, and as ``render`` and ``encode`` do.
         """
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:

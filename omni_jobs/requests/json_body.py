@@ -37,14 +37,14 @@ Long = Mapping[str, memoryview]
 
 
 def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> tuple[dict[str, Any], Long]:
-    """Return a body's JSON object, and apart from it the long strings that are media.
+    """Return a body's JSON object, and its media above 64 KiB by the names that stand in their places in it.
 
     The body must not change while the media are used. In a body above 32 KiB, ``max_text_bytes`` bounds the
     text that is no medium, roughly.
 
-    Raises InvalidRequest and RequestTooLarge. Beyond what JSON forbids it refuses a key that is given twice, NaN,
-    infinities, numbers that take more than 64 bits, more than 32 levels, 50,000 values, 256 keys of an object, and
-    strings with lone surrogates (they are no UTF-8) or NUL (PostgreSQL keeps none).
+    Raises RequestTooLarge for more than ``max_bytes``, too much text, 50,000 values or 256 keys of an object. Raises
+    InvalidRequest for what JSON forbids, a key that is given twice, NaN, infinities, numbers that take more than 64
+    bits, more than 32 levels, and strings with lone surrogates (they are no UTF-8) or NUL (PostgreSQL keeps none).
     """
     if len(body) > max_bytes:
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")

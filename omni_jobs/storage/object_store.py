@@ -95,7 +95,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        """Yield the objects whose keys begin with ``prefix``, in any order. The caller may delete them meanwhile."""
+        """Yield the objects whose keys begin with ``prefix``, in any order. The caller may delete them meanwhile.
+
+        The iteration raises StorageError for a prefix that no key can begin with, and StorageUnavailable.
+        """
 
     @abstractmethod
     def prepare(self) -> None:

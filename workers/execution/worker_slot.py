@@ -3,7 +3,7 @@
     take → renew … → serve → renew … → retire
 
 A worker takes its slot before it loads its engine, because the stage runs of a killed predecessor wait for that.
-From then on no other worker may have the slot.
+While the worker lives and its lease lasts, no other worker gets the slot.
 """
 
 import logging

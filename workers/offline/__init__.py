@@ -1,4 +1,4 @@
-"""Offline use: ``OmniLLM`` runs a pipeline's stages in one process, without queue or database."""
+"""Offline use: ``OmniLLM`` runs a pipeline from one process, without queue or database; each model has its own."""
 
 from workers.offline.omni_llm import OmniLLM, OmniOutput
 

@@ -1,4 +1,4 @@
-"""``OmniLLM``: a whole pipeline in one process, without broker, database or object store.
+"""``OmniLLM``: a whole pipeline run from one process, without broker, database or object store.
 
     llm = OmniLLM("qwen2_5_omni", model="/models/Qwen2.5-Omni-7B")
     [output] = llm.generate([{"messages": [...], "modalities": ["text", "audio"]}])
@@ -83,7 +83,7 @@ class _Request:
 
 
 class OmniLLM:
-    """A pipeline with all its engines in this process. A context manager; otherwise call :meth:`close`."""
+    """A pipeline with its engines, which are child processes. A context manager; otherwise call :meth:`close`."""
 
     def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
         """Load every stage of a pipeline at once. ``model``: the checkpoint to use in place of the pipeline's own.

@@ -48,7 +48,7 @@ class GPUARWorker(HookedWorker):
         self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
 
     def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
-        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool.
+        """Write captured rows, the model's named outputs and the M-RoPE positions to the spool, and forget the capture.
 
         ``calls``: each request's key, which names its spool file too, and the number of its rows. Return the error of
         each request, or None. A rank that does not capture writes nothing.
