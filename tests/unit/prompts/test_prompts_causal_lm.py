@@ -168,7 +168,17 @@ def test_templates_have_the_functions_of_transformers(copy: Path, template: str,
     assert CausalLmPromptRenderer(copy).render({"messages": [user("x")]}) == prompt
 
 
-@pytest.mark.parametrize("template", ["{{ 'a' + 1 }}", "{{ 1 // 0 }}", "{{ raise_exception('no') }}", "{{ x.y.z }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' + 1 }}",
+        "{{ 1 // 0 }}",
+        "{{ raise_exception('no') }}",
+        "{{ x.y.z }}",
+        "{{ 'x' | dictsort }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
 def test_a_template_that_fails_refuses_the_request(copy: Path, template: str) -> None:
     (copy / "chat_template.jinja").write_text(template, encoding="utf-8")
     with pytest.raises(InvalidRequest, match="chat template"):
