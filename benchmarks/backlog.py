@@ -36,7 +36,7 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.hints import read_hints
 from omni_jobs.database.database import Database
-from omni_jobs.intake.new_job import new_job
+from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
@@ -194,7 +194,7 @@ class _Side:
         begin = time.perf_counter()
         for start in track(range(0, count, _AT_ONCE), description=f"filling: {count} jobs"):
             new = self._new_jobs(min(_AT_ONCE, count - start))
-            answers = self.jobs.submit_all([(job, None) for job in new])
+            answers = self.jobs.submit_all(new)
             self.broker.publish(
                 [hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints]
             )

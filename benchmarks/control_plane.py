@@ -26,7 +26,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.intake.new_job import new_job
+from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit
@@ -114,13 +114,13 @@ def ours(kind: str) -> Iterator[Side]:
 
 
 def _through(jobs: Jobs, broker: Broker, db: Database, settings: Settings, count: int) -> float:
-    wishes = [(job, None) for job in _new_jobs(settings, count)]
+    new = _new_jobs(settings, count)
     _freeze()
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
-        answers = jobs.submit_all(wishes[start : start + _AT_ONCE])
+        answers = jobs.submit_all(new[start : start + _AT_ONCE])
         broker.publish([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
-    _wait_until(lambda: _is_done(db, wishes[-1][0].job_id))
+    _wait_until(lambda: _is_done(db, new[-1].job_id))
     return time.perf_counter() - begin
 
 

@@ -32,7 +32,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.intake.new_job import new_job
+from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
@@ -164,7 +164,7 @@ class Arrivals:
         )
 
     def _submit(self, job: NewJob) -> None:
-        [answer] = self._jobs.submit_all([(job, None)])
+        [answer] = self._jobs.submit_all([job])
         if not isinstance(answer, SubmitResult):
             raise SystemExit(f"a job is refused: {answer}")
         self._broker.publish(answer.hints)

@@ -17,15 +17,12 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_TRANSACTION = 256  # jobs
 
-KeyedJob = tuple[NewJob, str | None]
-"""A job with its idempotency key."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Jobs of one caller, and the future that their results go to."""
 
-    jobs: Sequence[KeyedJob]
+    jobs: Sequence[NewJob]
     results: Future[list[SubmitResult | OmniJobsError]] = field(default_factory=Future)
 
 
@@ -34,7 +31,7 @@ class GroupCommit:
 
     def __init__(
         self,
-        submit_all: Callable[[Sequence[KeyedJob]], Sequence[SubmitResult | Conflict]],
+        submit_all: Callable[[Sequence[NewJob]], Sequence[SubmitResult | Conflict]],
         publish: Callable[[Sequence[Hint]], object],
     ) -> None:
         """Start the thread. ``submit_all`` writes jobs, like ``Jobs.submit_all``. ``publish`` must not raise."""
@@ -43,7 +40,7 @@ class GroupCommit:
         self._thread: BatchThread[_Group] = BatchThread("group-commit", self._commit)
         self._thread.start()
 
-    def submit(self, jobs: Sequence[KeyedJob]) -> Future[list[SubmitResult | OmniJobsError]]:
+    def submit(self, jobs: Sequence[NewJob]) -> Future[list[SubmitResult | OmniJobsError]]:
         """Write jobs soon, with the jobs of other callers. Return a future of a result for each, in the same order.
 
         A result is a SubmitResult or an error. Conflict: the idempotency key names a job of another request.
@@ -73,7 +70,7 @@ class GroupCommit:
                     if not group.results.done():
                         group.results.set_exception(error)
 
-    def _write(self, jobs: Sequence[KeyedJob]) -> Sequence[SubmitResult | OmniJobsError]:
+    def _write(self, jobs: Sequence[NewJob]) -> Sequence[SubmitResult | OmniJobsError]:
         """Write jobs in one transaction; one by one where the database refuses some of them."""
         try:
             return self._submit_all(jobs)
@@ -82,7 +79,7 @@ class GroupCommit:
         except Exception:
             if len(jobs) > 1:
                 return [result for job in jobs for result in self._write([job])]
-            logger.exception("job %s was refused by the database", jobs[0][0].job_id)
+            logger.exception("job %s was refused by the database", jobs[0].job_id)
             return [OmniJobsError("something went wrong in the server")]
 
 

@@ -22,12 +22,12 @@ from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, OmniJobsError,
 from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.group_commit import GroupCommit
-from omni_jobs.intake.new_job import new_job
 from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
+from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
 from omni_jobs.requests import AdmittedRequest, Media, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
+from omni_jobs.views import DEFAULT_TENANT
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ class Intake:
             reservations = self._reserve(requests, admitted, stack)
             accepted = await self._refuse_beyond(reservations, requests, admitted)
             jobs = await self._new_jobs(requests, accepted)
-            results = await self._write(requests, jobs)
-            for request, job, result in zip(requests, jobs, results, strict=True):
+            results = await self._write(jobs)
+            for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and isinstance(result, SubmitResult) and result.created:
-                    reservations[job.pipeline, request.tenant].taken += 1
+                    reservations[job.pipeline, job.tenant].taken += 1
         return results
 
     async def retry(self, job_id: str, from_stage: str | None) -> None:
@@ -149,7 +149,15 @@ class Intake:
                 continue
             job_id = new_job_id()
             media = await run_sync(self._store_media, job_id, each.media) if each.media else []
-            jobs.append(new_job(job_id, each, media, tenant=request.tenant, expires_in_s=request.expires_in_s))
+            job = new_job(
+                job_id,
+                each,
+                media,
+                tenant=request.tenant,
+                idempotency_key=request.idempotency_key,
+                expires_in_s=request.expires_in_s,
+            )
+            jobs.append(job)
         return jobs
 
     def _store_media(self, job_id: str, media: Sequence[Media]) -> list[dict[str, Any]]:
@@ -169,16 +177,13 @@ class Intake:
 
     # Write, and publish.
 
-    async def _write(
-        self, requests: Sequence[SubmitRequest], jobs: Sequence[NewJob | OmniJobsError]
-    ) -> list[SubmitResult | OmniJobsError]:
+    async def _write(self, jobs: Sequence[NewJob | OmniJobsError]) -> list[SubmitResult | OmniJobsError]:
         """Write the jobs in one transaction with those of other callers, and publish their hints."""
-        pairs = zip(requests, jobs, strict=True)
-        keyed = [(job, request.idempotency_key) for request, job in pairs if isinstance(job, NewJob)]
+        accepted = [job for job in jobs if isinstance(job, NewJob)]
         await asyncio.sleep(0)  # requests that came at once hand their jobs over at once: one transaction writes them
-        written = await asyncio.wrap_future(self._commits.submit(keyed)) if keyed else []
+        written = await asyncio.wrap_future(self._commits.submit(accepted)) if accepted else []
         unused: list[Mapping[str, Any]] = []
-        for (job, _), result in zip(keyed, written, strict=True):
+        for job, result in zip(accepted, written, strict=True):
             if isinstance(result, DatabaseUnavailable):
                 raise result
             if isinstance(result, OmniJobsError) or not result.created:
@@ -196,3 +201,45 @@ def _deadline_refusal(admitted: AdmittedRequest) -> InvalidRequest | None:
     except InvalidRequest as error:
         return error
     return None
+
+
+def new_job(
+    job_id: str,
+    admitted: AdmittedRequest,
+    media: Sequence[Mapping[str, Any]],
+    *,
+    tenant: str = DEFAULT_TENANT,
+    idempotency_key: str | None = None,
+    expires_in_s: float | None = None,
+) -> NewJob:
+    """Return the job of an admitted request, ready to be written to SQL.
+
+    ``media``: {key, size, digest, media_type} for each of the request's media, which are in the object store already.
+    """
+    pipeline = admitted.pipeline
+    return NewJob(
+        job_id=job_id,
+        pipeline=pipeline.name,
+        pipeline_version=pipeline.version,
+        pipeline_digest=pipeline.digest,
+        request=admitted.request,
+        modalities=admitted.modalities,
+        stages=[
+            NewStage(
+                stage.name,
+                tuple(stage.inputs),
+                pipeline.queue(stage.name),
+                retries=stage.retries,
+                queue_limit_s=stage.queue_limit_s,
+            )
+            for stage in admitted.stages
+        ],
+        seed=admitted.seed,
+        request_digest=admitted.request_digest,
+        media=media,
+        metadata=admitted.metadata,
+        tenant=tenant,
+        idempotency_key=idempotency_key,
+        expires_at=admitted.expires_at,
+        expires_in_s=expires_in_s,
+    )

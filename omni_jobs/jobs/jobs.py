@@ -68,25 +68,25 @@ class Jobs:
 
     # A job's life.
 
-    def submit(self, job: NewJob, *, idempotency_key: str | None = None) -> SubmitResult:
+    def submit(self, job: NewJob) -> SubmitResult:
         """Write a job with its stage runs, queue those without inputs, and return the job's id with their hints.
 
-        If the tenant has used the ``idempotency_key`` for the same request before, the result is the job of that
+        If the tenant has used the job's idempotency key for the same request before, the result is the job of that
         submit, with ``created`` False. Raises Conflict (field ``Idempotency-Key``) if it was another request.
         """
-        [result] = self.submit_all([(job, idempotency_key)])
+        [result] = self.submit_all([job])
         if isinstance(result, Conflict):
             raise result
         return result
 
-    def submit_all(self, jobs: Sequence[tuple[NewJob, str | None]]) -> list[SubmitResult | Conflict]:
-        """Submit jobs with their idempotency keys in one transaction, and return the results in the same order.
+    def submit_all(self, jobs: Sequence[NewJob]) -> list[SubmitResult | Conflict]:
+        """Submit jobs in one transaction, and return the results in the same order.
 
         A job's result is a Conflict where ``submit`` would raise it; the other jobs are written all the same.
         """
         if not jobs:
             return []
-        prepared = [submit.prepare(job, key) for job, key in jobs]  # SQLite's other writers wait for the transaction
+        prepared = [submit.prepare(job) for job in jobs]  # SQLite's other writers wait for the transaction
         return self._db.run_pipelined(lambda tx: submit.submit(tx, prepared, self._announce_after_s))
 
     def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:

@@ -93,20 +93,19 @@ def new_job_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """What ``prepare`` makes for ``submit``: a job, its key, and its rows, without times, which the database gives."""
+    """What ``prepare`` makes for ``submit``: a job and its rows, without times, which the database gives."""
 
     job: NewJob
-    key: str | None
     values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "tenant"
     stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
 
 
-def prepare(job: NewJob, key: str | None) -> PreparedJob:
-    """Encode the rows of a job, with its idempotency key, for ``submit``, and return them.
+def prepare(job: NewJob) -> PreparedJob:
+    """Encode the rows of a job for ``submit``, and return them.
 
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
-    return PreparedJob(job, key, _job_values(job, key), _stage_run_values(job))
+    return PreparedJob(job, _job_values(job), _stage_run_values(job))
 
 
 def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
@@ -117,7 +116,7 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float)
     """
     [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
     # In the order of their keys, so that two transactions that share some do not wait for each other.
-    in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.key or "", each.job.job_id))
+    in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.job.idempotency_key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
     are_new = written == len(jobs)
     results: dict[str, SubmitResult | Conflict] = {} if are_new else _results_of_known_keys(tx, jobs)
@@ -142,7 +141,8 @@ def _timed(stage_run: tuple[Any, ...], at: float, announce_at: float) -> tuple[A
 
 def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | Conflict]:
     """Return the results of the jobs whose key another job has, by the id that they would have had."""
-    ids, keys = [each.job.job_id for each in jobs], [each.key for each in jobs if each.key is not None]
+    ids = [each.job.job_id for each in jobs]
+    keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
     tenants = {each.job.tenant for each in jobs}
     known = tx.execute(_KNOWN_JOBS, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
     known_ids = {row.id for row in known}
@@ -152,7 +152,7 @@ def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[
         job = each.job
         if job.job_id in known_ids:
             continue
-        row = by_key[job.tenant, each.key]
+        row = by_key[job.tenant, job.idempotency_key]
         if row.request_digest == job.request_digest:
             results[job.job_id] = SubmitResult(row.id, created=False)
         else:
@@ -226,7 +226,7 @@ def _deadline(job: NewJob, at: float) -> float | None:
     return job.expires_at if job.expires_in_s is None else at + job.expires_in_s
 
 
-def _job_values(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
+def _job_values(job: NewJob) -> tuple[Any, ...]:
     return (
         job.job_id,
         job.pipeline,
@@ -235,7 +235,7 @@ def _job_values(job: NewJob, idempotency_key: str | None) -> tuple[Any, ...]:
         encode_json(list(job.modalities)),
         encode_json(dict(job.request)),
         job.request_digest,
-        idempotency_key,
+        job.idempotency_key,
         encode_json([dict(item) for item in job.media]),
         encode_json(dict(job.metadata)),
         job.seed,

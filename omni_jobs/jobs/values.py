@@ -48,6 +48,7 @@ class NewJob:
     media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
+    idempotency_key: str | None = None
     expires_in_s: float | None = None  # from the submit; at most one of the two is given
     expires_at: float | None = None  # seconds since 1970
 

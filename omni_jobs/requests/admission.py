@@ -41,21 +41,15 @@ class Media:
 class ParsedRequest:
     """The body of a JobRequest, correct in form and not yet checked against its pipeline.
 
-    tree  the body's JSON; a name stands in the place of each long string that is a medium in base64
-    long  these strings, by their names
+    tree       the body's JSON; a name stands in the place of each long string that is a medium in base64
+    long       these strings, by their names
+    has_media  whether decoders have to probe media of its messages
     """
 
     tree: Mapping[str, Any]
     request: JobRequest
     long: Long
-
-    @property
-    def has_media(self) -> bool:
-        """True if the request's messages have media, which decoders probe."""
-        return any(
-            not isinstance(message.content, str) and not all(isinstance(part, TextPart) for part in message.content)
-            for message in self.request.messages or ()
-        )
+    has_media: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,10 @@ def parse(body: bytes | bytearray, settings: Settings) -> ParsedRequest:
     The body must not change while the result is used. Raises InvalidRequest and RequestTooLarge naming the field.
     """
     tree, long = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-    return ParsedRequest(tree, JobRequest.parse(tree), long)
+    request = JobRequest.parse(tree)
+    contents = [message.content for message in request.messages or ()]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return ParsedRequest(tree, request, long, has_media=any(not isinstance(part, TextPart) for part in parts))
 
 
 def admit(

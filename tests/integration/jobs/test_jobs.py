@@ -134,31 +134,31 @@ def test_ids_sort_by_time() -> None:
 
 
 def test_an_idempotency_key_names_one_job(jobs: Jobs) -> None:
-    first = jobs.submit(new_job(), idempotency_key="k")
-    again = jobs.submit(new_job(), idempotency_key="k")
+    first = jobs.submit(new_job(idempotency_key="k"))
+    again = jobs.submit(new_job(idempotency_key="k"))
     assert first.created
     assert (again.job_id, again.created, list(again.hints)) == (first.job_id, False, [])
     with pytest.raises(Conflict) as caught:
-        jobs.submit(new_job(request_digest="other"), idempotency_key="k")
+        jobs.submit(new_job(request_digest="other", idempotency_key="k"))
     assert caught.value.field == "Idempotency-Key"
     assert len(jobs.list().jobs) == 1
 
 
 def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: jobs.submit(new_job(), idempotency_key="k"), range(24)))
+        answers = list(pool.map(lambda _: jobs.submit(new_job(idempotency_key="k")), range(24)))
     assert len({answer.job_id for answer in answers}) == 1
     assert sum(answer.created for answer in answers) == 1
 
 
 def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
-    first = jobs.submit(new_job(tenant="a"), idempotency_key="k")
+    first = jobs.submit(new_job(tenant="a", idempotency_key="k"))
     assert [jobs.is_known(tenant, "k") for tenant in ("a", "b")] == [True, False]
     wishes = [
-        (new_job(tenant="b", request_digest="other"), "k"),
-        (new_job(tenant="a"), "k"),
-        (new_job(tenant="a", request_digest="other"), "k"),
-        (new_job(tenant="c"), "k"),
+        new_job(tenant="b", request_digest="other", idempotency_key="k"),
+        new_job(tenant="a", idempotency_key="k"),
+        new_job(tenant="a", request_digest="other", idempotency_key="k"),
+        new_job(tenant="c", idempotency_key="k"),
     ]
     other, again, conflict, third = jobs.submit_all(wishes)
     assert isinstance(conflict, Conflict)
@@ -169,14 +169,14 @@ def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
 
 
 def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
-    known = jobs.submit(new_job(), idempotency_key="known")
+    known = jobs.submit(new_job(idempotency_key="known"))
     wishes = [
-        (new_job(), None),
-        (new_job(), "known"),
-        (new_job(request_digest="other"), "known"),
-        (new_job({"only": []}), "twice"),
-        (new_job({"only": []}), "twice"),
-        (new_job(DIAMOND), "new"),
+        new_job(),
+        new_job(idempotency_key="known"),
+        new_job(request_digest="other", idempotency_key="known"),
+        new_job({"only": []}, idempotency_key="twice"),
+        new_job({"only": []}, idempotency_key="twice"),
+        new_job(DIAMOND, idempotency_key="new"),
     ]
     first, again, conflict, one, other, diamond = jobs.submit_all(wishes)
     assert isinstance(conflict, Conflict)
@@ -200,7 +200,7 @@ def test_batches_that_share_keys_make_each_job_once(jobs: Jobs) -> None:
 
     def submit(seed: int) -> list[str]:
         mine = random.Random(seed).sample(keys, len(keys))
-        answers = jobs.submit_all([(new_job(), key) for key in mine])
+        answers = jobs.submit_all([new_job(idempotency_key=key) for key in mine])
         return [answer.job_id for answer in answers if isinstance(answer, SubmitResult) and answer.created]
 
     with ThreadPoolExecutor(4) as pool:

@@ -44,7 +44,7 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
 
 def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> None:
     plans: list[str] = []
-    jobs.submit(new_job(tenant="a"), idempotency_key="k")
+    jobs.submit(new_job(tenant="a", idempotency_key="k"))
     explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
 
     @event.listens_for(database._engine, "before_cursor_execute")
@@ -53,7 +53,7 @@ def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> No
             rows = cursor.connection.execute(f"{explained} {statement}", parameters)
             plans.append("\n".join(str(row[-1]) for row in rows))
 
-    assert not jobs.submit(new_job(tenant="a"), idempotency_key="k").created
+    assert not jobs.submit(new_job(tenant="a", idempotency_key="k")).created
     assert jobs.is_known("a", "k")
     assert len(plans) == 2
     for plan in plans:

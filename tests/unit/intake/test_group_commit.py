@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
-from omni_jobs.intake.group_commit import GroupCommit, KeyedJob
+from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.jobs import Hint, NewJob, SubmitResult
 from tests.integration.job_steps import new_job
 
@@ -23,11 +23,11 @@ class Store:
         self.began, self.go_on = threading.Event(), threading.Event()
         self._answer = answer or made
 
-    def submit_all(self, jobs: Sequence[KeyedJob]) -> Results:
-        self.transactions.append([job.job_id for job, _ in jobs])
+    def submit_all(self, jobs: Sequence[NewJob]) -> Results:
+        self.transactions.append([job.job_id for job in jobs])
         self.began.set()
         assert self.go_on.wait(30)
-        return [self._answer(job) for job, _ in jobs]
+        return [self._answer(job) for job in jobs]
 
 
 def made(job: NewJob) -> SubmitResult:
@@ -60,10 +60,10 @@ def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
     jobs = [new_job() for _ in range(11)]
     ids = [job.job_id for job in jobs]
     with committing(store) as (commits, published):
-        first = commits.submit([(jobs[0], None)])
+        first = commits.submit([jobs[0]])
         assert store.began.wait(30)
-        rest = [commits.submit([(job, None)]) for job in jobs[1:4]]
-        group = commits.submit([(job, None) for job in jobs[4:]])
+        rest = [commits.submit([job]) for job in jobs[1:4]]
+        group = commits.submit(jobs[4:])
         store.go_on.set()
         results = [only(each) for each in (first, *rest)] + group.result(30)
     assert [result.job_id for result in results if isinstance(result, SubmitResult)] == ids
@@ -74,9 +74,9 @@ def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
 def test_a_transaction_ends_once_it_is_large() -> None:
     store = Store()
     with committing(store) as (commits, _):
-        commits.submit([(new_job(), None)])
+        commits.submit([new_job()])
         assert store.began.wait(30)
-        groups = [commits.submit([(new_job(), None)] * size) for size in (200, 100, 1)]
+        groups = [commits.submit([new_job()] * size) for size in (200, 100, 1)]
         store.go_on.set()
         assert [len(group.result(30)) for group in groups] == [200, 100, 1]
     assert [len(transaction) for transaction in store.transactions] == [1, 300, 1]
@@ -87,7 +87,7 @@ def test_a_conflict_is_its_own() -> None:
     store = Store(lambda job: Conflict() if job is bad else made(job))
     store.go_on.set()
     with committing(store) as (commits, published):
-        conflict, good = commits.submit([(bad, "k")]), commits.submit([(new_job(), None)])
+        conflict, good = commits.submit([bad]), commits.submit([new_job()])
         assert isinstance(only(conflict), Conflict)
         assert was_created(good)
     assert len(published) == 1
@@ -103,9 +103,9 @@ def test_what_the_database_refuses_of_one_fails_no_other() -> None:
 
     store = Store(answer)
     with committing(store) as (commits, _):
-        first = commits.submit([(new_job(), None)])
+        first = commits.submit([new_job()])
         assert store.began.wait(30)
-        group = commits.submit([(new_job(), None), (bad, None)])
+        group = commits.submit([new_job(), bad])
         store.go_on.set()
         assert was_created(first)
         good, refused = group.result(30)
@@ -126,16 +126,16 @@ def test_a_database_that_is_away_is_everybodys_result_and_it_goes_on() -> None:
     store = Store(answer)
     store.go_on.set()
     with committing(store) as (commits, _):
-        for results in [commits.submit([(new_job(), None)]) for _ in range(3)]:
+        for results in [commits.submit([new_job()]) for _ in range(3)]:
             assert isinstance(only(results), DatabaseUnavailable)
         away.clear()
-        assert was_created(commits.submit([(new_job(), None)]))
+        assert was_created(commits.submit([new_job()]))
 
 
 def test_closing_writes_what_waits() -> None:
     store = Store()
     with committing(store) as (commits, _):
-        groups = [commits.submit([(new_job(), None)]) for _ in range(5)]
+        groups = [commits.submit([new_job()]) for _ in range(5)]
     assert all(was_created(group) for group in groups)
 
 
@@ -150,6 +150,6 @@ def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> Non
 
     commits = GroupCommit(store.submit_all, publish)
     with pytest.raises(RuntimeError, match="a bug"):
-        commits.submit([(new_job(), None)]).result(30)
-    assert was_created(commits.submit([(new_job(), None)]))
+        commits.submit([new_job()]).result(30)
+    assert was_created(commits.submit([new_job()]))
     commits.close()
