@@ -281,7 +281,7 @@ class DeadlineExceeded(Expired, code="deadline_exceeded"):
 
 
 class QueueTimeLimit(Expired, code="queue_time_limit"):
-    """The job waited too long for a stage."""  # in the stage's queue, beyond its queue_limit_s: the job expires
+    """The job expired, because it waited too long for a stage."""
 
 
 class TooManyJobs(OmniJobsError, code="too_many_jobs", http_status=429, retryable=True):

@@ -155,7 +155,7 @@ class JobView(_View):
 
 
 class EventView(_View):
-    """An event: a change of a job's state."""
+    """An event: a job is cancelling, has ended or was retried."""
 
     id: int
     type: str  # job.completed, job.failed, job.cancelled, job.expired, job.cancelling, job.retried

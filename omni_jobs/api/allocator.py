@@ -15,7 +15,7 @@ _VARIABLES = ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHO
 def give_freed_memory_back() -> bool:
     """Make glibc return freed blocks of a MiB and more at once, and use two arenas. Return whether it accepted all.
 
-    Do nothing if the environment configures glibc's allocator already, or if the C library has no mallopt.
+    Do nothing and return False if the environment configures glibc's allocator, or if there is no mallopt.
     """
     if any(name in os.environ for name in _VARIABLES):
         return False

@@ -28,8 +28,9 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and one worker per stage.
 
-    Without --pipeline it serves the pipelines that OMNI_JOBS_PIPELINES names; if that is unset, those that --model
-    gives a checkpoint for; else echo. The checkpoint's config.json tells its pipeline, unless PIPELINE= names it.
+    Without --pipeline it serves the pipelines that OMNI_JOBS_PIPELINES names; if that is unset, those that --model or
+    OMNI_JOBS_MODELS gives a checkpoint for; else echo. Where several pipelines could take a checkpoint, its config.json
+    decides, unless PIPELINE= names one.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The tables, with the meaning of each column and when it changes. :mod:`omni_jobs.jobs` is the only writer.
+"""The tables. Comments say what a column means, and when it changes. :mod:`omni_jobs.jobs` is the only writer.
 
 Times are seconds since 1970 UTC by the database's clock, as floats, because both databases compare and index those
 alike. JSON is ASCII text: so every string that Python can hold comes back as it was, with NUL characters and lone
@@ -226,7 +226,7 @@ class ArtifactRow(Base):
 
 
 class EventRow(Base):
-    """The row of an event, a change of a job's state. Written with the change, pruned after a time or with the job."""
+    """The row of an event: a job is cancelling, has ended or was retried. Pruned after a time or with the job."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "job_id"),)

@@ -43,9 +43,9 @@ _SIDE_MULTIPLE = 28
 
 
 def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
-    """Return a video's sizes by its index and packets, not yet turned upright; decode no frame.
+    """Return by index and packets the size of a video's frames as a model gets them, not yet turned; decode none.
 
-    Raise InvalidRequest and RequestTooLarge as ``decode_video`` does.
+    Raise InvalidRequest and RequestTooLarge as ``decode_video`` does, but not for what only a decoded frame shows.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)

@@ -1,7 +1,7 @@
 """JSON exactly as the standard defines it, for the header of a payload and the texts in its metadata.
 
-Python's parser also takes duplicate names, NaN and infinities: ``load`` refuses them. It refuses -0 too, because
-safetensors reads -0 as a float and so not as a size.
+Python's parser also takes duplicate names, and the words NaN and Infinity: ``load`` refuses them. It refuses -0 too,
+because safetensors reads -0 as a float and so not as a size.
 """
 
 import json

@@ -69,7 +69,7 @@ _DECISIVE_OF_ENGINE: Any = {"dtype": True, "max_model_len": True, "cpu": {"dtype
 
 
 class StageConfig(_Frozen):
-    """One configured step of a pipeline, with its own queue and workers."""
+    """The settings of one stage in a pipeline file."""
 
     name: Name = ""  # the key in the YAML's ``stages``
     kind: StageKind

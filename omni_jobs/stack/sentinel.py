@@ -44,7 +44,7 @@ class Sentinel:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            text=True,
+            bufsize=0,  # an order that a killed sentinel did not take must not wait in a buffer until ``stop``
             pass_fds=() if lock_fd is None else (lock_fd,),
         )
         for directory in remove:
@@ -53,9 +53,8 @@ class Sentinel:
     def send(self, order: str) -> None:
         """Send an order of the module's docstring, such as ``session 17``; do nothing if the sentinel was killed."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # somebody killed the sentinel: the stack goes on without it
-                self._process.stdin.write(order + "\n")
-                self._process.stdin.flush()
+            with suppress(BrokenPipeError):  # the stack goes on without it
+                self._process.stdin.write(f"{order}\n".encode())
 
     def stop(self) -> None:
         """Tell the sentinel that the stack has stopped, and wait for its end. It kills and removes nothing."""

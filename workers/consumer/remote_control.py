@@ -25,7 +25,7 @@ def active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def stats(state: Any, **_: Any) -> dict[str, Any]:
-    """Return Celery's statistics of this worker, and the number of stage runs that have ended here as ``total``."""
+    """Return Celery's statistics of this worker, with ``total``: {task: the number of attempts that ended here}."""
     info: dict[str, Any] = _STATS(state)
     info["total"] = {TASK: state.consumer.pool.executor.ended}
     return info
@@ -33,7 +33,7 @@ def stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
-    """Return, by id, those of the stage runs with these ids that are in flight on this worker."""
+    """Return {id: ["active", run]} of the stage runs in flight here that have these ids; a run is as ``active`` says."""
     wanted = {str(given) for given in (ids if isinstance(ids, list | tuple) else [ids])}
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 

@@ -166,7 +166,10 @@ class Ledger:
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
-        """Record that an attempt failed, and return the outcome. Raises Fenced and StageError like ``complete``."""
+        """Record that an attempt failed, and return the outcome; not ``won``: the attempt was over already.
+
+        Raises Fenced, and StageError when the database refuses the report for good.
+        """
         return await self._ask(self._asked.failures, failure)
 
     async def release(self, stage_run_id: int, attempt: int) -> None:

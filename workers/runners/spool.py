@@ -42,9 +42,10 @@ class SpoolFiles:
         return size - reserve
 
     def write(self, name: str, information: Mapping[str, Any]) -> None:
-        """Write the file ``name``; ``information``: tensors, lists and dicts of tensors, and JSON values, by name.
+        """Write the file ``name``, letters and digits; ``information``: tensors, lists and dicts of them, JSON values.
 
-        Raises PayloadError for values that payloads cannot hold, and StorageFull when there is no room.
+        Raises PayloadError for a name or values that it cannot take, StorageFull when there is no room, and
+        StorageUnavailable when it cannot be written.
         """
         tensors = {key: value for key, value in information.items() if is_tensor_tree(value)}
         values = {key: value for key, value in information.items() if key not in tensors}

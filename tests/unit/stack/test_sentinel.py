@@ -108,3 +108,12 @@ time.sleep(600)
     assert sentinel.end_sessions({process.pid}, grace_s=0) == []
     process.communicate()
     assert not segment.exists()
+
+
+def test_a_stack_stops_without_its_sentinel(tmp_path: Path) -> None:
+    watcher = sentinel.Sentinel(lock_fd=None, remove=[tmp_path])
+    watcher._process.kill()
+    watcher._process.wait()
+    watcher.send("session 1")
+    watcher.stop()
+    assert tmp_path.exists()

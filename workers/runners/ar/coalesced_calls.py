@@ -13,7 +13,7 @@ Call = tuple[Any, ...]
 
 
 class CoalescedCalls:
-    """Sends calls that wait at the same time as one, for ``ARRunner``; ``await calls(*args)`` makes a call.
+    """Sends calls that wait at the same time as one; ``await calls(*args)`` returns each rank's answer to a call.
 
     All calls are made on one event loop.
     """
