@@ -33,7 +33,7 @@ def stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
-    """Return {id: ["active", run]} of the stage runs in flight here that have these ids; a run is as ``active`` says."""
+    """Return {id: ["active", run]} of the stage runs in flight here that have these ids; runs as ``active`` says."""
     wanted = {str(given) for given in (ids if isinstance(ids, list | tuple) else [ids])}
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 
