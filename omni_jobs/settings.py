@@ -183,9 +183,10 @@ class Settings(BaseSettings):
         return *super().settings_customise_sources(settings_cls, init_settings, *args, **kwargs), _SecretFiles(cls)
 
     def to_environment(self) -> dict[str, str]:
-        """Return the environment variables from which another process reads these same settings.
+        """Return the environment variables, by name, from which another process reads these same settings.
 
-        For a secret that came from a file, it is the variable that names the file.
+        Defaults are left out. A secret that came from a file gives the variable that names the file; any other stands
+        in the clear.
         """
         variables = {}
         for name in self.model_fields_set:
@@ -253,7 +254,7 @@ def _read_secret(variable: str, path: str) -> str:
 
 
 def read_settings() -> Settings:
-    """Read the settings from the environment. Raises ConfigError, naming the variable."""
+    """Read the settings from the environment anew. Raises ConfigError, naming the variable."""
     try:
         return Settings()
     except ValidationError as error:

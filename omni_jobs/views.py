@@ -187,7 +187,7 @@ class Counts(_View):
 
 
 class WorkerView(_View):
-    """A worker whose lease has not run out."""
+    """A worker whose lease has not run out, and whose engine is loaded."""
 
     id: str
     slot: str  # its name: a successor of the same name takes its place

@@ -133,7 +133,7 @@ class BulkStatement:
         return for_all.run(tx, parameters)
 
     def returning(self, rows: Sequence[tuple[Any, ...]], *columns: Any) -> Call:
-        """Return PostgreSQL's statement, which returns these columns of the changed rows, and its parameters."""
+        """Return PostgreSQL's statement, not run, with its parameters; it returns these columns of the changed rows."""
         if columns not in self._returning:
             statement = self._many(0)
             self._returning[columns] = Statement(statement.returning(*columns) if columns else statement)

@@ -55,7 +55,7 @@ class Database:
     def begin(self) -> Iterator[Connection]:
         """A context manager that yields the connection of a writing transaction.
 
-        It commits at the block's end and rolls back on an error. It is not tried again: use ``run`` for that.
+        It commits at the block's end, and rolls back on an error, which passes as it is. ``run`` tries again.
         """
         with self._backend.writing.begin() as connection:
             yield connection
@@ -65,7 +65,8 @@ class Database:
 
         After a deadlock, a lock wait or a lost connection ``transaction`` is called again. It must accept that its
         work is done already, because the connection may be lost after COMMIT was done and before its answer came.
-        Raises DatabaseUnavailable when the fault lasts, the disk is full, or no connection becomes free.
+        Raises DatabaseUnavailable when the fault lasts, the disk is full, or no connection becomes free. Other errors
+        pass as they are, SQLAlchemy's for wrong SQL.
         """
         return self._run(self._backend.writing, transaction)
 
@@ -121,7 +122,7 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema to this build's revision. Several processes may call it at once.
 
-        Raises DatabaseUnavailable.
+        Raises DatabaseUnavailable; for the schema of a newer build Alembic's CommandError.
         """
         with self._backend.migrating() as engine:
             self._run(engine, self._upgrade)
@@ -151,5 +152,5 @@ class Database:
             )
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections of the pool. Those in use are closed when they come back."""
         self._engine.dispose()

@@ -39,7 +39,10 @@ class Prepared(NamedTuple):
 
 
 class Statement:
-    """An SQL statement for both databases, compiled once for each and executed by the database's own driver."""
+    """An SQL statement for both databases, compiled once for each and executed by the database's own driver.
+
+    The driver's errors are raised as SQLAlchemy's, which ``Database.run`` knows.
+    """
 
     def __init__(self, statement: Executable) -> None:
         """Hold SQLAlchemy's statement; its first execution on a database compiles it.

@@ -26,8 +26,8 @@ def complete(
 ) -> list[Outcome]:
     """Record workers' completions, queue the successors of their stage runs, and end jobs that are done.
 
-    Return the outcomes in the order of the completions. With ``ends_transaction`` this may commit the database
-    transaction, because the caller runs nothing more in it.
+    Return the outcomes in the order of the completions; one that is refused is not won, and raises nothing. With
+    ``ends_transaction`` this may commit the database transaction, because the caller runs nothing more in it.
     """
     ids = [completion.stage_run_id for completion in completions]
     transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
@@ -66,7 +66,7 @@ def _note(transition: JobTransition, completion: Completion, names: set[tuple[st
 def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -> list[Outcome]:
     """Record the errors of attempts: each stage run is queued again, fails its job, or is cancelled with it.
 
-    Return the outcomes in the order of the failures.
+    Return the outcomes in order. A report of an attempt that is over is won only if its error is recorded already.
     """
     reports = [(failure.stage_run_id, failure.attempt, failure.worker_id) for failure in failures]
     transition = JobTransition.of_stage_runs(tx, [stage_run_id for stage_run_id, _, _ in reports], announce_after_s)
@@ -85,7 +85,7 @@ def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -
 def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, announce_after_s: float) -> list[Outcome]:
     """Hand back a worker's attempts ``(stage_run_id, attempt)`` without an error, and return the outcomes in order.
 
-    Their stage runs are queued again, or cancelled if their job is to end.
+    Their stage runs are queued again, or cancelled if their job is to end. An attempt that is over is not won.
     """
     ids = [stage_run_id for stage_run_id, _ in held]
     transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
@@ -101,7 +101,7 @@ def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, ann
 
 
 def cancel(tx: Connection, job_id: str, announce_after_s: float) -> JobState:
-    """Cancel a job unless it has ended, and return its state afterwards. Raises NotFound."""
+    """Cancel a job unless it is cancelling or has ended, and return its state afterwards. Raises NotFound."""
     transition = JobTransition.of_job(tx, job_id, announce_after_s)
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})

@@ -29,7 +29,7 @@ def counts(tx: Connection) -> Counts:
 
 
 def queued_jobs(tx: Connection) -> dict[tuple[str, str], int]:
-    """Return the number of queued jobs, which nobody has started, by (pipeline, tenant)."""
+    """Return the number of jobs that nobody has started, by (pipeline, tenant); pairs without any are left out."""
     rows = tx.execute(
         select(JobRow.pipeline, JobRow.tenant, func.count().label("n"))
         .where(state_is(JobRow.state, JobState.QUEUED))

@@ -18,7 +18,7 @@ EXPIRED_AT_ONCE = 500
 def expire_late(tx: Connection, announce_after_s: float) -> int:
     """Expire the jobs whose deadline or queue time limit is over, and return their number.
 
-    If that is EXPIRED_AT_ONCE or more, there may be others: call again.
+    If that is EXPIRED_AT_ONCE or more, there may be others: call again. A job is cancelling while a stage of it runs.
     """
     at: float = tx.execute(select(now())).scalar_one()
     past_deadline = _past_deadline(tx, at)

@@ -108,7 +108,7 @@ def job_view(tx: Connection, job_id: str) -> JobView:
 
 
 def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
-    """Return the views of the jobs with these ids, the newest first; ``brief`` views have no results."""
+    """Return the views of those of these jobs that exist, the newest first; ``brief`` views have no results."""
     return _views(tx, tx.execute(_JOBS, {"ids": listed(job_ids)}).all(), brief)
 
 
@@ -124,7 +124,7 @@ def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
 
 
 def events(tx: Connection, job_id: str) -> list[EventView]:
-    """Return a job's events, the oldest first. Raises NotFound."""
+    """Return the events of a job that are still kept, the oldest first. Raises NotFound."""
     if not job_id.isprintable() or tx.execute(select(JobRow.id).where(JobRow.id == job_id)).first() is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))

@@ -47,8 +47,9 @@ from omni_jobs.views import Counts, EventView, JobView, Page, WorkerView
 class Jobs:
     """The jobs, stage runs and workers of one database: all changes of their states, and all queries. Safe for threads.
 
-    A method is one transaction (``rescue``: a few), and may be called again when its answer was lost. The caller
-    publishes the hints that a method returns. Every method may raise DatabaseUnavailable.
+    A method is one transaction (``rescue``: a few). It may be called again when its answer was lost, though ``retry``
+    may raise Conflict then. The caller publishes the hints that a method returns. Every method may raise
+    DatabaseUnavailable.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class Jobs:
     ) -> None:
         """Keep jobs in this database, whose schema is migrated.
 
-        ``rescue`` publishes a hint again ``announce_after_s`` after it was last published, at most
-        ``republish_at_most`` hints of a stage in one call. The pruner first reads a job that completed without
-        retries ``prune_after_s`` after its end. Give ``Retention.completed_s``, because before that nothing is due.
+        ``rescue`` returns a lost hint ``announce_after_s`` after it was queued or last published, at most
+        ``republish_at_most`` hints of a stage in one call. The pruner first reads a job that completed with one attempt
+        a stage ``prune_after_s`` after its end. Give ``Retention.completed_s``, because before that nothing is due.
         """
         self._db = db
         self._announce_after_s = announce_after_s
@@ -93,9 +94,9 @@ class Jobs:
         """Claim stage runs for this worker, and return the claims in the order of the hints.
 
         ``hints`` are pairs ``(stage_run_id, attempt)``. A stage run is left out when it is not queued, not due or
-        at another attempt, because the hint was stale then; or when its job was submitted with another pipeline
-        file than the worker's. The call may be repeated after an error: a stage run that this worker has claimed
-        by the same hint is returned again. So pass no hint of a stage run that the worker knows it holds.
+        at another attempt, because the hint was stale then; when another transaction has locked it; or when its job
+        was submitted with another pipeline file than the worker's. The call may be repeated after an error: a stage
+        run that this worker claimed by the same hint is returned again. So pass no hint of one that it knows it holds.
         Raises Fenced when the worker has no live lease.
         """
         return self._db.run_pipelined(lambda tx: claim.claim(tx, worker_id, hints))
@@ -132,16 +133,20 @@ class Jobs:
         )
 
     def fail(self, failure: Failure) -> Outcome:
-        """Record the error of a worker's attempt, and return the outcome, whose ``hints`` are to be published.
+        """Record the error of a worker's attempt, and return the outcome.
 
-        While the stage has retries left of the error's retry class, the stage run is queued again, due after a pause
-        unless its worker was lost or fenced. Otherwise its job fails. If its job is to stop, the stage run is
-        cancelled. A report of an attempt that is over changes nothing.
+        While the stage has retries left of the error's retry class, the stage run is queued again: at once, with a
+        hint, if its worker was lost or fenced, else due after a pause, without one. Otherwise its job fails. If its
+        job is to stop, the stage run is cancelled. A report of an attempt that is over changes nothing, and is
+        ``won`` only if its error is recorded already.
         """
         return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
 
     def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
-        """Hand back a worker's attempts ``(stage_run_id, attempt)``, and return the hints of the queued stage runs."""
+        """Hand back a worker's attempts ``(stage_run_id, attempt)``, which counts as no failure.
+
+        Return the hints of the stage runs that are queued again. Attempts that are over are left alone.
+        """
         outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id, self._announce_after_s))
         return [hint for outcome in outcomes for hint in outcome.hints]
 
@@ -159,7 +164,7 @@ class Jobs:
         These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all
         their retries again, and the job loses its deadline. Raises NotFound, and InvalidRequest for an unknown
         ``from_stage``. Raises Conflict while the job has not ended or its objects are being deleted, when no stage
-        is to run, and when an input is not kept any longer; its message then names the stage to retry from.
+        is to run, and when an input is not kept any longer; its message then says where to retry, or to submit anew.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._announce_after_s))
@@ -184,8 +189,8 @@ class Jobs:
 
         Call it with ``loading`` before the worker loads its engine: it then holds the slot, and does not count as a
         live worker. Call it without when the engine is loaded, before the first claim. A predecessor in the slot is
-        fenced, and its stage runs are queued again, if its lease is over, or if it is ``instead_of``: the slot's
-        holder as the caller read it and found it dead. Raises SlotTaken when another worker has the slot, or
+        fenced, and its stage runs are freed, if its lease is over, or if it is ``instead_of``: the slot's holder
+        as the caller read it and found it dead. Raises SlotTaken when another worker has the slot and a lease, or
         ``instead_of`` has renewed its lease since it was read.
         """
         return self._db.run(lambda tx: lease.register(tx, worker, lease_s, instead_of, loading, self._announce_after_s))
@@ -210,7 +215,10 @@ class Jobs:
         return self._db.run(lambda tx: lease.retire(tx, worker_id, fenced, self._announce_after_s))
 
     def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-        """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives."""
+        """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives.
+
+        A stage run that has failed or has used up its ``fenced`` retries keeps ``worker_lost``.
+        """
         self._db.run(lambda tx: lease.forgive(tx, worker_id, stage_run_ids))
 
     def rescue(self) -> RescueResult:
@@ -253,9 +261,9 @@ class Jobs:
         self._db.run(lambda tx: prune.collected(tx, ids))
 
     def orphans(self, keys: Sequence[str]) -> set[str]:
-        """Return those of these object keys to which no row refers and which are of no running attempt.
+        """Return those of these keys of jobs' objects to which no row refers and which are of no running attempt.
 
-        Do not pass keys of young objects, because the submit that has stored them may not be in SQL yet.
+        Other keys are left out. Pass none of young objects, because their submit may not be in SQL yet.
         """
         return self._db.read(lambda tx: prune.orphans(tx, keys))
 
@@ -291,7 +299,7 @@ class Jobs:
         return self._db.read(lambda tx: job_list.job_list(tx, limit, cursor, state, pipeline, error_code, brief))
 
     def events(self, job_id: str) -> Sequence[EventView]:
-        """Return a job's events, the oldest first. Raises NotFound."""
+        """Return the events of a job that are still kept, the oldest first. Raises NotFound."""
         return self._db.read(lambda tx: job_view.events(tx, job_id))
 
     def artifact(self, job_id: str, name: str) -> StoredArtifact:
@@ -303,7 +311,7 @@ class Jobs:
         return self._db.read(counts.counts)
 
     def backlog(self) -> dict[tuple[str, str], int]:
-        """Return the number of jobs that nobody has started, by (pipeline, tenant)."""
+        """Return the number of jobs that nobody has started, by (pipeline, tenant); pairs without any are left out."""
         return self._db.read(counts.queued_jobs)
 
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:

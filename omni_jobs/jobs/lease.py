@@ -92,7 +92,7 @@ def register(
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
-    """Extend a worker's lease, and return its ``unwanted`` stage runs. Raises Fenced when the lease is gone."""
+    """Extend a worker's lease; return the ids that ``unwanted`` returns. Raises Fenced when the lease is gone."""
     renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
     if renewed.rowcount == 0:
         raise Fenced(f"the lease of worker {worker_id} is gone")

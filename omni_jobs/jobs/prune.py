@@ -72,7 +72,7 @@ _KEY = re.compile(
 def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     """Delete what ``retention`` keeps no longer: data of up to ``at_most`` jobs, and up to ``at_most`` old events.
 
-    Objects are only noted as garbage. Return the numbers of each kind of data.
+    Objects are only noted as garbage. Return how many jobs lost each kind of data, and how many events went.
     """
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
@@ -182,7 +182,7 @@ def collected(tx: Connection, ids: Collection[int]) -> None:
 
 
 def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
-    """Return those of these object keys to which no row refers.
+    """Return those of these keys of jobs' objects to which no row refers. Other keys are left out.
 
     The objects of an attempt that still runs count as referred to. The media of a job whose submit is under way
     do not, so do not pass the keys of young objects.

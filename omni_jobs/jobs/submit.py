@@ -111,8 +111,9 @@ def prepare(job: NewJob) -> PreparedJob:
 def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
     """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
-    A job's result is a Conflict where the tenant has used the key for another request; the other jobs are written
-    all the same. Run nothing in the transaction afterwards, because on PostgreSQL this may commit it.
+    Where the tenant has used a job's key before, the result is that job, with ``created`` False, or a Conflict if it
+    was for another request; the other jobs are written all the same. Run nothing in the transaction afterwards,
+    because on PostgreSQL this may commit it.
     """
     [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
     # In the order of their keys, so that two transactions that share some do not wait for each other.

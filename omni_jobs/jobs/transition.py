@@ -37,8 +37,8 @@ class JobTransition:
     ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
     ``write`` writes the changes and all that follows from them, in a few statements for any number of jobs.
 
-    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id: before ``write`` the old ones, after it
-    the new ones. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id. What is noted shows in them at once, what
+    follows from it after ``write``. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class JobTransition:
     def write(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
         """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
-        The pruner checks a job ``prune_after_s`` after its end if it completed without retries, any other at once.
+        The pruner checks a job ``prune_after_s`` after its end if it completed with one attempt a stage, else at once.
         With ``ends_transaction`` this may commit the database transaction, because the caller runs nothing more in
         it. Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
         """

@@ -78,7 +78,7 @@ class NewWorker:
     pipeline_version: str
     pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
     pid_space: str | None = None  # boot and namespace of the pid; None: not known
-    pid_started: int | None = None  # when the process of the pid started, by its kernel; None: not known
+    pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
     heartbeat_s: float | None = None  # how often it renews its lease; None: not known
 
 
