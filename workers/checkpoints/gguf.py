@@ -24,10 +24,10 @@ _END_TOKENS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a messag
 
 
 def convert_gguf(file: Path, directory: Path) -> Path:
-    """Write the file's checkpoint to ``directory``, whole or not at all, and return that path.
+    """Write the file's checkpoint to ``directory``, whole or not at all, and return its absolute path.
 
     Raise ConfigError when the file is no GGUF of a model that Transformers knows, when it has no
-    tokenizer or no chat template, and when ``directory`` exists.
+    tokenizer, chat template or end token, and when ``directory`` exists.
     """
     directory = directory.absolute()
     if directory.exists():

@@ -28,7 +28,7 @@ _NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
 
 
 def take_pops(channel: Channel, read: Callable[..., None]) -> None:
-    """Hand the replies to the channel's BRPOPs to ``read``; kombu sees an empty BRPOP each time.
+    """Hand the replies to the channel's BRPOPs to ``read``, which returns None: kombu sees an empty BRPOP each time.
 
     Hints bypass kombu and Celery, because a message's way through those costs more than all other work on its hints.
 

@@ -50,6 +50,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     """One stage behind the methods that Celery calls on a pool, and those that ``kombu_hooks`` calls with hints.
 
     All are called on Celery's main thread: ``on_start``, then the methods for hints, then ``on_close`` and ``on_stop``.
+    Only the stall watch calls ``room`` on a thread of its own.
     """
 
     app: OmniCelery
@@ -172,7 +173,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         return not self._popping_stopped or self.room() > 0
 
     def room(self) -> int:
-        """Return how many more hints the executor can use now; negative while it has too many."""
+        """Return how many more hints the executor can use now; negative if it has too many, 0 before there is one."""
         return 0 if self.executor is None else self.executor.room
 
     def popped(self) -> None:
@@ -181,7 +182,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._stall_watch.popped()
 
     def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Hand hints, pairs of stage run id and attempt, to the executor."""
+        """Hand hints, pairs of stage run id and attempt, to the executor; drop them before the worker serves."""
         if self.executor is not None:
             self.executor.offer(hints)
 

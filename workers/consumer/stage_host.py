@@ -102,8 +102,8 @@ class StageHost:
     async def take_slot(self) -> None:
         """Take the slot before anything slow is imported or loaded, because a predecessor's stage runs wait for it.
 
-        Waits for the database and its migration, because services start in any order.
-        Raises SlotTaken when another worker lives there, and DatabaseUnavailable once ``keep_trying`` returns False.
+        Waits for the database and its migration until cancelled, because services start in any order. Raises SlotTaken
+        when another worker lives there, and DatabaseUnavailable if it goes away then and ``keep_trying`` returns False.
         """
         while True:
             try:
@@ -131,7 +131,8 @@ class StageHost:
     async def serve(self) -> Executor:
         """Record that the engine is loaded, so that this worker may claim, and return the executor, ready for hints.
 
-        Raises Fenced, SlotTaken and DatabaseUnavailable, and RuntimeError before ``load``.
+        Raises Fenced when the worker was fenced or asked to stop, SlotTaken when another one has its slot,
+        DatabaseUnavailable once ``keep_trying`` returns False, and RuntimeError before ``load``.
         """
         from workers.execution.executor import Executor
 

@@ -104,8 +104,8 @@ class Executor:
     def room(self) -> int:
         """How many more hints to offer now, by the free slots; negative when too many were offered.
 
-        Read it on the thread that calls ``offer``. It is 0 while a suspect runs or waits, and once this executor takes
-        no more hints.
+        It is exact on the thread that calls ``offer``. It is 0 while a suspect runs or waits, and once this executor
+        takes no more hints.
         """
         if not self._taking or self._suspect_runs or self._waiting.has_suspects:
             return 0
@@ -114,7 +114,7 @@ class Executor:
     # Claim.
 
     def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Take hints ``(stage run id, attempt)``, to claim their stage runs. Call it on one thread, always the same."""
+        """Take hints ``(stage run id, attempt)``, to claim their stage runs; drop stale ones. Call it on one thread."""
         self._offered += len(hints)
         self._loop.call_soon_threadsafe(self._receive, hints)
 
@@ -291,7 +291,7 @@ class Executor:
     # Stop.
 
     def stop_runs(self, stage_run_ids: Iterable[int]) -> None:
-        """Cancel these stage runs, because their jobs are to end; skip one whose end is being recorded already."""
+        """Cancel these stage runs, whose jobs are to end; skip one not in flight, or with its end being recorded."""
         for stage_run_id in stage_run_ids:
             run = self._in_flight.get(stage_run_id)
             if run is not None:
@@ -300,7 +300,7 @@ class Executor:
     def abandon(self) -> None:
         """Cancel all stage runs in flight and claim none any more, because this worker is fenced.
 
-        Nothing about them is reported to SQL, because their attempts belong to other workers now.
+        It reports none of their ends, because other workers may hold them, or the ledger has them queued again.
         """
         self._fenced = True
         self._take_no_more()
@@ -311,7 +311,7 @@ class Executor:
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
         """Take no more hints, wait for the stage runs in flight, and release those that have not ended.
 
-        The wait is over after ``within_s`` seconds, or when ``hurry`` is set.
+        The wait is over after ``within_s`` seconds, or when ``hurry`` is set. This executor cannot be used afterwards.
         """
         self._take_no_more()
         if self._claims:

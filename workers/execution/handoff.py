@@ -97,7 +97,7 @@ class HandOff:
     async def store(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Completion:
         """Store an output's payload and artifacts, and return the completion, which the ledger is to record.
 
-        The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and ModelError or
+        The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and StageError or
         PayloadError for an output that cannot be encoded; objects stored until then are deleted.
         """
         try:

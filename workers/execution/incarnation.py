@@ -1,7 +1,7 @@
 """Incarnation: a process's pid with its start time and the space of the pid, which together name one process.
 
-A pid alone names another process after a restart, in another container and on another host. On a host without /proc
-the functions return None. A worker's row keeps these values, so that a later worker can tell whether it lives.
+A pid alone names another process after a restart, in another container and on another host. A worker's row
+keeps these values, so that a later worker can tell whether it lives. Without /proc they are None: not known.
 """
 
 import logging
@@ -26,7 +26,7 @@ def pid_space() -> str | None:
 
 
 def own_start() -> int | None:
-    """Return the start of this process, in ticks since the boot. None: not known."""
+    """Return the start of this process, in ticks since the boot, for its worker's row. None: not known."""
     with suppress(OSError):
         return started(os.getpid())
     return None
@@ -36,7 +36,7 @@ def started(pid: int) -> int | None:
     """Return the start of the process of this pid, in ticks since the boot. None: there is none, or a zombie.
 
     A worker's row keeps it, so that the slot's next worker does not take another process of this pid for its holder.
-    Raises OSError when /proc hides it, as other users' processes may be, or when no more files can be opened.
+    Raises OSError without /proc, when it hides other users' processes, or when no more files can be opened.
     """
     found = _stat(pid)
     return None if found is None else found[1]

@@ -73,6 +73,7 @@ class Ledger:
     """Claims, reports and renews for one worker: the executor's only way to the database.
 
     Call the coroutines on one event loop, and ``take_slot``, ``serve`` and ``close`` in a thread, because they block.
+    A coroutine waits while the database is away. It raises Fenced once this worker is fenced or has retired.
     """
 
     def __init__(
@@ -133,14 +134,16 @@ class Ledger:
     def serve(self) -> None:
         """Record that the engine is loaded, so that this worker may claim from now on.
 
-        Raises Fenced when the worker was fenced or asked to stop, SlotTaken, and DatabaseUnavailable.
+        Raises Fenced when the worker was fenced or asked to stop, SlotTaken when another one has its slot, and
+        DatabaseUnavailable once ``keep_trying`` returns False.
         """
         self._relay.send(self._slot.serve())
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the reports that wait, give up the worker's slot and lease, and end the thread.
 
-        Reports that cannot be written within ``timeout_s`` are lost: the lease's end queues their stage runs again.
+        Reports not written within ``timeout_s`` are lost: their stage runs are queued again, at the latest by the
+        lease's end.
         """
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
@@ -158,15 +161,16 @@ class Ledger:
         return await self._ask(self._asked.claims, hints)
 
     async def complete(self, completion: Completion) -> Outcome:
-        """Record that an attempt has succeeded, and return the outcome. Not ``won``: the attempt was over already.
+        """Record that an attempt has succeeded, publish its hints, and return the outcome, which may be not ``won``.
 
-        Payload and artifacts are not recorded then, so the caller deletes their objects.
+        Then the attempt was over, its job is to stop, or an artifact of its name is there, which fails the stage run.
+        Payload and artifacts are not recorded, so the caller deletes their objects.
         Raises Fenced, and StageError when the database refuses the report for good.
         """
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
-        """Record that an attempt failed, and return the outcome; not ``won``: the attempt was over already.
+        """Record that an attempt failed, publish its hints, and return the outcome; not ``won``: it was over already.
 
         Raises Fenced, and StageError when the database refuses the report for good.
         """

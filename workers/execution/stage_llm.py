@@ -34,7 +34,7 @@ class StageLLM:
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
-        """Return the ``StageLLM`` of a pipeline's stage by these settings; it loads nothing yet. Raises ConfigError."""
+        """Return the ``StageLLM`` of a pipeline's stage, not started. Raises ConfigError; NotFound: no such stage."""
         config = pipeline.stage(stage_name)
         stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
         args = None if stage.model is None else OmniEngineArgs.for_stage(config, stage.model, settings)
@@ -53,8 +53,9 @@ class StageLLM:
         has_successors: bool = False,
         job_id: str = "offline",
     ) -> StageInput:
-        """Return the stage input of an admitted request, to pass to ``generate``. Raises InvalidRequest.
+        """Return the stage input of an admitted request, to pass to ``generate``.
 
+        Raises InvalidRequest for a parameter that is wrong.
         ``upstream``: the payloads of the stage's ``inputs``, by stage name.
         ``has_successors``: whether a later stage takes this stage's payload.
         """
@@ -73,7 +74,7 @@ class StageLLM:
         """Turn a stage input into the engine's prompt, run that and return the runner's output.
 
         Call the output's ``free`` once its hidden states are stored, because they hold memory of the engine's budget.
-        Raises OmniJobsError carrying the stage's name.
+        Raises OmniJobsError carrying the stage's name; other exceptions of the model's code pass as they are.
         """
         with self.stage.named_in_errors():
             if self.stage.config.kind == "echo":

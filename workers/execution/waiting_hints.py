@@ -31,7 +31,7 @@ class WaitingHints:
         self._line.append(hint)
 
     def set_apart(self, hint: _Hint) -> None:
-        """Put a suspect's hint at the front of the line, to be taken by itself, unless it is there already."""
+        """Put a suspect's hint at the front of the line, to be taken by itself, unless it is set apart already."""
         if hint not in self._suspects:
             self._suspects.add(hint)
             self._line.appendleft(hint)

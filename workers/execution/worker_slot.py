@@ -3,7 +3,7 @@
     take → renew … → serve → renew … → retire
 
 A worker takes its slot before it loads its engine, because the stage runs of a killed predecessor wait for that.
-While the worker lives and its lease lasts, no other worker gets the slot.
+While the worker lives and renews its lease, no other worker gets the slot.
 """
 
 import logging
@@ -33,7 +33,7 @@ _DATABASE_WAS_AWAY_S = 0.5  # a query that took longer
 
 
 class WorkerSlot:
-    """Takes, renews and retires a worker's row in SQL, for its ledger. All methods block and are safe for threads."""
+    """Takes, renews and retires a worker's row in SQL, for its ledger. Safe for threads; all but ``stop`` block."""
 
     def __init__(self, jobs: Jobs, worker: NewWorker, settings: Settings, keep_trying: Callable[[], bool]) -> None:
         """Prepare; nothing is written yet. ``keep_trying`` is asked whether to wait on for a database that is away."""
@@ -48,9 +48,10 @@ class WorkerSlot:
         self._stopped = threading.Event()
 
     def take(self) -> Sequence[Hint]:
-        """Make the slot this worker's, and return the hints of the stage runs that a predecessor held.
+        """Make the slot this worker's, and return the hints of a predecessor's stage runs, which the caller publishes.
 
-        Waits while the database is away, and while nobody can tell whether the slot's holder lives.
+        Waits while the database is away, and some heartbeats while nobody can tell whether the slot's holder lives.
+        A holder's process that is stopped counts as dead, and is killed.
         Raises SlotTaken when the holder lives or ``stop`` ends the wait, and DatabaseUnavailable once ``keep_trying``
         returns False.
         """
@@ -78,7 +79,8 @@ class WorkerSlot:
     def renew(self) -> Sequence[int]:
         """Renew the lease; return the ids of the stage runs to stop, because their jobs are to end.
 
-        Raises Fenced when the lease is lost, and SlotTaken when another worker has taken the slot.
+        Raises Fenced when the lease is lost. Before ``serve`` it takes a lost lease again, returns nothing, and raises
+        SlotTaken when another worker has the slot. Raises DatabaseUnavailable at once.
         """
         with self._registering:
             if not self._serves:  # nothing is held, so a lease that ran out meanwhile may be taken again
@@ -87,14 +89,14 @@ class WorkerSlot:
         return self._jobs.renew(self.worker.worker_id, self._lease_s)
 
     def stop(self, fenced: Fenced | None = None) -> None:
-        """End a wait in ``take``, and make a later ``serve`` raise Fenced: ``fenced``, or one of its own."""
+        """End ``take``'s wait for a holder, and make a later ``serve`` raise ``fenced``, else a Fenced of its own."""
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
     def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
         """End the lease, queue the stage runs that this worker holds, and return their hints. Call ``stop`` before.
 
-        ``fenced``: why its lease was lost; None: it was not.
+        ``fenced``: why its lease was lost, which then fails their attempts; None: it was not.
         """
         with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
             return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced)

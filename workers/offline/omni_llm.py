@@ -115,7 +115,8 @@ class OmniLLM:
 
         A request is a job's body without ``model``, or a string: the text of one user message. ``progress``: show a
         bar per stage. All are admitted before the first runs. Raises InvalidRequest and the other errors of admission.
-        A request that fails later disturbs no other: its OmniJobsError stands in the list as its result.
+        A request that fails later disturbs no other: its OmniJobsError stands in the list as its result. Another
+        exception, of the model's code, is raised and cancels the requests that are left.
         """
         results: list[OmniOutput | OmniJobsError | None] = [None] * len(requests)
         for index, result in self.stream(requests, progress=progress):
@@ -127,7 +128,7 @@ class OmniLLM:
     ) -> Iterator[tuple[int, OmniOutput | OmniJobsError]]:
         """Run all requests like :meth:`generate`, and yield each (index of the request, result) as soon as it is there.
 
-        Leaving the iteration early cancels the requests that are left.
+        The iteration, not the call, raises the errors. Leaving it early cancels the requests that are left.
         """
         admitted = [self._admit(index, request) for index, request in enumerate(requests)]
         begin = time.perf_counter()
@@ -215,7 +216,7 @@ class OmniLLM:
         return future.result()
 
     def close(self) -> None:
-        """End every engine; safe to call twice."""
+        """End every engine and the media's decoders; safe to call twice."""
         if self._loop.is_closed():
             return
         self._call(self._close())

@@ -56,7 +56,7 @@ class StageMeter:
 
     @contextmanager
     def run(self) -> Iterator[Callable[[Progress], None]]:
-        """Return a context manager that counts its block as one run; it yields the function to call with progress."""
+        """Count the context manager's block as a run, failed if it raises; yield the function to call with progress."""
         key = object()
         begin = self._clock()
         with self._lock:

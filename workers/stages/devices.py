@@ -36,7 +36,7 @@ class TorchBuild:
 
     @classmethod
     def here(cls) -> TorchBuild:
-        """Return the build of the torch in this process."""
+        """Return the build of the torch in this process; where its CUDA cannot start, ``error`` says why."""
         import torch
 
         if torch.version.cuda is None or (devices := torch.cuda.device_count()):
@@ -87,7 +87,7 @@ def resolve_device(
     """Return kind and index of the device that the stage ``wanted``; index None: torch's choice.
 
     ``cpu`` → ("cpu", None); ``cuda:1`` → ("cuda", 1); ``auto`` → cuda, or cpu where no NVIDIA device is expected.
-    Raises ConfigError naming driver and runtime when the device cannot be used.
+    Raises ConfigError naming driver and runtime, or the number of devices, when the device cannot be used.
     """
     if wanted == "cpu":
         return "cpu", None

@@ -35,7 +35,7 @@ class InputProcessor(Protocol):
         """Read the parts of the checkpoint that the processor needs. Raises ConfigError when one is missing."""
 
     def __call__(self, stage_input: StageInput) -> EnginePrompt:
-        """Return the engine's prompt. Raises PayloadError or ModelError naming the field that does not fit."""
+        """Return the engine's prompt. Raises PayloadError or ModelError, for media InvalidRequest, naming the field."""
 
 
 class Stage:
@@ -46,8 +46,8 @@ class Stage:
     ) -> None:
         """Make the stage of a stage config, with the model at ``model_path``; None: at the pipeline's own path.
 
-        ``wall`` decodes media; without one, jobs with media cannot be run.
-        Raises ConfigError when the checkpoint is missing.
+        ``wall`` decodes media; without one, ``make_prompt`` raises ConfigError for a job with media.
+        Raises ConfigError when the checkpoint is missing or cannot be used.
         """
         self.pipeline = pipeline
         self.wall = wall
@@ -113,7 +113,7 @@ class Stage:
         )
 
     def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
-        """Return the engine prompt that the input processor makes. Its errors are raised with this stage's name."""
+        """Return the engine prompt that the input processor makes; media take seconds. Its errors name this stage."""
         with self.named_in_errors():
             return self.processor(stage_input)
 

@@ -47,7 +47,7 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def is_tensor_tree(value: object) -> bool:
-    """Return whether the value is a tensor of torch, or a list or dict of them."""
+    """Return whether the value is a tensor of torch, or a list, tuple or dict of them alone, which may be empty."""
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
     return all(isinstance(member, torch.Tensor) for member in members)
 

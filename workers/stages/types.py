@@ -39,7 +39,7 @@ class StageInput(NamedTuple):
 
     job_id: str
     request: Mapping[str, Any]  # the admitted request (omni_jobs.requests), media by number
-    media: Sequence[bytes | memoryview]  # the request's media, in the order of their numbers
+    media: Sequence[bytes | memoryview]  # the request's media, not decoded, in the order of their numbers
     upstream: Mapping[str, Payload]  # stage name → its payload; only the stage's ``inputs``
     parameters: StageParameters  # of the stage's kind; merged: the job's over the stage config's
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result

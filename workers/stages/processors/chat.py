@@ -30,8 +30,9 @@ class ChatProcessor:
     def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
         """Return the request's embeddings, token ids if the renderer makes them, or rendered text with decoded media.
 
-        Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable, and
-        PayloadCorrupt or ModelError for embeddings that do not decode or do not fit the model.
+        Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
+        ConfigError for media without a wall, PayloadError or ModelError for embeddings that do not decode or do not
+        fit the model, and ModelError for parameters of another kind of stage.
         """
         if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("chat makes input for an AR stage", field="kind")
