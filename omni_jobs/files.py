@@ -92,7 +92,7 @@ def map_file(fd: int, size: int) -> memoryview:
 
     The mapping is private and copy-on-write: code that writes through a raw pointer (a tensor changed in place)
     changes its own copy of a page, not the file. It reserves no memory, so that a file larger than the memory can be
-    mapped. Raises OSError.
+    mapped. Raises OSError, and ValueError for a file of fewer bytes.
     """
     if size == 0:
         return memoryview(b"")
@@ -132,7 +132,7 @@ def _mib(size: int) -> str:
 
 @contextmanager
 def translate_os_errors(action: str, key: str) -> Iterator[None]:
-    """Context manager: turn an OSError within into StorageFull or StorageUnavailable, naming ``action`` and ``key``."""
+    """Context manager: turn an OSError within into StorageFull (out of space or quota) or else StorageUnavailable."""
     try:
         yield
     except OSError as error:

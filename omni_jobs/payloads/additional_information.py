@@ -57,7 +57,7 @@ class AdditionalInformationPayload:
         return entry
 
     def value(self, name: str, type_: type[_Value]) -> _Value:
-        """Return the value called ``name``. Raises PayloadCorrupt when it is missing or its type is not ``type_``."""
+        """Return the value called ``name``. Raises PayloadCorrupt if it is missing or no ``type_``: 1 is no float."""
         if name not in self.values:
             self._refuse("missing", f"values.{name}")
         value = self.values[name]
@@ -84,7 +84,7 @@ def is_flat_name(name: str) -> bool:
 
 
 def flatten(tensors: Mapping[str, TensorEntry]) -> list[tuple[str, Tensor]]:
-    """Return every tensor with its flat name. Raises PayloadError for a name that is not allowed."""
+    """Return (flat name, tensor) of every tensor. Raises PayloadError for a name that is not allowed."""
     flat: list[tuple[str, Tensor]] = []
     for name, entry in tensors.items():
         _check_name(name, TENSORS)

@@ -44,8 +44,8 @@ _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_con
 def dump(value: object, field: str) -> str:
     """Return ``value`` as JSON without spaces and without escapes of non-ASCII letters; NaN and infinities become null.
 
-    Raises PayloadError, naming ``field``, for a value that is not JSON: an object of another type, an integer of more
-    than 64 bits, a lone surrogate.
+    Raises PayloadError, naming ``field``, for a value that orjson does not write: an object of an unknown type, an
+    integer of more than 64 bits, a lone surrogate.
     """
     try:
         return orjson.dumps(value).decode()

@@ -16,7 +16,7 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The origin of a payload.
+    """The origin of a payload. Its fields are checked when it is written or read, not when it is made.
 
     kind     the kind of data in it: ``produces`` of the stage config
     job_id   the job

@@ -60,7 +60,7 @@ class Payload:
 
     @property
     def tensor_bytes(self) -> int:
-        """The size of all tensors of the payload, without the header, in bytes."""
+        """The size of all tensors, without the header, in bytes. Raises PayloadError for a bad name or too many."""
         return sum(tensor.nbytes for _, tensor in self._in_file_order)
 
     def write(self, path: Path) -> int:
@@ -97,7 +97,7 @@ class Payload:
         """Map a payload's file into memory and decode it; the mapping lives as long as one of the tensors.
 
         Nobody may truncate or change the file meanwhile, because the tensors are views of it: a writer replaces it
-        as a whole. Raises PayloadTooLarge or PayloadCorrupt, and StorageUnavailable when it cannot be opened.
+        as a whole. Raises PayloadTooLarge or PayloadCorrupt, and StorageUnavailable if it is missing or unreadable.
         """
         key = key or str(path)
         with translate_os_errors("opening the payload", key):

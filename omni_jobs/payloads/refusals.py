@@ -6,7 +6,7 @@ _MAX_CHARACTERS = 80
 
 
 def brief(value: object) -> str:
-    """Return a foreign value for an error message: ASCII of about 80 characters, or just "a list" or "an object"."""
+    """Return a foreign value for an error message: ASCII cut after 80 characters, or just "a list" or "an object"."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):

@@ -56,7 +56,7 @@ def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, 
 def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], memoryview]:
     """Return a safetensors file's parsed header and a read-only view of the tensors' bytes after it.
 
-    Raises PayloadCorrupt and PayloadTooLarge.
+    Checks no tensor. Raises PayloadTooLarge above ``limits`` or 512 levels of JSON, PayloadCorrupt for other faults.
     """
     file = memoryview(buffer).cast("B").toreadonly()
     if file.nbytes > limits.max_bytes:
@@ -83,7 +83,7 @@ def read_tensors(
     """Check every tensor of a header; return them by name: views of ``data``, which they cover exactly.
 
     ``header`` is the parsed header without its metadata; ``is_name`` says whether a tensor may have a name. Raises
-    PayloadCorrupt and PayloadTooLarge.
+    PayloadTooLarge for too many tensors, and PayloadCorrupt for other faults.
     """
     if len(header) > limits.max_tensors:
         raise PayloadTooLarge(f"{len(header)} tensors, at most {limits.max_tensors}", field="tensors")

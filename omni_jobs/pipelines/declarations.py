@@ -100,7 +100,10 @@ _PROCESSORS: Mapping[str, ProcessorDeclaration] = {
 
 
 def components_of(architecture: str) -> Components:
-    """Return the components of an architecture's checkpoints. Raises ConfigError when none are declared."""
+    """Return the components of an architecture's checkpoints by name; None names the whole checkpoint.
+
+    Raises ConfigError where none are declared, or their entry point cannot be loaded or is something else.
+    """
     declared = _COMPONENTS.get(architecture) or _declared(COMPONENTS, architecture)
     if declared is None:
         raise ConfigError(
@@ -112,7 +115,7 @@ def components_of(architecture: str) -> Components:
 
 
 def processor(name: str) -> ProcessorDeclaration:
-    """Return the declaration of an input processor. Raises ConfigError when none has the name."""
+    """Return the declaration of an input processor. Raises ConfigError when none, or a broken one, has the name."""
     declared = _PROCESSORS.get(name) or _declared(PROCESSORS, name)
     if declared is None:
         known = ", ".join(sorted({*_PROCESSORS, *(entry.name for entry in entry_points(group=PROCESSORS))}))

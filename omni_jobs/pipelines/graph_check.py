@@ -1,4 +1,4 @@
-"""The checks of a pipeline's stage graph: everything a worker would refuse, found before one starts."""
+"""The checks of a pipeline's stage graph: what workers refuse whatever the checkpoint, found before they start."""
 
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter

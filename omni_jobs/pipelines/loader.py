@@ -64,7 +64,7 @@ class Pipelines(Mapping[str, Pipeline]):
     def refusal(self, name: str) -> ConfigError | None:
         """Return the error with which a process that starts now would refuse this pipeline's file, or None.
 
-        The file is read again only after it has changed.
+        The API's readiness asks for it. The file is read again only after it has changed.
         """
         path = self._files[name]
         try:

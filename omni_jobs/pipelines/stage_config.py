@@ -87,7 +87,7 @@ class StageConfig(_Frozen):
     parameters: dict[str, Any] = {}  # defaults; ``kind`` decides their type
 
     def decisive(self) -> dict[str, Any]:
-        """Return this stage's settings that decide a job's result, as JSON: its part of the pipeline's digest."""
+        """Return the settings that decide a job's result, a dict of JSON: the stage's part of the pipeline's digest."""
         graph = {"kind", "component", "processor", "inputs", "produces"}
         decisive: dict[str, Any] = self.model_dump(mode="json", include=graph, exclude_defaults=True)
         parameters = self.parameters_with({}).model_dump(mode="json", exclude_defaults=True)
@@ -171,11 +171,11 @@ class Pipeline(_Frozen):
             raise NotFound(f"pipeline {self.name} has no stage {name!r}; it has {known}", field="stage") from None
 
     def queue(self, stage: str) -> str:
-        """Return the name of a stage's Celery queue. Raises NotFound."""
+        """Return the name of a stage's Celery queue, ``PIPELINE.STAGE``. Raises NotFound."""
         return f"{self.name}.{self.stage(stage).name}"
 
     def successors(self, stage: str) -> tuple[str, ...]:
-        """Return the names of the stages that take a payload from this stage."""
+        """Return the names of the stages that take this stage's payload, whether or not a job runs them."""
         return tuple(name for name, config in self.stages.items() if stage in config.inputs)
 
     def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:

@@ -63,7 +63,7 @@ class YamlSource:
             raise self.error(at, error.message) from error
 
     def error(self, at: FieldPath, message: str) -> ConfigError:
-        """Return a ConfigError that names the file, and the line and name of the field ``at``."""
+        """Return a ConfigError that names the file, the field ``at``, and its line or the nearest field's above."""
         field = ".".join(str(part) for part in at)
         return ConfigError(message, file=str(self._path), line=self._line(at), field=field or None)
 

@@ -33,7 +33,10 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the JSON object of a checkpoint's file, or ``default`` where there is no such file. Raise ConfigError."""
+    """Return the JSON object of a checkpoint's file, or ``default`` where there is no such file.
+
+    Raise ConfigError for a file that cannot be read or is no object, and for a missing one without ``default``.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -56,12 +56,15 @@ class PromptRenderer(Protocol):
         """
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        """Return how many tokens the prompt of a job of these stages may have."""
+        """Return how many tokens the prompt of a job of these stages may have at most, with room for a reply."""
 
 
 @lru_cache(maxsize=16)
 def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
-    """Return a checkpoint's prompt renderer, loaded once per process. Raise ConfigError when it cannot be loaded."""
+    """Return a checkpoint's prompt renderer; the process keeps the last 16, and does not read their files again.
+
+    Raise ConfigError for an unknown architecture or a wrong checkpoint; an entry point's import raises its own errors.
+    """
     installed = entry_points(group=PROMPTS, name=architecture)
     if not installed:
         raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")

@@ -1,7 +1,7 @@
 """A job's request: its form, and its admission by a pipeline.
 
 parse(body, settings) → ParsedRequest              the body has the form of a JobRequest
-admit(body, pipelines, settings) → AdmittedRequest  everything is checked; nothing is stored before
+admit(body, pipelines, settings) → AdmittedRequest  everything but the deadline is checked; nothing is stored before
 
 The HTTP API and OmniLLM both admit requests here, so both accept and refuse the same.
 """

@@ -106,7 +106,8 @@ def measure(
 
     ``check_length`` raises for a prompt that is too long. It gets the sizes in the headers before any medium is
     decoded, and the decoded sizes if they differ. ``longest_audio_s``: about so much of a clip is decoded; None: all.
-    Raises InvalidInput naming the medium's field, DecodersUnavailable, and what ``check_length`` raises.
+    Raises InvalidRequest and RequestTooLarge naming the medium's field, DecodersUnavailable, and what ``check_length``
+    raises.
     """
     budget = wall.budget()
 
@@ -148,7 +149,7 @@ def _begin_in_data_url(url: str | memoryview, field: str) -> int:
 
 
 def decode_base64(encoded: str | memoryview, field: str, begin: int = 0) -> memoryview:
-    """Return the bytes that ``encoded`` holds as base64 from ``begin`` on. Raises InvalidRequest naming ``field``."""
+    """Return the bytes that ``encoded`` holds as base64 from ``begin`` on. Raises InvalidRequest, also for no bytes."""
     data = bytearray()  # it grows, because a join at the end would hold all threads up while it copies a large medium
     try:
         for at in range(begin, len(encoded), _DECODED_AT_ONCE):  # of four characters each, which are three bytes

@@ -15,7 +15,7 @@ _RFC_3339 = re.compile(r"(?a)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P
 
 
 def cancel_after(header: str) -> float:
-    """Return the header's seconds, 1 to 30 days: ``90``, ``90s``, ``15m`` or ``2h``. Raises InvalidRequest."""
+    """Return the header's seconds, 1 s to 30 days, from the submit: ``90``, ``15m``, ``2h``. Raises InvalidRequest."""
     match = _DURATION.fullmatch(header.strip())
     if match is None or not header.isascii():
         raise InvalidRequest("must be seconds, or like 90s, 15m, 2h", field="Cancel-After")

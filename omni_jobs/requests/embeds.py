@@ -18,8 +18,8 @@ _DTYPES = frozenset({"F16", "BF16", "F32"})
 def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> None:
     """Check embeddings that stand in place of a prompt: a safetensors file with one tensor, ``prompt_embeds``.
 
-    Raises InvalidRequest unless it has the shape [tokens, hidden size] and the dtype F16, BF16 or F32, fits the model
-    in size and length, and holds only finite values.
+    Raises InvalidRequest without a renderer, and unless it has the shape [tokens, hidden size] and the dtype F16, BF16
+    or F32, fits the model in size and length, and holds only finite values.
     """
     if renderer is None:
         raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")

@@ -43,7 +43,7 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     text that is no medium, roughly.
 
     Raises RequestTooLarge for more than ``max_bytes``, too much text, 50,000 values or 256 keys of an object. Raises
-    InvalidRequest for what JSON forbids, a key that is given twice, NaN, infinities, numbers that take more than 64
+    InvalidRequest for what is no JSON object, a key that is given twice, NaN, infinities, numbers of more than 64
     bits, more than 32 levels, and strings with lone surrogates (they are no UTF-8) or NUL (PostgreSQL keeps none).
     """
     if len(body) > max_bytes:

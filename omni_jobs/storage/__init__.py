@@ -30,7 +30,8 @@ __all__ = [
 def open_store(settings: Settings) -> ObjectStore:
     """Return the object store that the setting ``storage_url`` names: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    Raises ConfigError for any other URL. A store that cannot be reached raises nothing here, only when used.
+    Raises ConfigError for any other URL, or a wrong ``s3_endpoint_url``. A store that cannot be reached raises nothing
+    here, only when used.
     """
     url = urlsplit(settings.resolved_storage_url)
     if url.query or url.fragment or "@" in url.netloc:

@@ -37,7 +37,8 @@ class CallLimit:
     """Context manager: end the S3 calls made within it after ``seconds``, counted from each entry for all together.
 
     When the time is up, the connections in use are shut down. That wakes the thread that waits for them, and botocore
-    makes no further attempt: the call raises botocore's own error or CallLimitReached.
+    makes no further attempt: the call raises botocore's own error or CallLimitReached. Only this thread's calls are
+    bounded, and only those of clients with ``install_hooks``.
     """
 
     _timer: threading.Timer

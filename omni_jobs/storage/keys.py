@@ -21,7 +21,7 @@ _PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?\Z")
 
 
 def job_prefix(job_id: str) -> str:
-    """Return the prefix of the keys of all objects of a job."""
+    """Return the prefix of the keys of all objects of a job: ``jobs/SHARD/JOB/``."""
     return f"jobs/{crc32(job_id.encode()) & 0xFF:02x}/{job_id}/"
 
 
@@ -36,7 +36,7 @@ def payload_key(job_id: str, stage: str, attempt: int) -> str:
 
 
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
-    """Return the key of an artifact that an attempt stores."""
+    """Return the key of an artifact that an attempt stores; the put checks it, not this function."""
     return f"{job_prefix(job_id)}artifacts/{stage}/{attempt}/{name}"
 
 

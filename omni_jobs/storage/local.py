@@ -57,8 +57,8 @@ class LocalObjectStore(ObjectStore):
     """The object store in one local directory, which several processes may share.
 
     A put is refused with StorageFull when it would leave fewer than ``min_free_bytes`` of the filesystem free. The
-    constructor raises nothing: it logs why the directory cannot be used. While the directory is missing, every other
-    method raises StorageUnavailable.
+    constructor raises nothing: it logs why the directory cannot be used. While the directory is missing, methods
+    raise StorageUnavailable; ``prepare`` makes it.
     """
 
     def __init__(self, directory: Path, *, sync: bool = True, min_free_bytes: int = 0) -> None:

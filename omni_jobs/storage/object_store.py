@@ -55,7 +55,7 @@ class StoredObject:
 
 
 def digest_text(digest: xxh3_128) -> str:
-    """Return a digest in the form in which an object ref holds it."""
+    """Return a digest as an object ref holds it: "xxh3:" and 32 hex digits."""
     return f"xxh3:{digest.hexdigest()}"
 
 
@@ -66,8 +66,8 @@ class ObjectStore(ABC):
     stored the object, when only the answer was lost.
 
     Errors name the key: ObjectMissing and ObjectCorrupt; StorageUnavailable and its kind StorageFull, which are
-    retryable; StorageError for a key that no store takes. A constructor raises ConfigError only: a store that cannot
-    be reached raises StorageUnavailable from its methods until it answers.
+    retryable; StorageError for a key or a size that the store does not take. A constructor raises ConfigError only: a
+    store that cannot be reached raises StorageUnavailable from its methods until it answers.
     """
 
     @abstractmethod
@@ -83,15 +83,16 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
-        """Return the bytes of an object in pieces, for a download.
+        """Return the bytes of an object in pieces of at most 1 MiB, for a download.
 
         Raises ObjectMissing and ObjectCorrupt (a wrong size) at once. For a wrong digest the iterator raises
-        ObjectCorrupt in place of the last piece, so that the download breaks off.
+        ObjectCorrupt in place of the last piece, so that the download breaks off. The call and the iterator may raise
+        StorageUnavailable.
         """
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; a key without an object is no error."""
+        """Delete objects; a key without an object is no error. After an error, some of them may be deleted."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StoredObject]:

@@ -5,8 +5,8 @@ at most 5 GiB, and retried from its beginning. boto3 neither signs nor checksums
 times as fast: the digest in the object ref covers the network and the storage.
 
 A call ends within 15 s and a second for each MB, with all its attempts, whatever the server does. So does
-each piece of a stream (:mod:`omni_jobs.storage.botocore_hooks`). No connection is made before the first call, so that a
-server may be away when a process starts.
+each piece of a stream, each page of a list, and a delete for each 1,000 keys (:mod:`omni_jobs.storage.botocore_hooks`).
+No connection is made before the first call, so that a server may be away when a process starts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class S3ObjectStore(ObjectStore):
     """The object store in one bucket of an S3 service, below a prefix.
 
     ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
-    for each MB. Raises ConfigError for a bucket, prefix or endpoint that is not valid.
+    for each MB, and ``check`` has 4 s. Raises ConfigError for a bucket, prefix or endpoint that is not valid.
     """
 
     def __init__(
