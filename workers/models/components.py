@@ -65,7 +65,7 @@ QWEN_TALKER = ModelClass(
 
 
 def qwen_talker_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the talker's part of a Qwen2.5-Omni config; it is the talker's ``hf_overrides`` of vLLM.
+    """Edit and return the talker's part of a Qwen2.5-Omni config; it is the talker's ``hf_overrides`` of vLLM.
 
     A config without a talker, such as vLLM's dummy, is returned as it is.
     """
@@ -120,6 +120,6 @@ def component_of(model: OmniModelConfig, stage: str) -> Component:
 
 
 def model_classes() -> list[ModelClass]:
-    """Return the model classes of all installed architectures."""
+    """Return the model classes that components of installed architectures name, not vLLM's own; for ``register``."""
     components = [part for entry in entry_points(group=GROUP) for part in entry.load().components.values()]
     return [part.model_class for part in components if part.model_class is not None]

@@ -34,7 +34,7 @@ class SupportsAdditionalInformation(Protocol):
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> Any:
         """Check one request's information, whose tensors are on the CPU; return it in a form of the model's choice.
 
-        Raise ModelError naming the field that is wrong; it fails that request alone.
+        Raise ModelError naming a wrong field: it fails that request alone. Any other exception may fail more.
         """
 
     def information_positions(self, loaded: Any) -> tuple[torch.Tensor, int] | None:

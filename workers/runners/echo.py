@@ -28,10 +28,11 @@ class EchoRunner:
         """Do nothing: there is no model."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Wait for the prompt's ``delay_s`` seconds, then return an output with the prompt's text.
+        """Wait for the prompt's ``delay_s`` seconds with progress in ms, then return an output with the prompt's text.
 
-        If ``prompt.capture`` is set, the output has a tensor ``bytes`` too: uint8 [``payload_bytes``], pseudo-random
-        from the prompt's seed. Raises ModelError for a prompt that is no EchoPrompt.
+        Its ``values`` are the first 1000 characters as ``text``, and ``upstream_bytes``. If ``prompt.capture`` is set,
+        it has a tensor ``bytes`` too: uint8 [``payload_bytes``], pseudo-random from the prompt's seed. Raises
+        ModelError for a prompt that is no EchoPrompt.
         """
         if not isinstance(prompt, EchoPrompt):
             raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")

@@ -44,8 +44,8 @@ class SpoolFiles:
     def write(self, name: str, information: Mapping[str, Any]) -> None:
         """Write the file ``name``, letters and digits; ``information``: tensors, lists and dicts of them, JSON values.
 
-        Raises PayloadError for a name or values that it cannot take, StorageFull when there is no room, and
-        StorageUnavailable when it cannot be written.
+        Raises PayloadError for a name or values that it cannot take, StorageFull when there is no room,
+        StorageUnavailable when it cannot be written, and OSError when the directory is gone.
         """
         tensors = {key: value for key, value in information.items() if is_tensor_tree(value)}
         values = {key: value for key, value in information.items() if key not in tensors}

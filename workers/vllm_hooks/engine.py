@@ -36,7 +36,7 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Run an engine's process as vLLM does, but let the kernel end it with its parent from its first moment.
 
     ``register`` would be too late for that: vLLM calls it only after the parent has answered the new process, which
-    waits up to 5 minutes for that answer.
+    waits up to 5 minutes for that answer. ``Engine.start`` puts this function in the place of vLLM's.
     """
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid or 0)
@@ -45,7 +45,7 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
 
 class Engine:
-    """One started engine of vLLM (AsyncLLM), for ``ARRunner``. All errors that it raises are of omni_jobs.errors."""
+    """One started engine of vLLM (AsyncLLM), for ``ARRunner``. It turns vLLM's known errors into omni_jobs.errors."""
 
     def __init__(self, llm: AsyncLLM, parent: ThreadPoolExecutor) -> None:
         """Wrap a started engine. ``parent`` is the thread whose end makes the kernel kill the engine's processes."""
@@ -57,7 +57,7 @@ class Engine:
         """Load the model and return its engine; block until it is loaded.
 
         ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for arguments
-        that vLLM refuses, or when a hook has moved, and EngineDead when its process ends during the start.
+        that vLLM or the hooks refuse, or when a hook has moved, and EngineDead when its process ends during the start.
         """
         check_hooks()
         # vLLM loads plugins once, and marks them as loaded before it does. So without the lock, the second of two
@@ -106,9 +106,9 @@ class Engine:
         return self._open is not None and not self._open.errored
 
     async def generate(self, prompt: Any, sampling: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs of one request as they come. Closing the iterator aborts the request.
+        """Yield the outputs of one request as they come, of ``sampling.output_kind``. Closing the iterator aborts it.
 
-        Raise ModelError, OutOfMemory or another error of the request, and EngineDead.
+        The iteration raises ModelError, OutOfMemory or another error of the request, and EngineDead.
         """
         try:
             async for output in self._llm.generate(prompt, sampling, request_id):
@@ -123,7 +123,7 @@ class Engine:
             raise ModelError(str(error)) from error
 
     async def render(self, prompt: Any) -> Any:
-        """Tokenize the prompt and process its media; return a prompt for ``generate``. Raise ModelError.
+        """Tokenize the prompt and process its media; return a mapping for ``generate``. Raise ModelError.
 
         The result contains all of its media, so it may be used at any later time.
         """
@@ -135,11 +135,11 @@ class Engine:
         return rendered
 
     async def abort(self, request_id: str) -> None:
-        """End a request, waiting or running; ignore an unknown id."""
+        """End a request, waiting or running; ignore an unknown id. Raise EngineDead once closed."""
         await self._llm.abort(request_id)
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of vLLM's worker on every rank; return one answer per rank. Raise EngineDead."""
+        """Call a method of vLLM's worker; return one answer per rank. Raise EngineDead, or Exception when it raised."""
         answers: asyncio.Future[list[Any]] = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
         try:
             # vLLM never answers a call during which its engine dies.

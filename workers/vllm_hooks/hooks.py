@@ -90,7 +90,7 @@ HOOKS: tuple[Hook, ...] = (
 
 
 def moved_hooks(hooks: Sequence[Hook] = HOOKS) -> list[str]:
-    """Return one sentence for each hook that the installed vLLM lacks or has in another form."""
+    """Return one sentence for each hook that the installed vLLM lacks or has in another form; [] when all fit."""
     return [problem for hook in hooks if (problem := _problem_of(hook)) is not None]
 
 

@@ -63,20 +63,20 @@ class HookedModelRunner(GPUModelRunner):
         """Note a request that is about to enter the batch."""
 
     def request_resumed(self, request_id: str) -> None:
-        """Note that a preempted request is computed anew from position 0."""
+        """Note that a preempted request is computed anew, except what the prefix cache has."""
 
     def request_removed(self, request_id: str) -> None:
         """Note that a request has left the batch: it has finished or was aborted."""
 
     def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
-        """Return M-RoPE positions int64 [3, P] and delta for a request; None: those that the model computes."""
+        """Return a request's M-RoPE positions int64 [3, P] on the CPU and delta; None: the model computes them."""
         return None
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
         """Note a request's M-RoPE positions int64 [3, P] and delta, given or the model's own, as it enters."""
 
     def edit_inputs(self, embeds: torch.Tensor) -> None:
-        """Edit the step's input embeddings [n, H] in place, before the model runs."""
+        """Edit the step's input embeddings [n, H] in place, before the model runs; called only if ``embeds_inputs``."""
 
     def before_forward(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None) -> Any:
         """Return the value that ``after_forward`` gets as ``kept``; None: do not call ``after_forward`` for this step.

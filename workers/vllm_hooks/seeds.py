@@ -32,6 +32,6 @@ class RewindableGenerator(torch.Generator):
         return 0
 
     def set_offset(self, offset: int) -> torch.Generator:
-        """Restore the saved state, whatever the offset."""
+        """Restore the saved state, whatever the offset, and return this generator."""
         del offset
         return self.set_state(self._saved_state)

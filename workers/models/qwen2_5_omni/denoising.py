@@ -79,7 +79,7 @@ class Denoising:
 
     @property
     def steps(self) -> int:
-        """The number of solver steps in all."""
+        """The number of solver steps in all: one fewer than the parameters' ``steps``, which counts the times."""
         return len(self._times) - 1
 
     @property
@@ -96,7 +96,7 @@ class Denoising:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep the rows of these indices, in this order, and free the memory of the others."""
+        """Keep the rows of these indices, at least one, in this order, and free the memory of the others."""
         states = torch.split(self._state, self._frames)
         conditions = torch.split(self._conditions, self._frames, dim=1)
         self._state = torch.cat([states[row] for row in rows])
@@ -105,7 +105,7 @@ class Denoising:
         self._arrange()
 
     def mels(self) -> list[torch.Tensor]:
-        """Return each row's mel spectrogram, float32 [frames of the row, mel]; it is noise until ``done``."""
+        """Return each row's mel spectrogram float32 [frames, mel] on the model's device; it is noise until ``done``."""
         return list(torch.split(self._state, self._frames))
 
     def _condition(self, codes: torch.Tensor, speaker: Speaker) -> torch.Tensor:

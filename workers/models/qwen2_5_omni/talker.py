@@ -114,7 +114,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
         return loaded.positions, loaded.delta
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
-        """Add the feed to ``embeds`` [n, H], the projected codec embeddings of the step's tokens, in place."""
+        """Add the feed in place to ``embeds`` [n, H]: projected codec embeddings, zeroed where the prompt is masked."""
         feeds = []
         for rows in step:
             feed: _Feed = rows.information
@@ -129,14 +129,14 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             embeds[rows.begin : rows.end] += feed_rows
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Return positions 0, 1, … in all dimensions and delta 0; for a request without additional information."""
+        """Return positions 0, 1, … as int64 [3, P] and delta 0; for a request without additional information."""
         del mm_features
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     # Logits and weights
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits with codec BOS suppressed, as in Transformers (``suppress_tokens``)."""
+        """Return the logits, codec BOS at -inf (Transformers: ``suppress_tokens``); None when this rank has none."""
         logits: torch.Tensor | None = super().compute_logits(hidden_states)
         if logits is not None:
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")

@@ -54,7 +54,7 @@ class Thinker2TalkerProcessor:
         self._speakers = rows
 
     def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
-        """Return the prompt from the thinker's payload.
+        """Return the prompt from the thinker's payload; its additional information is the feed and M-RoPE positions.
 
         Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.
         """

@@ -73,7 +73,11 @@ class ARRunner:
         self._closed = False
 
     async def start(self) -> None:
-        """Start vLLM's processes and load the model there. Raises ConfigError or EngineDead."""
+        """Start vLLM's processes and load the model there.
+
+        Raises ConfigError as ``Engine.start`` does, for a spool that cannot be used and for too small a bound on the
+        bytes of hidden states. Raises EngineDead when a process ends.
+        """
         self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
@@ -112,7 +116,7 @@ class ARRunner:
         return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Run one prompt to its end and return its output; errors as ``Runner.run``."""
+        """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
         task = asyncio.create_task(self._run(prompt, progress))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
@@ -179,7 +183,7 @@ class ARRunner:
         return self._engine is not None and self._engine.healthy
 
     async def stats(self) -> dict[str, int]:
-        """Return ``GPUARWorker.omni_stats`` of the engine's first rank; for tests and benchmarks. Raises EngineDead."""
+        """Return the first rank's counts (``GPUARWorker.omni_stats``); for tests and benchmarks. Raises EngineDead."""
         counts: dict[str, int]
         counts, *_ = await self._running().call("omni_stats")
         return counts

@@ -25,7 +25,7 @@ class CoalescedCalls:
         self._sending: asyncio.Task[None] | None = None
 
     async def __call__(self, *args: Any) -> list[Any]:
-        """Return each rank's answer to these arguments. Raises the error of ``send``. A cancelled call is not sent."""
+        """Return each rank's answer. Raises the error of ``send``. A call cancelled before its turn is not sent."""
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append((args, future))
         if self._sending is None:

@@ -62,8 +62,8 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
         """Return the first ``rows`` of a taken capture as ``hidden_states``, and the model's named outputs.
 
-        Returns nothing for a capture without rows. Raises ModelError naming an output that has one of the runner's own
-        names, or that is not made of tensors.
+        Returns {} for a capture without rows. Raises the model's ModelError, and one naming an output that has one of
+        the runner's own names, or that is not made of tensors.
         """
         if capture.rows is None:
             return {}

@@ -1,7 +1,7 @@
 """``GPUARWorker``: vLLM's worker around ``GPUARModelRunner``, on CPU and GPU.
 
 ``ARRunner`` calls the ``omni_`` methods between two steps of the engine (``collective_rpc``). Tensors pass through the
-spool. A request's error is returned (``ErrorJSON``) and not raised, because vLLM ends the engine on an exception.
+spool. A request's error is returned (``ErrorJSON``), because an exception would fail all requests of the call.
 """
 
 import os
@@ -31,7 +31,7 @@ class GPUARWorker(HookedWorker):
         """Use the spool in that directory, of whose filesystem ``min_free_bytes`` stay free.
 
         ``adds_embeddings``: whether a captured row includes the input embedding (``GPUARModelRunner``).
-        Return the bytes that captures take: of one row, and of the buffers through which rows are copied.
+        Return bytes: ``row_bytes`` of one captured row, ``buffer_bytes`` of the buffers through which rows are copied.
         """
         self._spool = SpoolFiles(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings

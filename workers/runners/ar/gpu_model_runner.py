@@ -26,7 +26,10 @@ class OmniGPUModelRunner(HookedModelRunner):
     # The worker calls these between two steps.
 
     def load_information(self, key: str, information: Mapping[str, Any], prompt_tokens: int) -> None:
-        """Prepare a coming request's information, and keep it under ``key``. Raises ModelError naming a wrong field."""
+        """Prepare a coming request's information, and keep it under ``key``.
+
+        Raises ModelError naming a wrong field, or when the model takes no information.
+        """
         model = self.get_model()
         if not isinstance(model, SupportsAdditionalInformation):
             raise ModelError(f"{type(model).__name__} takes no additional information", field="additional_information")
@@ -39,7 +42,7 @@ class OmniGPUModelRunner(HookedModelRunner):
         self._loaded.pop(key, None)
 
     def stats(self) -> dict[str, int]:
-        """Return counts of requests since the start, and how many requests' information is held now."""
+        """Return counts: requests, resumed, cached tokens since the start; requests whose information is held now."""
         return {**self.counts, "informed": len(self._informed), "loaded": len(self._loaded)}
 
     @property

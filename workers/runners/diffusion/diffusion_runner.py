@@ -48,7 +48,7 @@ class Batching:
 
         Others join in the order of their age when they have the same parameters, the batch stays within
         ``max_frames``, and no row is more than twice as long as another, so that short ones do not wait for long ones.
-        A row shorter than ``short_frames`` counts as that long.
+        In the comparison of lengths, a row shorter than ``short_frames`` counts as that long.
         """
         if not waiting:
             return []

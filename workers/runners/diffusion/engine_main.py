@@ -41,7 +41,7 @@ class EngineMain:
         self._runs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Load the model and run prompts until the worker sends ``close``; return at once if the model cannot load."""
+        """Load the model and run prompts until the worker sends ``close``; send the error and return if that fails."""
         start = await self._receive()
         spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:

@@ -73,7 +73,7 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start the process and load the model there. Raises ConfigError, or EngineDead when it ends meanwhile."""
+        """Load the model in a new process. Raises ConfigError for what cannot be loaded, EngineDead when it ends."""
         self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
             reader = await self._start_process()
@@ -113,7 +113,10 @@ class EngineProcess:
             raise OmniJobsError.from_dict(error)
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Turn codes into speech as ``DiffusionRunner.run`` does; raise EngineDead also when the process has ended."""
+        """Turn codes into speech as ``DiffusionRunner.run`` does; the waveform is a read-only view of a spool file.
+
+        Raises EngineDead also when the process has ended, and StorageFull when the spool has no room.
+        """
         if not isinstance(prompt, CodecPrompt):
             raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._args.stage)
         if self._dead is not None:

@@ -55,7 +55,7 @@ class GPUDiffusionModelRunner:
         """Run checked prompts of equal parameters as one batch; call ``settle`` for every wanted row.
 
         When the batch fails, each row is tried once alone. So only a row that cannot run alone gets an error:
-        OutOfMemory or ModelError. Raises EngineDead when the device has failed.
+        OutOfMemory or ModelError. Raises EngineDead when the device has failed; rows that are left are not settled.
         """
         error = self._try(rows)
         if error is None:
