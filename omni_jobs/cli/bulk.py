@@ -22,7 +22,7 @@ def submit_bulk(
     cancel_after: options.CancelAfterOption = None,
     url: options.UrlOption = None,
 ) -> None:
-    """Submit many jobs, one per line. A line that is refused does not affect the others.
+    """Submit many jobs, one per line. A refused line does not affect the others, but then the exit code is 1.
 
     The lines are sent while they are read. The answers come after the last line.
 

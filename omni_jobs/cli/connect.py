@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def connect(url: str | None) -> Client:
-    """Return a client of the API server at ``url``; the client is a context manager.
+    """Return a client of the API server at ``url``, which sends nothing yet; the client is a context manager.
 
     Without ``url`` it is the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
-    Raises ConfigError for a URL that is not http.
+    Raises ConfigError for a URL that is not http, and without ``url`` also for a wrong setting.
     """
     from omni_jobs.client import Client
     from omni_jobs.settings import read_settings

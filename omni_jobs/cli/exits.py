@@ -21,7 +21,7 @@ class Exit:
 
 
 class Group(TyperGroup):
-    """The group of all subcommands: prints an OmniJobsError, timeout or Ctrl-C as one line, and exits with its code."""
+    """The group of subcommands: OmniJobsErrors, timeouts and Ctrl-C give a line and exit code, a closed pipe 0."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,6 +45,6 @@ def exit_code(error: OmniJobsError) -> int:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print ``omni-jobs: message`` on stderr, and exit with this code."""
+    """Print ``omni-jobs: message`` on stderr, and raise typer.Exit, which ends the command with this code."""
     typer.echo(f"omni-jobs: {message}", err=True)
     raise typer.Exit(code)

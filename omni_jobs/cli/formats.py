@@ -25,5 +25,5 @@ def size_text(count: int | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a model's text with � in place of control characters, which could move the terminal's cursor."""
+    """Return a model's text with � for unprintable characters but newlines, because they could move the cursor."""
     return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

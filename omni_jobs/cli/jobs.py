@@ -89,7 +89,7 @@ def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
 
 
 def cancel(job_id: options.JobArgument, url: options.UrlOption = None, as_json: options.JsonOption = False) -> None:
-    """Cancel a job. The results of its finished stages stay.
+    """Cancel a job, and print its state: cancelling while a stage runs. The results of its finished stages stay.
 
     \b
     Example:
@@ -131,6 +131,8 @@ def retry(
 
 def delete(jobs: options.JobsArgument, url: options.UrlOption = None) -> None:
     """Delete jobs that have ended, with their results and artifacts. This cannot be undone.
+
+    The command stops at the first job that cannot be deleted, because it has not ended for example.
 
     \b
     Example:

@@ -36,7 +36,7 @@ def show_start(stack: EmbeddedStack) -> None:
 def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
     """Wait for a job, show its progress meanwhile, and return the job once it has ended, in whatever state.
 
-    Raises TimeoutError after ``timeout`` seconds, if given.
+    Raises NotFound, and TimeoutError after ``timeout`` seconds, if given.
     """
     console = Console(stderr=True)
     latest = client.get(job_id)
@@ -63,7 +63,7 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
 def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
     """Print a job's prompt and its growing text on stdout, and return the job once it has ended, in whatever state.
 
-    Until the first word a spinner is shown on stderr. Raises TimeoutError after ``timeout`` seconds, if given.
+    Until the first word stderr shows a spinner. Raises NotFound, and TimeoutError after ``timeout`` seconds, if given.
     """
     console = Console()
     console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)

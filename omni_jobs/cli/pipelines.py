@@ -10,7 +10,7 @@ from omni_jobs.cli.screen import show, show_json
 
 
 def check(files: StageConfigsArgument) -> None:
-    """Check stage configs. Each error names the file, the line and the field.
+    """Check stage configs, and that no two have the same name. An error names the file, and line and field if known.
 
     \b
     Example:

@@ -31,7 +31,7 @@ def show_json(content: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def show_repeatedly(content: Callable[[], RenderableType]) -> None:
-    """Show the renderable that ``content`` returns, and replace it every second by a new one. Ends by Ctrl-C alone."""
+    """Show the renderable that ``content`` returns, anew every second, until Ctrl-C or an error of ``content``."""
     from rich.live import Live
 
     with Live(content(), console=_console(), auto_refresh=False) as live:

@@ -42,7 +42,7 @@ def submit(
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Submit a job and print its id. With --wait, wait for its end and print its text.
+    """Submit a job and print its id. With --wait, wait for its end and print its text; fail unless it completed.
 
     \b
     Examples:

@@ -38,7 +38,7 @@ def tiny_checkpoint(console: Console) -> Path:
 
 
 def smollm2_checkpoint(console: Console) -> Path:
-    """Return the checkpoint directory of SmolLM2-135M-Instruct, made once. Raises ConfigError if that fails."""
+    """Return SmolLM2-135M-Instruct's checkpoint directory, made once per version of its builder. Raises ConfigError."""
     cache = cache_directory()
     directory = cache / f"smollm2-135m-instruct-{_builder_digest('gguf')}"
     if directory.is_dir():  # a checkpoint appears whole or not at all

@@ -37,7 +37,7 @@ class Demo(Protocol):
         """Return the job's request; write the files that it needs to the directory ``scratch`` first."""
 
     def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job, show it meanwhile, and return it once it has ended. Raises TimeoutError after a while."""
+        """Wait for the job, show it meanwhile, return it once ended in any state. Raises TimeoutError after a while."""
 
     def show(self, console: Console, job: JobView, out: Path) -> None:
         """Print the job's result, whose files are in ``out``. Raises StageError if the result is wrong."""
@@ -46,7 +46,7 @@ class Demo(Protocol):
 def walk(demo: Demo, out: Path | None, console: Console) -> None:
     """Start the stack, submit the demo's job over HTTP, follow it, write its results to ``out``, show them, stop.
 
-    None as ``out`` is a directory in the cache. Raises OmniJobsError or TimeoutError if a step fails.
+    None as ``out`` is a directory in the cache. Raises OmniJobsError or TimeoutError if a step fails, after the stop.
     """
     began = time.monotonic()
     checkpoint = demo.checkpoint(console)

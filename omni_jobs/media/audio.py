@@ -30,7 +30,7 @@ _UNKNOWN_SIZES = (0, 0x7FFF_0000)
 
 
 def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
-    """Return a sound's length, in samples at ``SAMPLING_RATE``, by its header alone; the least allowed if it has none.
+    """Return a sound's AudioInfo by its header alone: its length, or the least allowed where the header states none.
 
     Raise InvalidRequest for a header that is wrong, RequestTooLarge for a sound that is too long.
     """
@@ -41,7 +41,7 @@ def header_of_audio(data: bytes | memoryview, limits: MediaLimits) -> AudioInfo:
 
 
 def probe_audio(data: bytes | memoryview, limits: MediaLimits, *, enough_s: float | None = None) -> AudioInfo:
-    """Decode a sound, not much more than ``enough_s`` seconds of it, and return the length of what was decoded.
+    """Decode a sound, not much more than ``enough_s`` seconds of it, and return the AudioInfo of what was decoded.
 
     Raise InvalidRequest and RequestTooLarge as ``decode_audio`` does, and InvalidRequest for too short a sound.
     """

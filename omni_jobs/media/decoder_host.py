@@ -27,7 +27,7 @@ _TASKS_EACH = 1_000  # then a decoder is replaced, because libraries leak
 
 
 def answer_of_exit(status: int) -> dict[str, Any]:
-    """Return the answer for a task whose decoder exited with ``status``: ``ended`` or ``unavailable``.
+    """Return ``{"ended": why}`` or ``{"unavailable": why}`` for a task, by its decoder's exit status; -N is signal N.
 
     ``ended`` blames the medium: a library crashed, or a limit of the decoder was exceeded. ``unavailable`` does not:
     an operator, the OOM killer or a dying parent sends SIGTERM and SIGKILL, multiprocessing exits with a positive

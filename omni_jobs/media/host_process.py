@@ -35,7 +35,7 @@ _SET = {
 
 
 class HostProcess:
-    """A running decoder host: sends it tasks, and reads its answers on a thread. Safe for threads."""
+    """A running decoder host, which runs tasks for the wall until ``answers`` is False. Safe for threads."""
 
     def __init__(self, processes: int, memory_bytes: int) -> None:
         """Start a host with ``processes`` decoders of ``memory_bytes`` each. Raise DecodersUnavailable if it fails."""
@@ -72,6 +72,7 @@ class HostProcess:
 
         ``descriptors`` are those of the files for the medium, the result and a large result. The answer is instead
         ``{"ended": why}`` if the medium ended its decoder, ``{"unavailable": why}`` if no decoder ran it to its end.
+        A host that answers too late is closed.
         """
         task_id = next(self._ids)
         future: Future[dict[str, Any]] = Future()

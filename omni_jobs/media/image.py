@@ -30,21 +30,21 @@ _BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombEr
 
 
 def header_of_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
-    """Return an image's width and height by its header, not yet turned upright. Raise as ``decode_image``."""
+    """Return the ImageInfo of a header, not yet turned upright. Raise as ``decode_image``, so far as it shows."""
     with _opened(data) as image:
         _check_header(image, data, limits)
         return ImageInfo(str(Image.MIME[image.format or ""]), *image.size)
 
 
 def probe_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
-    """Check an image's header, decode it, return its width and height once upright. Raise as ``decode_image``."""
+    """Check an image's header, decode it, and return its ImageInfo once upright. Raise as ``decode_image``."""
     with _opened(data) as image:
         _check_header(image, data, limits)
         return ImageInfo(str(Image.MIME[image.format or ""]), *_upright(image).size)
 
 
 def decode_image(data: bytes | memoryview, limits: MediaLimits | None = None) -> Image.Image:
-    """Return a Pillow image: RGB, upright by its EXIF, on white where it is transparent; ``limits`` may be None.
+    """Return a Pillow image: RGB, upright by its EXIF, on white where transparent. ``limits`` None checks no sizes.
 
     Raise InvalidRequest for bytes that do not decode, and for sides that are too short or too unequal; raise
     RequestTooLarge for too many pixels, or scans of a JPEG.

@@ -54,7 +54,8 @@ _LONGEST_SOUND = 72
 def check_index(data: bytes | memoryview, max_frames: int) -> None:
     """Check what the index of an MP4 claims. ``max_frames`` bounds a picture's track; others may have 20 times that.
 
-    Raise InvalidRequest for a table with fewer entries than it claims, RequestTooLarge for too many frames.
+    Raise InvalidRequest for a compressed index, and for a table that has fewer entries than it claims or does not
+    belong where it is; RequestTooLarge for too many frames, chunks, edits or boxes.
     """
     view = memoryview(data)
     counts = _Counts(max_frames, len(view))

@@ -28,7 +28,7 @@ class MemoryFile:
             raise DecodersUnavailable(f"no memory for a medium: {error}") from error
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write ``data`` at the file's start. Raise DecodersUnavailable when memory is short."""
+        """Write ``data`` at the file's start. Raise DecodersUnavailable when memory or the file is too short."""
         view, at = memoryview(data), 0
         try:
             while at < len(view):

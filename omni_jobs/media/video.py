@@ -43,9 +43,9 @@ _SIDE_MULTIPLE = 28
 
 
 def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
-    """Return by index and packets the size of a video's frames as a model gets them, not yet turned; decode none.
+    """Return a video's VideoInfo by its index and packets: its frames as a model gets them, not yet turned.
 
-    Raise InvalidRequest and RequestTooLarge as ``decode_video`` does, but not for what only a decoded frame shows.
+    Decode none. Raise as ``decode_video`` does, but not for what only a decoded frame shows.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
@@ -53,7 +53,7 @@ def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
 
 
 def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
-    """Return a video's sizes by its index, packets and first frame, upright. Raise as ``decode_video`` does."""
+    """Return a video's VideoInfo by its index, packets and first frame, upright. Raise as ``decode_video`` does."""
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         size = _first_size(container, stream, limits)

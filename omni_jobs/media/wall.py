@@ -68,7 +68,8 @@ class MediaWall:
     """A context manager that has media read by decoders, for an API server's intake or a worker. Safe for threads.
 
     The first medium starts the decoders, and ``close`` ends them. Methods raise InvalidRequest for a medium that does
-    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if the wall is closed or broken.
+    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if the wall is closed, broken or short of
+    memory, or a submit's medium finds no free decoder in time.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -90,7 +91,7 @@ class MediaWall:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the decoders' host; None before the first medium."""
+        """The process id of the decoders' host; None before the first medium and after ``close``."""
         return self._host.pid if self._host is not None else None
 
     # For a submit: measure a medium and keep nothing of it.
@@ -100,21 +101,21 @@ class MediaWall:
         return MediaBudget(self._probe_limit_s)
 
     def header(self, kind: Kind, data: bytes | memoryview, budget: MediaBudget) -> MediaInfo:
-        """Return the sizes that a medium's header states, or a lower bound where it states none; decode nothing.
+        """Return the MediaInfo that a medium's header states, or a lower bound where it states no size; decode nothing.
 
-        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
-        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
+        Raise InvalidRequest, also where the medium ends its decoder, RequestTooLarge, also once ``budget`` is spent,
+        and DecodersUnavailable, also where no decoder is free within ``decoders_wait_s`` or too many media wait.
         """
         return self._measure(kind, data, "header", {}, budget)
 
     def probe(
         self, kind: Kind, data: bytes | memoryview, budget: MediaBudget, *, enough_s: float | None = None
     ) -> MediaInfo:
-        """Decode as much of a medium as is needed to know its sizes, and return them.
+        """Decode as much of a medium as is needed to know its sizes, and return them as a MediaInfo.
 
         Of sound, not much more than ``enough_s`` seconds are decoded, because the model takes no more.
-        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
-        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
+        Raise InvalidRequest, also where the medium ends its decoder, RequestTooLarge, also once ``budget`` is spent,
+        and DecodersUnavailable, also where no decoder is free within ``decoders_wait_s`` or too many media wait.
         """
         return self._measure(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
 

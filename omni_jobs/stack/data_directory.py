@@ -24,7 +24,10 @@ POLL_S = 0.1
 
 
 def running_stack(path: Path) -> dict[str, Any] | None:
-    """Return a dict of ``url``, ``pid`` and ``started_at`` of the stack that serves in a directory, or None."""
+    """Return a dict of ``url``, ``pid`` and ``started_at`` (Unix time) of the stack in a directory, None without one.
+
+    It is what ``stack.json`` says while the lock is held: after a kill, the killed stack's until the next one serves.
+    """
     path = path.expanduser()
     try:
         with open(path / "stack.lock", "rb") as lock:

@@ -110,8 +110,9 @@ class EmbeddedStack:
         """Start every child, and return when all are ready.
 
         Raises StackError if a child died (with the last lines of its log) or was not ready in time, or if another
-        process has the data directory or the port; StorageUnavailable or StorageFull if the local object directory
-        takes no objects. Any exception, a signal's included, stops every child.
+        process has the data directory or the port; DatabaseUnavailable if the database cannot be migrated;
+        StorageUnavailable or StorageFull if the local object directory takes no objects, and ConfigError for a wrong
+        file URL of it. Any exception, a signal's included, stops every child.
         """
         try:
             self._prepare().start()

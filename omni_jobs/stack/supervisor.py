@@ -78,7 +78,7 @@ class Supervisor:
     def start(self) -> None:
         """Start all children, and return when they are ready.
 
-        Raises StackError if a child ends or is not ready in time, and the OmniJobsErrors of the database's migration.
+        Raises StackError if a child cannot start, ends or is late, and DatabaseUnavailable if the migration fails.
         """
         self._thread.start()
         self._settled.wait()
@@ -90,7 +90,7 @@ class Supervisor:
         self._raise_failure()
 
     def stop(self) -> None:
-        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C ends the wait: SIGKILL follows at once."""
+        """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C hastens the SIGKILL, and is raised at the end."""
         if self._thread.ident is None:  # never started
             return
         self._exits.put(None)

@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 30  # room for millions of hints; a full broker refuses more, a
 
 
 class Valkey:
-    """One Valkey server on 127.0.0.1, with a free port and a random password that only the stack's user can read."""
+    """One Valkey server on 127.0.0.1, which a ``Child`` runs; ``url`` has its free port and its random password."""
 
     def __init__(self, directory: Path) -> None:
         """Choose port and password. ``directory`` takes the server's append-only file and its configuration."""
@@ -37,7 +37,7 @@ class Valkey:
         }
 
     def command(self) -> list[str]:
-        """Write the configuration file, and return the command line that starts the server with it."""
+        """Write the configuration, which only this user can read; return the command line that starts the server."""
         file = self._directory / "valkey.conf"
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as configuration:
             configuration.writelines(f"{name} {value}\n" for name, value in self._configuration.items())

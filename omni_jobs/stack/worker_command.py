@@ -15,7 +15,10 @@ POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePoo
 
 
 def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
-    """Raise ConfigError if a package is missing that a worker of this stage needs. Imports neither torch nor vLLM."""
+    """Raise ConfigError if a package is missing that a worker of this stage needs, NotFound for an unknown stage.
+
+    Imports neither torch nor vLLM.
+    """
     if find_spec("workers") is None:
         raise ConfigError("the package 'workers' is not installed here: install omni-jobs with its worker extra")
     if pipeline.stage(stage).kind != "echo" and find_spec("vllm") is None:
@@ -38,7 +41,7 @@ def worker_command(
 
     ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
     worker at once takes back the stage runs of its slot. ``concurrency`` is the number of broker messages in flight, of
-    which each carries several hints; None takes as many as the stage's slots need.
+    which each carries several hints; None takes as many as the stage's slots need. An unknown stage raises NotFound.
     """
     queue = pipeline.queue(stage)
     if concurrency is None:
