@@ -122,7 +122,7 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema to this build's revision. Several processes may call it at once.
 
-        Raises DatabaseUnavailable; for the schema of a newer build Alembic's CommandError.
+        Raises DatabaseUnavailable, and ConfigError for the schema of a newer build.
         """
         with self._backend.migrating() as engine:
             self._run(engine, self._upgrade)

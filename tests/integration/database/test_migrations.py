@@ -18,7 +18,7 @@ from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import REVISION, Database
 from omni_jobs.database.migrations import downgrade, newest_revision
 from omni_jobs.database.tables import Base
-from omni_jobs.errors import DatabaseUnavailable
+from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.jobs import Jobs
 from tests.integration.job_steps import pass_time, register
 
@@ -139,6 +139,13 @@ def test_processes_may_migrate_at_once(empty_url: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(migrate, range(4)))
+
+
+def test_a_newer_versions_schema_is_refused(empty: Database) -> None:
+    empty.migrate()
+    empty.run(lambda tx: tx.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(ConfigError, match="a newer one has migrated.*9999"):
+        empty.migrate()
 
 
 def test_the_newest_migration_is_the_revision_that_is_asked_for() -> None:
