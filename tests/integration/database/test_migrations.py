@@ -144,7 +144,7 @@ def test_processes_may_migrate_at_once(empty_url: str) -> None:
 def test_a_newer_versions_schema_is_refused(empty: Database) -> None:
     empty.migrate()
     empty.run(lambda tx: tx.execute(text("UPDATE alembic_version SET version_num = '9999'")))
-    with pytest.raises(ConfigError, match="a newer one has migrated.*9999"):
+    with pytest.raises(ConfigError, match=r"a newer one has migrated.*9999"):
         empty.migrate()
 
 
