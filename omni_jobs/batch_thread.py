@@ -25,7 +25,8 @@ class BatchThread(Generic[T]):
     ) -> None:
         """Prepare the thread.
 
-        handle      called on the thread with each batch; must not raise, because an exception ends the thread
+        handle      called on the thread with each batch, and at the end with what is left, perhaps an empty batch;
+                    must not raise, because an exception ends the thread
         next_timer  called on the thread before it waits; returns the ``time.monotonic()`` at which to call ``handle``
                     with an empty batch if no item comes until then, or None to wait for an item without a limit
         """

@@ -22,7 +22,7 @@ from omni_jobs.settings import Settings
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     """Return the HTTP API as a FastAPI application. Any number of replicas may run.
 
-    It opens its services when it starts, unless ``services`` are given, and closes them when it stops.
+    It opens its services when it starts, unless ``services`` are given, and closes them in either case when it stops.
     """
 
     @asynccontextmanager

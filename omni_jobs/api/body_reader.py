@@ -15,7 +15,10 @@ _PROMPT_EMBEDS = "prompt_embeds"
 
 
 def check_content_type(request: Request, *types: str) -> str:
-    """Return the body's type. Raises UnsupportedContentType if it is none of ``types`` or the body is compressed."""
+    """Return the body's type, in small letters and without parameters.
+
+    Raises UnsupportedContentType if it is none of ``types``, is JSON in another charset than UTF-8, or is compressed.
+    """
     content_type, _, parameters = request.headers.get("content-type", "").partition(";")
     content_type = content_type.strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -30,7 +33,7 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
     """Read the body of a submit: JSON, or multipart with the JSON in ``request`` and a file in ``prompt_embeds``.
 
     Return the bytes of the JSON, unparsed, and of the safetensors file or None. Raises UnsupportedContentType,
-    InvalidRequest naming the part or ``body``, or RequestTooLarge without reading on.
+    InvalidRequest naming the part or ``body``, RequestTooLarge without reading on, and what ``Body.receive`` raises.
     """
     content_type = check_content_type(request, _JSON, _MULTIPART)
     chunks = _chunks(request, max_bytes)

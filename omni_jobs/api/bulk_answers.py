@@ -17,7 +17,7 @@ _LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those 
 
 
 class AllAnswers:
-    """Counts and bounds the bytes that the answers of all bulks of this process take. Safe for threads."""
+    """Counts the bytes of the answers of all bulks of this process; ``check_room`` bounds them. Safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
         self.limit_of_one = settings.max_bulk_answer_bytes
@@ -32,7 +32,7 @@ class AllAnswers:
             raise ServerBusy(f"the answers of all bulks have come to {self.bytes} bytes, and may have {self.limit}")
 
     def add(self, more: int) -> None:
-        """Count ``more`` bytes; a negative number where answers are deleted."""
+        """Count ``more`` bytes, also beyond the limit; a negative number where answers are deleted."""
         with self._lock:
             self.bytes += more
 
@@ -66,7 +66,7 @@ class Answers:
         self._file.flush()
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of all answers, from the first answer on."""
+        """Yield the bytes of all answers, from the first answer on, in pieces that may end within a line."""
         self._file.seek(0)
         while chunk := self._file.read(64 << 10):
             yield chunk

@@ -16,11 +16,11 @@ Line = tuple[int, bytes | OmniJobsError]
 
 
 async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, body: Body) -> AsyncGenerator[list[Line]]:
-    """Yield the lines that are not empty, in groups of at most 256 lines and some 4 MiB.
+    """Yield the lines that are not blank, in groups of at most 256 lines and some 4 MiB.
 
-    A line longer than ``max_line_bytes`` is an error in its place. A group counts as held in ``body``: the caller calls
-    ``body.let_go`` once it is done with the group. A group ends early where the server has no room for more bytes of
-    bodies. Raises ServerBusy if it has no room for a single line.
+    A line longer than ``max_line_bytes`` is RequestTooLarge in its place. A group counts as held in ``body``: the
+    caller passes its ``size_of`` to ``body.let_go`` once it is done with it. A group ends early where the server has no
+    room for more bytes of bodies. The iteration raises ServerBusy if there is no room for a single line.
     """
     group: list[Line] = []
     size = 0
@@ -43,7 +43,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
 
 
 def size_of(group: Sequence[Line]) -> int:
-    """Return how many bytes a group's lines have together."""
+    """Return how many bytes a group's lines hold together; a line that is an error holds none."""
     return sum(len(line) for _, line in group if isinstance(line, bytes))
 
 

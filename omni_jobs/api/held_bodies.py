@@ -55,7 +55,7 @@ class BoundedBodies:
 
 
 class HeldBytes:
-    """Counts the bytes that this process holds of all bodies. ``limit`` bounds them. For one event loop."""
+    """The bytes that this process holds of all bodies, as each Body counts them up to ``limit``. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

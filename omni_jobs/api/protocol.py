@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def close_behind_answer(self) -> None:
-        """Close the connection once the client has read its answer, or has taken too long to read a part of it."""
+        """Close the connection once its answer is read, or unread for too long; drop what still comes of a body."""
         if not self._in_head:
             self._linger()
             return

@@ -36,7 +36,7 @@ CancelAfter = Annotated[
 
 
 def idempotency_key_header(longest: int, use: str) -> Any:
-    """Return a declaration of the header ``Idempotency-Key`` for a route. ``use`` says in it what a key does."""
+    """Return a declaration of the header ``Idempotency-Key`` for a route: its greatest length and its ``use``."""
     return Header(
         alias="Idempotency-Key",
         pattern=f"^[!-~]{{1,{longest}}}$",
@@ -45,9 +45,9 @@ def idempotency_key_header(longest: int, use: str) -> Any:
 
 
 def tenant_of(request: Request, settings: Settings) -> str:
-    """Return the tenant, DEFAULT_TENANT for a request that names none. Raises InvalidRequest naming the header.
+    """Return the tenant that a request names in the header of the setting ``tenant_header``, or else DEFAULT_TENANT.
 
-    A proxy in front of the server sets the header; the setting ``tenant_header`` names it.
+    A proxy in front of the server sets the header. Raises InvalidRequest if it is malformed or comes twice.
     """
     header = settings.tenant_header
     values = [] if header is None else request.headers.getlist(header)

@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the server. End the waits for jobs first, because the server waits for their requests to be answered."""
+        """Stop the server as uvicorn asks. End the waits for jobs first, because the server waits for their answers."""
         self.app.state.services.job_waits.release()
         await super().shutdown(sockets)
 

@@ -35,7 +35,10 @@ CONNECTION_OPTIONS: Mapping[str, Any] = {
 
 
 class Broker:
-    """Publishes hints into the queues of all stages. Safe for threads. Connects to Redis when it is first used."""
+    """Publishes hints into the queues of all stages. Safe for threads. Connects to Redis when it is first used.
+
+    Then it raises ConfigError for a URL that redis-py refuses.
+    """
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         self.per_message = {  # the most hints of a message, by queue
@@ -61,7 +64,7 @@ class Broker:
         return client
 
     def publish(self, hints: Iterable[Hint]) -> None:
-        """Publish hints into their queues, as ``publish_to`` does. Raises BrokerUnavailable.
+        """Publish hints into their queues, as ``publish_to`` does. Raises BrokerUnavailable, perhaps after some queues.
 
         A caller that has committed logs the error and goes on, because the rescuer republishes the hints.
         """
@@ -72,7 +75,7 @@ class Broker:
             self.publish_to(name, its_hints)
 
     def publish_to(self, queue_name: str, hints: Sequence[Hint]) -> int:
-        """Publish hints of one queue. Return how many messages the queue has then. Raises BrokerUnavailable.
+        """Publish one or more hints of a queue. Return how many messages it has then. Raises BrokerUnavailable.
 
         If the queue belongs to no pipeline, the hints are logged and dropped, and 0 is returned.
         """

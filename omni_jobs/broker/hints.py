@@ -53,7 +53,7 @@ _BODY: TypeAdapter[tuple[tuple[_Hints], Any, Any]] = TypeAdapter(tuple[tuple[_Hi
 
 
 def write_hints(queue_name: str, hints: Sequence[tuple[int, int]]) -> bytes:
-    """Return hints as one message that Celery and kombu can read, with no more fields than they need."""
+    """Return hints ``(stage run id, attempt)`` as one message: JSON with only the fields that Celery and kombu need."""
     message_id = secrets.token_hex(8)
     body = orjson.dumps([[hints], {}, {}])
     message = {

@@ -8,7 +8,7 @@
 
 A call is repeated a few times while its error may pass, such as no answer or too many jobs waiting; a bulk and the
 download of an artifact are not. A submit carries an idempotency key, so no repetition makes a second job. The server's
-errors are raised as the classes of :mod:`omni_jobs.errors`; ServerUnavailable means that no answer came.
+errors are raised as the classes of :mod:`omni_jobs.errors`; ServerUnavailable means that the server gave no answer.
 """
 
 from omni_jobs.client.client import Client, error_of

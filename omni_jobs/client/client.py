@@ -42,13 +42,13 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Client:
     """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it.
 
-    Every call raises the server's error, as a class of ``omni_jobs.errors``, and ServerUnavailable if no answer came.
+    Every call raises the server's error, a class of ``omni_jobs.errors``, and ServerUnavailable if it gave no answer.
     """
 
     def __init__(self, base_url: str | None = None, *, timeout: float = 30.0) -> None:
         """Prepare calls to the server at ``base_url``; by default OMNI_JOBS_URL, else http://127.0.0.1:8000.
 
-        A call fails after ``timeout`` seconds without an answer. Raises ConfigError for a URL that is not http.
+        A try of a call fails after ``timeout`` seconds of silence. Raises ConfigError for a URL that is not http.
         """
         self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
         parts = urlsplit(self.base_url)
@@ -78,11 +78,12 @@ class Client:
                 size]. It takes the place of ``messages``.
             idempotency_key: submitting the same body with the same key returns the same job. Without a key each call
                 makes one new job.
-            cancel_after: seconds, or a text like "15m", after which the job is cancelled.
+            cancel_after: seconds, or a text like "15m", after which the job expires unless it has ended.
 
         Raises:
             TooManyJobs: if the backlog stays full; its ``retry_after_s`` says when to try again.
             InvalidRequest: if the request is wrong; its ``field`` names the field.
+            NotFound: if the server serves no pipeline of the name in ``model``.
             Conflict: if the idempotency key names a job of another body.
         """
         headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
@@ -102,12 +103,12 @@ class Client:
     ) -> Iterator[BulkAnswer]:
         """Submit many jobs, the JSON body of one per line. Yield an answer per line, in order, once all lines are sent.
 
-        Lines and answers are streamed; an empty line has no answer. The client never repeats this call. The caller may
-        send the same lines again with the same ``idempotency_key``: only jobs that are missing are made.
-        ``cancel_after`` applies to each line.
+        Nothing is sent before the iteration begins; an empty line has no answer. The client never repeats this call,
+        and sets it no ``timeout``. The caller may send the same lines again with the same ``idempotency_key``: only
+        jobs that are missing are made. ``cancel_after`` applies to each line.
 
-        Raises RequestTooLarge or ServerBusy after the last answer if the server has not read all lines; the message
-        names the last line that it has read.
+        The iteration raises RequestTooLarge or ServerBusy after the last answer if the server has not taken all lines;
+        the message names the last line that it has taken. After any other error some jobs may exist as well.
         """
         headers = {"Content-Type": "application/jsonl", **_submit_headers(idempotency_key, cancel_after)}
         content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
@@ -140,7 +141,7 @@ class Client:
         """Return a page of jobs, the newest first. The ``next_cursor`` of a page is the ``cursor`` of the next page.
 
         A page holds fewer than ``limit`` jobs if their results are large, so only a page without ``next_cursor`` is
-        the last. With ``brief`` no job has its ``result``.
+        the last. With ``brief`` no job has its ``result``. Raises InvalidRequest, which names the wrong parameter.
         """
         given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline, "error_code": error_code}
         given["brief"] = "true" if brief else None
@@ -152,14 +153,14 @@ class Client:
         return _parsed(list[EventView], self._call("GET", _path(job_id, "/events")))
 
     def cancel(self, job_id: str) -> JobView:
-        """Cancel a job, and return it. Its status may be ``cancelling`` for a moment. Raises NotFound."""
+        """Cancel a job, and return it, perhaps still ``cancelling``; an ended one is unchanged. Raises NotFound."""
         return _parsed(JobView, self._call("POST", _path(job_id, "/cancel")))
 
     def retry(self, job_id: str, *, from_stage: str | None = None) -> JobView:
         """Retry a job that has ended, and return it. Stages that did not succeed run again, and all that follow them.
 
-        So do ``from_stage`` and all that follow it. Raises NotFound, InvalidRequest for an unknown stage, and Conflict
-        if the job has not ended, if no stage is to run, or if payloads that the stages need are deleted already.
+        So do ``from_stage`` and all that follow it. Raises NotFound, InvalidRequest for an unknown stage, TooManyJobs,
+        and Conflict if the job has not ended, no stage is to run, or data that the stages need are deleted already.
         """
         retries = self.get(job_id).retries
         params = {} if from_stage is None else {"from_stage": from_stage}
@@ -184,11 +185,11 @@ class Client:
         timeout: float | None = None,
         on_update: Callable[[JobView], object] | None = None,
     ) -> JobView:
-        """Wait until a job is completed, failed, cancelled or expired, and return it. Its ``status`` says which.
+        """Wait until a job is completed, failed, cancelled or expired (its ``status``), and return it. Raises NotFound.
 
         Args:
             timeout: seconds after which TimeoutError is raised; None waits forever.
-            on_update: called with the job at first and after every change.
+            on_update: called with the job at first and whenever a poll finds it changed.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         longest = min(LONGEST_POLL_S, self._timeout_s / 2)
@@ -217,11 +218,14 @@ class Client:
         return _parsed(JobView, self._call("GET", _path(job_id), params=params))
 
     def artifact(self, job: JobView | str, name: str) -> bytes:
-        """Return an artifact's bytes. ``job`` may be an id. Raises NotFound; ObjectCorrupt if the bytes are damaged."""
+        """Return an artifact's bytes. ``job`` may be an id. Raises NotFound, and Gone when it is kept no longer.
+
+        Raises ObjectCorrupt if the bytes are damaged, or ServerUnavailable, because the server breaks off a large one.
+        """
         return b"".join(self._chunks(self.get(job) if isinstance(job, str) else job, name))
 
     def save_artifact(self, job: JobView, name: str, path: Path) -> int:
-        """Stream an artifact to a file, and return its size in bytes. Raises NotFound, ObjectCorrupt, OSError.
+        """Stream an artifact to a file, and return its size in bytes. Raises OSError, and what ``artifact`` raises.
 
         The file appears whole or not at all.
         """
@@ -316,7 +320,10 @@ class Client:
 
 
 def error_of(response: httpx2.Response) -> OmniJobsError:
-    """Return the error that a failed response carries, as an instance of the class that its code names."""
+    """Return the error of a failed response that was read, as an instance of the class that its code names.
+
+    Another body, such as a proxy's, gives ServerUnavailable for 502 to 504, NotFound for 404, or else OmniJobsError.
+    """
     try:
         error = OmniJobsError.from_dict(response.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -14,7 +14,7 @@ def user_message(
     images: Sequence[Path] = (),
     videos: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return a user's message for ``messages``: media as base64, then text. Raises OSError if a file is unreadable."""
+    """Return an item of ``messages``: a user's media as base64, then the text. Raises OSError for an unreadable one."""
     parts: list[dict[str, Any]] = []
     for path in audio:
         sound = {"data": _base64(path)}

@@ -47,7 +47,7 @@ class Reservation:
 class Backlog:
     """Knows how many jobs wait, and reserves room for new ones, in one API process. For one event loop.
 
-    A full backlog raises nothing: it grants fewer places than asked for, and the reservation holds the refusal.
+    A full backlog raises nothing: it grants room for fewer jobs than wanted, and the reservation holds the refusal.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Backlog:
     async def refresh(self) -> None:
         """Count the waiting jobs in SQL again if that is due. Wait for the count only if the last one is too old.
 
-        Raises DatabaseUnavailable, the same error for all who wait for one count.
+        Raises DatabaseUnavailable only where it waits, the same error for all who wait for one count.
         """
         now = self._clock()
         is_old = now - self._counted_at > _PAUSES_UNTIL_OLD * self._pause_s

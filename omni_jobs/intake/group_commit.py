@@ -41,7 +41,7 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, jobs: Sequence[NewJob]) -> Future[list[SubmitResult | OmniJobsError]]:
-        """Write jobs soon, with the jobs of other callers. Return a future of a result for each, in the same order.
+        """Write jobs soon, with those of other callers. Return a future of the list of results, in the jobs' order.
 
         A result is a SubmitResult or an error. Conflict: the idempotency key names a job of another request.
         DatabaseUnavailable: the job may exist all the same, and only an idempotency key makes it safe to submit it

@@ -84,7 +84,7 @@ class Intake:
         return results
 
     async def retry(self, job_id: str, from_stage: str | None) -> None:
-        """Queue a job that has ended again: stages that did not succeed, ``from_stage``, and all that follow these.
+        """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
         Raises TooManyJobs, and the errors of ``Jobs.retry``.
         """

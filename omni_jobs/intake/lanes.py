@@ -32,7 +32,7 @@ class Lanes:
         self._media = CapacityLimiter(media_requests)
 
     async def run_parsing(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
-        """Call ``parse``, which parses these requests, once their lane has room. Return its result."""
+        """Call ``parse``, on a thread unless these requests are small, once their lane has room. Return its result."""
         lane = self._lane_of(requests)
         if lane is self._small and sum(requests[0].body.count(mark) for mark in b",[{") <= _FEW_VALUES:
             return parse()  # on the event loop, because a thread would cost more
@@ -41,7 +41,7 @@ class Lanes:
     async def run_admission(self, texts: Sequence[SubmitRequest], admit: Callable[[], T], *, tokenizes: bool) -> T:
         """Call ``admit``, which admits these requests without media, once their lane has room. Return its result.
 
-        ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more.
+        ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more, so that it needs a thread.
         """
         lane = self._lane_of(texts)
         return admit() if lane is self._small and not tokenizes else await run_sync(admit, limiter=lane)

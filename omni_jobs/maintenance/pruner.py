@@ -158,9 +158,9 @@ class Pruner(Rounds):
     # Sweep
 
     def sweep(self) -> Iterator[int]:
-        """List the whole store in batches and delete the orphans of each; yield their number after each batch.
+        """List the whole store in batches and delete the old orphans of each; yield their number after each batch.
 
-        Raises DatabaseUnavailable and StorageError.
+        The iteration raises DatabaseUnavailable and StorageError. Orphans younger than ``orphan_after_s`` stay.
         """
         self._store.remove_abandoned()
         # Younger objects may be of a stage run or a submit that SQL does not know of yet.

@@ -44,7 +44,7 @@ class Rescuer(Rounds):
 
 
 def run(settings: Settings) -> None:
-    """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError."""
+    """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError; logs later errors."""
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database, announce_after_s=settings.announce_after_s)

@@ -45,11 +45,11 @@ class Rounds(ABC):
             self._stopped.wait(self._every_s * random.uniform(0.9, 1.1))  # noqa: S311
 
     def stop(self) -> None:
-        """Make ``run`` return soon. Safe in a signal handler."""
+        """Make ``run`` return soon. The signal handler of the rescuer's process calls it."""
         self._stopped.set()
 
     def round(self) -> None:
-        """Do one round. If a service does not answer, return, and log the error unless the last round failed, too."""
+        """Do one round. Log its OmniJobsError, unless the last round failed, too; raise any other exception."""
         self._attempt(self._work)
 
     def _attempt(self, action: Callable[[], None]) -> bool:

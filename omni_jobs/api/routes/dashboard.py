@@ -50,7 +50,7 @@ class RecentJob(BaseModel):
 
 
 class Status(BaseModel):
-    """What the status page shows: jobs by state, stages, workers and the newest jobs, at one moment."""
+    """What the status page shows: jobs by state, stages, workers and the newest jobs, some of it moments old."""
 
     at: datetime
     jobs: dict[JobState, int]  # those that have not ended
