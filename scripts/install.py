@@ -56,6 +56,7 @@ def main(lock_name: str, *options: str) -> None:
     compile_project()
     if takes_cpu_torch(lock):
         mend_torchvision()
+        look_for_libnuma()
     say(f"done in {time.monotonic() - started:.0f} s")
 
 
@@ -251,6 +252,12 @@ def mend_torchvision() -> None:
             # may be a hard link to uv's cache.
             empty.replace(package / name)
             subprocess.run([PYTHON, "-m", "compileall", "-q", package / name], check=True)
+
+
+def look_for_libnuma() -> None:
+    """Say how to install libnuma if it is missing: vLLM's CPU build loads it, and no package of Python brings it."""
+    if not runs(PYTHON, "-I", "-c", "import ctypes; ctypes.CDLL('libnuma.so.1')"):
+        say("libnuma.so.1 is missing; vLLM's CPU build runs no model without it: apt-get install libnuma1, as root")
 
 
 def uv(configuration: Environment, *arguments: str | Path) -> None:

@@ -1,6 +1,7 @@
 """The locks, the wheel, and the scripts that install them."""
 
 import ast
+import ctypes.util
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -421,6 +422,20 @@ def test_setup_mends_nothing_outside_its_environment(
     stand_in(site_packages, NO_OPERATORS)
     installer.mend_torchvision()
     assert state_of(outside) == before
+
+
+def test_setup_names_the_package_of_a_missing_libnuma(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installer, "PYTHON", sys.executable)
+    installer.look_for_libnuma()
+    assert ("libnuma1" in capsys.readouterr().err) is (ctypes.util.find_library("numa") is None)
+    without = tmp_path / "python"
+    without.write_text("#!/bin/sh\necho 'OSError: libnuma.so.1: no such file' >&2\nexit 1\n")
+    without.chmod(0o755)
+    monkeypatch.setattr(installer, "PYTHON", without)
+    installer.look_for_libnuma()
+    assert "apt-get install libnuma1" in capsys.readouterr().err
 
 
 def test_torchvision_imports_here() -> None:
