@@ -38,7 +38,10 @@ class PostgreSQL:
     lock_schema = (text("SET LOCAL statement_timeout = 0"), text("SELECT pg_advisory_xact_lock(7305818263117)"))
 
     def __init__(self, url: URL, connections: int) -> None:
-        """Prepare an engine of at most ``connections`` pooled connections. It connects when it is first used."""
+        """Prepare an engine that keeps at most ``connections`` connections, and opens up to ten more.
+
+        It connects when it is first used.
+        """
         self.engine = _engine(url.set(drivername="postgresql+psycopg"), connections)
         self.writing = self.engine
         self.reading = self.engine.execution_options(omni_jobs_begin=_BEGIN_READING)

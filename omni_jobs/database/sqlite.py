@@ -31,7 +31,7 @@ class SQLite:
     lock_schema = ()  # the transaction of a migration holds the file's write lock already
 
     def __init__(self, url: URL, connections: int) -> None:
-        """Prepare an engine of at most ``connections`` pooled connections.
+        """Prepare an engine that keeps at most ``connections`` connections, and opens up to ten more.
 
         Raises ConfigError when the URL names no file, because a database in memory is not shared.
         """

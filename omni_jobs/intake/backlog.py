@@ -32,7 +32,7 @@ Scope = tuple[str, str | None]
 
 @dataclass(slots=True)
 class Reservation:
-    """Room for jobs that are about to be submitted. Set ``taken`` once they are; the rest is given back.
+    """Room for jobs, within ``Backlog.reserve``'s block. Set ``taken`` there; at its end the rest is given back.
 
     granted  for how many jobs there is room: as many as were wanted, or fewer
     refusal  the error for the jobs beyond; None where there is room for all

@@ -66,7 +66,7 @@ def decode_video(
     limits: MediaLimits | None = None,
     allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] = lambda shape: np.empty(shape, np.uint8),
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-    """Return a video's sampled frames, uint8 [F, H, W, 3] RGB with even F, and their metadata.
+    """Return a video's sampled frames, upright and scaled down, uint8 [F, H, W, 3] RGB with even F, and their metadata.
 
     The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``, ``duration`` in
     seconds and ``total_num_frames`` of the video, ``frames_indices`` into it) and ``do_sample_frames``. ``allocate``

@@ -4,7 +4,7 @@
     Token2Wav.denoise(requests, parameters) → Denoising  begin a batch; step() until done, keep() drops rows
     Token2Wav.vocode(mels) → waveforms                   for mels of one length; vocoder_groups forms the groups
 
-A request's waveform is the one that Transformers computes, whatever other requests are in its batch.
+A request's waveform is the one that Transformers computes from the same noise, in any batch.
 """
 
 from __future__ import annotations
