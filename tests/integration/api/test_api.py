@@ -62,7 +62,7 @@ def error_of(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def claimed(api: ApiServer, queue: str = "echo.first", worker: str = "w") -> Claim:
-    """Claim the stage run of the hint in a queue, as a worker of that stage would."""
+    """Claim the stage run of a queue's oldest hint, as a worker of that stage would."""
     pipeline, stage = queue.split(".")
     file = api.services.pipelines[pipeline]
     new = NewWorker(worker, f"{queue}-1", pipeline, stage, "host-a", 1, 5, file.version, file.digest)
@@ -70,7 +70,8 @@ def claimed(api: ApiServer, queue: str = "echo.first", worker: str = "w") -> Cla
     with redis.Redis.from_url(api.services.settings.broker_url.get_secret_value()) as broker:
         popped = broker.brpop([queue], timeout=10)
     assert popped is not None, "no hint came"
-    [claim] = api.services.jobs.claim(worker, read_hints(popped[1]))
+    oldest, *_ = read_hints(popped[1])  # jobs that were submitted at once may share a message
+    [claim] = api.services.jobs.claim(worker, [oldest])
     return claim
 
 
