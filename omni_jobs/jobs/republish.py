@@ -14,7 +14,7 @@ from collections import defaultdict
 from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select, true, update
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.database.tables import JobRow, StageRunRow, WorkerRow, state_is, state_seen
 from omni_jobs.jobs.lease import running_by_worker
 from omni_jobs.jobs.values import Hint
 from omni_jobs.states import StageRunState
@@ -45,7 +45,7 @@ def republish(
         )
         position = positions.get(key)
         ids = _claimable_ids(tx, due, digests, position, read_at_most, at_most)
-        new_hints = _take_hints(tx, due, ids, at + announce_after_s)
+        new_hints = _take_hints(tx, ids, at, at + announce_after_s)
         hints += new_hints
         if len(new_hints) < at_most:  # none of the stage runs that were read is left for these workers
             skipped = read_at_most - len(new_hints)
@@ -73,15 +73,16 @@ def _claimable_ids(
         select(read.c.id)
         # A subquery for each row in turn, until there are enough: a join might read every job first.
         .where(digest.correlate(read).scalar_subquery().in_(["", *digests]))
-        .order_by(read.c.announce_at, read.c.id)
+        # Not sorted again, because SQLite would read all rows for it. They come in the subquery's order.
         .limit(at_most)
     )
     return list(tx.execute(claimable).scalars())
 
 
-def _take_hints(tx: Connection, due: ColumnElement[bool], ids: list[int], announce_at: float) -> list[Hint]:
+def _take_hints(tx: Connection, ids: list[int], at: float, announce_at: float) -> list[Hint]:
     """Set ``announce_at`` of those of these stage runs that are still due and not locked, and return their hints."""
     # The ids come from a query of their own: within this one PostgreSQL might find all of them again for each.
+    due = and_(state_seen(StageRunRow.state, StageRunState.QUEUED), StageRunRow.announce_at <= at)
     unlocked = select(StageRunRow.id).where(StageRunRow.id.in_(ids), due).with_for_update(skip_locked=True)
     rows = tx.execute(
         update(StageRunRow)

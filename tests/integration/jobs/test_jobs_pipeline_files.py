@@ -152,7 +152,7 @@ def test_rounds_look_at_a_bounded_number_of_rows_and_reach_them_all(database: Da
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_round_looks_jobs_up_by_their_ids(jobs: Jobs, database: Database) -> None:
+def test_a_round_reads_what_waits_in_order_and_all_else_by_its_id(jobs: Jobs, database: Database) -> None:
     plans: list[str] = []
 
     @event.listens_for(database._engine, "before_cursor_execute")
@@ -161,12 +161,17 @@ def test_a_round_looks_jobs_up_by_their_ids(jobs: Jobs, database: Database) -> N
             rows = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             plans.extend(row[-1] for row in rows)
 
-    register(jobs, "w")
-    jobs.rescue()
-    # In the index's order, without a sort of all that waits.
+    register(jobs, "w", digest="d1", slots=100)
+    submit(jobs, "d1", 20)
+    pass_time(database, 4)
+    plans.clear()
+    assert len(jobs.rescue().hints) == 20
     in_order = "SEARCH stage_runs USING INDEX ix_stage_runs_queued (pipeline=? AND stage=? AND announce_at<?)"
+    by_id = "SEARCH stage_runs USING INTEGER PRIMARY KEY (rowid=?)"
     assert plans[:3] == ["CO-ROUTINE anon_1", in_order, "SCAN anon_1"]
-    assert not [plan for plan in plans if "SCAN stage_runs" in plan]
+    assert {plan for plan in plans if "stage_runs" in plan} == {in_order, by_id}
+    assert plans.count(in_order) == 2, "to find the hints, and to find where this round stopped"
+    assert not [plan for plan in plans if "TEMP B-TREE" in plan], "a sort of all that waits"
     assert [plan for plan in plans if " jobs" in plan] == ["SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"]
 
 
