@@ -114,8 +114,8 @@ class Client:
         content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
         path = "/v1/jobs/bulk"
         with self._stream("POST", path, content=content, headers=headers, timeout=None) as response:
-            for answer in response.iter_lines():
-                if '"lines"' not in answer[:9]:
+            for answer in _lines(response.iter_bytes()):
+                if b'"lines"' not in answer[:9]:
                     yield BulkAnswer.model_validate_json(answer)
                 elif (error := json.loads(answer).get("error")) is not None:  # the last line has the counts
                     raise OmniJobsError.from_dict(error)
@@ -317,6 +317,16 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Split at ``\\n`` alone, because a string in JSON may hold the other characters at which ``str`` ends a line."""
+    begun = b""
+    for chunk in chunks:
+        *ended, begun = (begun + chunk).split(b"\n")
+        yield from ended
+    if begun:
+        yield begun
 
 
 def error_of(response: httpx2.Response) -> OmniJobsError:

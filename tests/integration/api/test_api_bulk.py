@@ -162,6 +162,14 @@ def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
     assert (lines[1]["error"]["field"], lines[2]["created"]) == ("model", True)
 
 
+def test_an_answer_that_holds_another_end_of_line(api: ApiServer) -> None:
+    with Client(f"http://{api.host}:{api.port}") as client:
+        refused, accepted = client.submit_bulk([line("a", **{"a\u2028b": 1}), line("a")])
+    assert refused.error is not None
+    assert refused.error.field == "a\u2028b"
+    assert accepted.error is None
+
+
 # Pipes: they cannot be sought, have no size, and give their lines once.
 
 
