@@ -21,7 +21,10 @@ class Exit:
 
 
 class Group(TyperGroup):
-    """The group of subcommands: OmniJobsErrors, timeouts and Ctrl-C give a line and exit code, a closed pipe 0."""
+    """The group of subcommands: errors that a user can mend give a line and an exit code.
+
+    These are OmniJobsError, a timeout, Ctrl-C, and a file that cannot be read or written. A closed pipe gives 0.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -35,6 +38,10 @@ class Group(TyperGroup):
         except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            fail(f"{error.filename}: {error.strerror}", Exit.FAILED)
 
 
 def exit_code(error: OmniJobsError) -> int:

@@ -227,6 +227,11 @@ def test_a_body_that_is_none(body: str, about: str) -> None:
     assert about in result.output
 
 
+def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
+    result = run("submit", "--url", NOWHERE, "--body", str(tmp_path / "none.json"))
+    assert (result.exit_code, result.output) == (1, f"omni-jobs: {tmp_path}/none.json: No such file or directory\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "about", "code"),
     [
