@@ -14,7 +14,7 @@ from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
-from omni_jobs.errors import Conflict
+from omni_jobs.errors import Conflict, DatabaseUnavailable
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, SubmitResult
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
@@ -141,7 +141,10 @@ def _timed(stage_run: tuple[Any, ...], at: float, announce_at: float) -> tuple[A
 
 
 def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | Conflict]:
-    """Return the results of the jobs whose key another job has, by the id that they would have had."""
+    """Return the results of the jobs whose key another job has, by the id that they would have had.
+
+    Raises DatabaseUnavailable if the other job has been deleted since: another submit would write this one.
+    """
     ids = [each.job.job_id for each in jobs]
     keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
     tenants = {each.job.tenant for each in jobs}
@@ -153,7 +156,9 @@ def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[
         job = each.job
         if job.job_id in known_ids:
             continue
-        row = by_key[job.tenant, job.idempotency_key]
+        row = by_key.get((job.tenant, job.idempotency_key))
+        if row is None:
+            raise DatabaseUnavailable("the job of an idempotency key was deleted while the key was used again")
         if row.request_digest == job.request_digest:
             results[job.job_id] = SubmitResult(row.id, created=False)
         else:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, event, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import (
     Conflict,
+    DatabaseUnavailable,
     Fenced,
     InvalidRequest,
     ModelError,
@@ -149,6 +150,27 @@ def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
         answers = list(pool.map(lambda _: jobs.submit(new_job(idempotency_key="k")), range(24)))
     assert len({answer.job_id for answer in answers}) == 1
     assert sum(answer.created for answer in answers) == 1
+
+
+# Not on SQLite, where nobody else writes while a submit is open.
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_that_is_deleted_while_its_key_is_used_again(jobs: Jobs, database: Database) -> None:
+    first = jobs.submit(new_job(idempotency_key="k"))
+    deleted = threading.Event()
+
+    @event.listens_for(database._engine, "before_cursor_execute")
+    def delete(_: Connection, __: object, statement: str, *___: object) -> None:
+        if statement.startswith("SELECT jobs.id, jobs.request_digest") and not deleted.is_set():
+            deleted.set()
+            with database.begin() as other:
+                for table in ("stage_runs", "jobs"):
+                    column = "id" if table == "jobs" else "job_id"
+                    other.execute(text(f"DELETE FROM {table} WHERE {column} = :id"), {"id": first.job_id})
+
+    with pytest.raises(DatabaseUnavailable, match="idempotency key"):
+        jobs.submit(new_job(idempotency_key="k"))
+    assert deleted.is_set()
+    assert jobs.submit(new_job(idempotency_key="k")).created
 
 
 def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
