@@ -2,7 +2,7 @@
 
     python -m benchmarks.all --json FILE [--only NAME …] [--quick]
 
-Takes more than an hour on two cores, and wants the machine for itself. One that fails
+Takes about 45 minutes on two cores, and wants the machine for itself. One that fails
 stops none of the others; exit code 1 then. A target that is missed is no failure: the table
 says so.
 """
