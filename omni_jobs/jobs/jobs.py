@@ -252,9 +252,12 @@ class Jobs:
         """
         return self._db.run(lambda tx: prune.prune(tx, keep, at_most))
 
-    def garbage(self, at_most: int = 500) -> Sequence[Garbage]:
-        """Return up to ``at_most`` notes of objects to delete, the oldest first. Call ``collected`` after deleting."""
-        return self._db.read(lambda tx: prune.garbage(tx, at_most))
+    def garbage(self, at_most: int = 500, after: int = 0) -> Sequence[Garbage]:
+        """Return up to ``at_most`` notes of objects to delete, the oldest first, those with an id above ``after``.
+
+        Call ``collected`` after deleting the objects.
+        """
+        return self._db.read(lambda tx: prune.garbage(tx, at_most, after))
 
     def collected(self, ids: Sequence[int]) -> None:
         """Remove the garbage notes with these ids. Call it once their objects are deleted."""

@@ -169,9 +169,10 @@ def delete_job(tx: Connection, job_id: str) -> None:
     _delete(tx, [job_id])
 
 
-def garbage(tx: Connection, at_most: int) -> list[Garbage]:
-    """Return up to ``at_most`` notes of objects to delete, the oldest first."""
-    rows = tx.execute(select(GarbageRow.id, GarbageRow.what).order_by(GarbageRow.id).limit(at_most))
+def garbage(tx: Connection, at_most: int, after: int) -> list[Garbage]:
+    """Return up to ``at_most`` notes of objects to delete, the oldest first, those with an id above ``after``."""
+    notes = select(GarbageRow.id, GarbageRow.what).where(GarbageRow.id > after)
+    rows = tx.execute(notes.order_by(GarbageRow.id).limit(at_most))
     return [Garbage(row.id, row.what) for row in rows]
 
 

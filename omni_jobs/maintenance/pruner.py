@@ -99,13 +99,12 @@ class Pruner(Rounds):
 
         The note of an object that cannot be deleted stays. Raises DatabaseUnavailable and StorageError.
         """
-        total = 0
-        while not self._stopped.is_set():
-            deleted, count = self._delete_garbage(self._jobs.garbage(at_most=_NOTES_AT_ONCE))
-            if not deleted:
-                break
+        total = last = 0
+        while not self._stopped.is_set() and (garbage := self._jobs.garbage(_NOTES_AT_ONCE, after=last)):
+            deleted, count = self._delete_garbage(garbage)
             self._jobs.collected(deleted)
             total += count
+            last = garbage[-1].id
         return total
 
     def _delete_garbage(self, garbage: Sequence[Garbage]) -> tuple[list[int], int]:

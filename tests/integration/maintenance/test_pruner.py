@@ -21,6 +21,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
 from omni_jobs.jobs import Claim, Hint, Jobs, StoredArtifact
+from omni_jobs.maintenance import pruner as pruner_module
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, artifact_key, input_key, job_prefix, open_store, payload_key
@@ -272,6 +273,29 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(
     assert caplog.text.count("cannot be deleted") == 1
     pruner.once()
     assert keys_of(store) == set()
+
+
+def test_old_notes_whose_objects_cannot_be_deleted_keep_no_newer_ones(
+    database: Database, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruner_module, "_NOTES_AT_ONCE", 1)
+    settings = Settings(data_dir=tmp_path, storage_sync=False).model_copy(update=AT_ONCE)
+    store = open_store(settings)
+    pruner = Pruner(jobs, store, settings)
+    job_id = completed(jobs, store)
+    stuck = input_key(job_id, 0)
+    [path] = (tmp_path / "objects").rglob(f"{job_id}*input*")
+    with immutable(path):
+        pruner.once()
+        assert keys_of(store) == {stuck}
+        noted = rows(database)["garbage"]
+        assert noted > 0
+        completed(jobs, store)
+        pruner.once()
+        assert keys_of(store) == {stuck}
+        assert rows(database)["garbage"] == noted
+    pruner.once()
+    assert (keys_of(store), rows(database)["garbage"]) == (set(), 0)
 
 
 def test_it_goes_on_when_the_object_store_is_back(
