@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from omni_jobs.batch_thread import BatchThread
-from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
+from omni_jobs.errors import DatabaseUnavailable, OmniJobsError
 from omni_jobs.jobs import Hint, NewJob, SubmitResult
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class GroupCommit:
 
     def __init__(
         self,
-        submit_all: Callable[[Sequence[NewJob]], Sequence[SubmitResult | Conflict]],
+        submit_all: Callable[[Sequence[NewJob]], Sequence[SubmitResult | OmniJobsError]],
         publish: Callable[[Sequence[Hint]], object],
     ) -> None:
         """Start the thread. ``submit_all`` writes jobs, like ``Jobs.submit_all``. ``publish`` must not raise."""

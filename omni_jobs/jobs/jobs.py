@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 
 from omni_jobs.database.database import Database
-from omni_jobs.errors import Conflict, Fenced
+from omni_jobs.errors import Fenced, OmniJobsError
 from omni_jobs.jobs import (
     claim,
     complete,
@@ -76,14 +76,14 @@ class Jobs:
         submit, with ``created`` False. Raises Conflict (field ``Idempotency-Key``) if it was another request.
         """
         [result] = self.submit_all([job])
-        if isinstance(result, Conflict):
+        if isinstance(result, OmniJobsError):
             raise result
         return result
 
-    def submit_all(self, jobs: Sequence[NewJob]) -> list[SubmitResult | Conflict]:
+    def submit_all(self, jobs: Sequence[NewJob]) -> list[SubmitResult | OmniJobsError]:
         """Submit jobs in one transaction, and return the results in the same order.
 
-        A job's result is a Conflict where ``submit`` would raise it; the other jobs are written all the same.
+        A job's result is the error that ``submit`` would raise for it alone; the other jobs are written all the same.
         """
         if not jobs:
             return []

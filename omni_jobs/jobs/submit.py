@@ -14,7 +14,7 @@ from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.statement import Statement, execute_pipelined
 from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
-from omni_jobs.errors import Conflict, DatabaseUnavailable
+from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
 from omni_jobs.jobs.values import Hint, NewJob, NewStage, SubmitResult
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
@@ -108,19 +108,19 @@ def prepare(job: NewJob) -> PreparedJob:
     return PreparedJob(job, _job_values(job), _stage_run_values(job))
 
 
-def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | Conflict]:
+def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | OmniJobsError]:
     """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
-    Where the tenant has used a job's key before, the result is that job, with ``created`` False, or a Conflict if it
-    was for another request; the other jobs are written all the same. Run nothing in the transaction afterwards,
-    because on PostgreSQL this may commit it.
+    Where the tenant has used a job's key before, the result is that job, with ``created`` False, or an error: Conflict
+    if it was for another request, DatabaseUnavailable if it was deleted just now. The other jobs are written all the
+    same. Run nothing in the transaction afterwards, because on PostgreSQL this may commit it.
     """
     [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
     # In the order of their keys, so that two transactions that share some do not wait for each other.
     in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.job.idempotency_key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
     are_new = written == len(jobs)
-    results: dict[str, SubmitResult | Conflict] = {} if are_new else _results_of_known_keys(tx, jobs)
+    results: dict[str, SubmitResult | OmniJobsError] = {} if are_new else _results_of_known_keys(tx, jobs)
     # The jobs that are left are new, or written by an earlier try of this transaction whose answer was lost.
     ours = [each for each in jobs if each.job.job_id not in results]
     rows = [_timed(stage_run, at, at + announce_after_s) for each in ours for stage_run in each.stage_runs]
@@ -140,10 +140,10 @@ def _timed(stage_run: tuple[Any, ...], at: float, announce_at: float) -> tuple[A
     return (*stage_run, at, at, announce_at, None if queue_limit_s is None else at + queue_limit_s)
 
 
-def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | Conflict]:
+def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | OmniJobsError]:
     """Return the results of the jobs whose key another job has, by the id that they would have had.
 
-    Raises DatabaseUnavailable if the other job has been deleted since: another submit would write this one.
+    It is DatabaseUnavailable if the other job has been deleted since, because a second submit would write this one.
     """
     ids = [each.job.job_id for each in jobs]
     keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
@@ -151,15 +151,16 @@ def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[
     known = tx.execute(_KNOWN_JOBS, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
     known_ids = {row.id for row in known}
     by_key = {(row.tenant, row.idempotency_key): row for row in known if row.idempotency_key is not None}
-    results: dict[str, SubmitResult | Conflict] = {}
+    results: dict[str, SubmitResult | OmniJobsError] = {}
     for each in jobs:
         job = each.job
         if job.job_id in known_ids:
             continue
         row = by_key.get((job.tenant, job.idempotency_key))
         if row is None:
-            raise DatabaseUnavailable("the job of an idempotency key was deleted while the key was used again")
-        if row.request_digest == job.request_digest:
+            text = "the job of this idempotency key was deleted while the key was used again"
+            results[job.job_id] = DatabaseUnavailable(text)
+        elif row.request_digest == job.request_digest:
             results[job.job_id] = SubmitResult(row.id, created=False)
         else:
             results[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
