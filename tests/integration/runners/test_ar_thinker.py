@@ -17,8 +17,7 @@ from vllm.platforms.cpu import CpuPlatform
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
 from tests.oracles.reference import Reference, ReferenceResult
-from workers.models.components import component_of
-from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.ar_runner import ARRunner, component_of
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 

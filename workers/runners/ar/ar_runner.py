@@ -17,8 +17,8 @@ from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
-from workers.models.components import component_of
-from workers.models.interface import INFORMATION
+from omni_jobs.pipelines.declarations import family
+from omni_jobs.pipelines.plugins import named_object
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -28,6 +28,10 @@ from workers.runners.ar.capture_budget import (
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
+from workers.runners.ar.component import ArComponent
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.model_interface import INFORMATION
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -36,8 +40,6 @@ from workers.stages.types import (
     WAITING,
     EnginePrompt,
     OmniModelRunnerOutput,
-    OmniTextPrompt,
-    OmniTokensPrompt,
     Progress,
 )
 
@@ -52,7 +54,7 @@ _Prompt = OmniTextPrompt | OmniTokensPrompt
 
 
 class ARRunner:
-    """Runs any AR component of ``workers.models.components``: a thinker, a talker. Implements ``Runner``."""
+    """Runs any component that an ``ArComponent`` describes: a thinker, a talker. Implements ``Runner``."""
 
     # From ``start`` on; the spool and the budget outlive ``close``.
     _spool: Spool
@@ -63,7 +65,8 @@ class ARRunner:
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
         self._args = args
-        self._component = component_of(args.model, args.stage)
+        self._engine_args = engine_args(args)
+        self._component = component_of(args)
         self._engine: Engine | None = None
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -113,7 +116,7 @@ class ARRunner:
 
         os.environ.update(engine_environment(self._args.device))  # vLLM starts its processes with this one's
         device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
-        return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
+        return Engine.start({**self._engine_args, **self._component.engine_args, **device, "worker_cls": WORKER})
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
@@ -305,6 +308,30 @@ class ARRunner:
             skip_reading_prefix_cache=bool(options),
             extra_args=dict(options) or None,
         )
+
+
+def engine_args(args: OmniEngineArgs) -> dict[str, Any]:
+    """Return vLLM's AsyncEngineArgs of a stage, without those of its component. Raises ConfigError without a model."""
+    if args.model is None or not isinstance(args.engine, ArEngine):
+        raise ConfigError("an AR stage needs a model and vLLM's settings", field="kind", stage=args.stage)
+    embeds = {"enable_prompt_embeds": True} if args.model.prompt_embeds else {}
+    return {"model": str(args.model.path), "disable_log_stats": True, **args.engine.vllm_args(), **embeds}
+
+
+def component_of(args: OmniEngineArgs) -> ArComponent:
+    """Return the component of a stage's model. Raises ConfigError when no AR stage can run it, and PluginBroken."""
+    if args.model is None:
+        raise ConfigError("an AR stage needs a model", field="model", stage=args.stage)
+    components = family(args.model.family).components
+    declared = components.get(args.model.component)
+    if declared is None or declared.runner != "ar":
+        known = ", ".join(str(name) for name, each in components.items() if each.runner == "ar") or "nothing"
+        raise ConfigError(
+            f"no AR stage runs {args.model.family}'s component {args.model.component!r}; it runs {known}",
+            field="component",
+            stage=args.stage,
+        )
+    return ArComponent() if declared.implementation is None else named_object(declared.implementation, ArComponent)
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:
