@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import StageError
+from workers.models.qwen2_5_omni.code2wav import Code2Wav
+from workers.models.qwen2_5_omni.denoising import CodecRequest
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
-from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
@@ -22,7 +24,17 @@ def prompt(
     length: int = 20, *, voice: str = "Chelsie", seed: int | None = None, parameters: OdeParameters = FAST
 ) -> DiffusionPrompt:
     codes = torch.randint(0, 8192, (length,), generator=torch.Generator().manual_seed(length))
-    return DiffusionPrompt(codes, voice, parameters, length if seed is None else seed)
+    return codec_prompt(codes, voice, parameters, length if seed is None else seed)
+
+
+def codec_prompt(codes: torch.Tensor, voice: str, parameters: OdeParameters, seed: int) -> DiffusionPrompt:
+    return DiffusionPrompt({"codes": codes}, {"voice": voice}, parameters, seed)
+
+
+def codec_request(prompt: DiffusionPrompt) -> CodecRequest:
+    codes = prompt.tensors["codes"]
+    assert isinstance(codes, torch.Tensor)
+    return CodecRequest(codes, prompt.values["voice"], prompt.seed)
 
 
 def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
@@ -32,7 +44,7 @@ def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
         device="cpu",
         device_index=None,
         max_in_flight=8,
-        engine=ArEngine(**engine),
+        engine=DiffusionEngine(**engine),
     )
 
 
@@ -76,5 +88,5 @@ def run_batch(
 ) -> list[Row]:
     """Run a batch whose rows of ``leaves_after`` are no longer wanted after so many steps."""
     rows = [Row(prompt, (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
-    GPUDiffusionModelRunner(model).execute_model(rows)
+    GPUDiffusionModelRunner(Code2Wav(model), model.device).execute_model(rows)
     return rows

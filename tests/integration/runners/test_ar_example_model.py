@@ -230,8 +230,8 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 
 
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigError, match="no AR runner for tinted's component 'speech'; it has None"):
-        component_of(OmniModelConfig(Path(), "tinted", "speech"), "tint")
+    with pytest.raises(ConfigError, match="no AR stage runs tinted's component 'speech'; it runs None"):
+        component_of(OmniEngineArgs("tint", OmniModelConfig(Path(), "tinted", "speech"), "cpu", None, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -13,14 +13,24 @@ import pytest
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
-from tests.integration.runners.codec_prompts import FAST, args, nothing, prompt, run_batch, waveform
+from tests.integration.runners.codec_prompts import (
+    FAST,
+    args,
+    codec_prompt,
+    codec_request,
+    nothing,
+    prompt,
+    run_batch,
+    waveform,
+)
 from tests.oracles.reference import Reference, seeded_randn
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.denoising import Denoising
 from workers.models.qwen2_5_omni.parameters import OdeParameters, OdeSolver
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.diffusion_runner import Batching, DiffusionRunner
+from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
@@ -80,16 +90,22 @@ async def runner(tiny_checkpoint: Path) -> AsyncIterator[DiffusionRunner]:
     await runner.close()
 
 
+def ode_parameters(wanted: DiffusionPrompt) -> OdeParameters:
+    assert isinstance(wanted.parameters, OdeParameters)
+    return wanted.parameters
+
+
 def transformers_waveform(reference: Reference, wanted: DiffusionPrompt) -> torch.Tensor:
-    speaker = reference.model.speaker_map[wanted.voice]
+    parameters, request = ode_parameters(wanted), codec_request(wanted)
+    speaker = reference.model.speaker_map[request.voice]
     with seeded_randn(wanted.seed), torch.no_grad():
         result: torch.Tensor = reference.model.token2wav(
-            wanted.codes[None],
+            request.codes[None],
             conditioning=speaker["cond"],
             reference_mel=speaker["ref_mel"],
-            num_steps=wanted.parameters.steps,
-            guidance_scale=wanted.parameters.guidance_scale,
-            sway_coefficient=wanted.parameters.sway_coefficient,
+            num_steps=parameters.steps,
+            guidance_scale=parameters.guidance_scale,
+            sway_coefficient=parameters.sway_coefficient,
         )
     return result
 
@@ -131,14 +147,14 @@ def test_five_lengths_at_once_equal_one_by_one(
 
 def mel_of_a_plain_loop(reference: Reference, wanted: DiffusionPrompt) -> torch.Tensor:
     """[T, 80]: the textbook's steps over Transformers' own transformer, speaker, guidance and grid."""
-    dit, speaker = reference.model.token2wav.code2wav_dit_model, reference.model.speaker_map[wanted.voice]
-    parameters = wanted.parameters
-    frames = 2 * len(wanted.codes)
+    parameters, request = ode_parameters(wanted), codec_request(wanted)
+    dit, speaker = reference.model.token2wav.code2wav_dit_model, reference.model.speaker_map[request.voice]
+    frames = 2 * len(request.codes)
 
     def velocity(time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:
         both = dit(
             hidden_states=mel,
-            quantized_code=wanted.codes[None],
+            quantized_code=request.codes[None],
             speaker_embedding=speaker["cond"][:, None].repeat(1, frames, 1),
             condition_vector=speaker["ref_mel"],
             time_step=time,
@@ -165,7 +181,7 @@ def mel_of_a_plain_loop(reference: Reference, wanted: DiffusionPrompt) -> torch.
 
 
 def mel_of(model: Token2Wav, wanted: DiffusionPrompt) -> torch.Tensor:
-    denoising = model.denoise([CodecRequest(wanted.codes, wanted.voice, wanted.seed)], wanted.parameters)
+    denoising = model.denoise([codec_request(wanted)], ode_parameters(wanted))
     while not denoising.done:
         denoising.step()
     return denoising.mels()[0]
@@ -224,13 +240,13 @@ def test_the_seed_decides(model: Token2Wav) -> None:
 @pytest.mark.parametrize(
     ("wrong", "field", "message"),
     [
-        (DiffusionPrompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
-        (DiffusionPrompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
-        (DiffusionPrompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
-        (DiffusionPrompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
-        (DiffusionPrompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
-        (DiffusionPrompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
-        (DiffusionPrompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
+        (codec_prompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
+        (codec_prompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
+        (codec_prompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
+        (codec_prompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
+        (codec_prompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
+        (codec_prompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
+        (codec_prompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
     ],
 )
 async def test_a_wrong_prompt_names_the_field_and_the_runner_lives_on(
@@ -303,7 +319,7 @@ async def test_a_wrong_configuration_is_refused_at_start(
     good = args(tiny_checkpoint, **engine)
     model: dict[str, Any] = {
         "path": tiny_checkpoint,
-        "architecture": "qwen2_5_omni",
+        "family": "qwen2_5_omni",
         "component": "code2wav",
         "voices": ("Chelsie",),
     }
@@ -465,14 +481,13 @@ async def test_close_without_start_is_harmless(tiny_checkpoint: Path) -> None:
 # The policy
 
 
-def lengths(*frames: int) -> list[CodecEntry]:
-    return [CodecEntry(n) for n in frames]
+class Entry:
+    def __init__(self, units: int, group: str = "one") -> None:
+        self.cost = Cost(units, max(units, 256), group)
 
 
-class CodecEntry:
-    def __init__(self, frames: int, parameters: OdeParameters = FAST) -> None:
-        self.frames = frames
-        self.parameters = parameters
+def lengths(*units: int) -> list[Entry]:
+    return [Entry(n) for n in units]
 
 
 @pytest.mark.parametrize(
@@ -484,9 +499,9 @@ class CodecEntry:
         (lengths(10, 250, 100), [0, 1, 2]),  # all short
         (lengths(300, 601, 600, 150, 550), [0, 2, 4]),  # 600 is twice 300; 150 counts as 256, too short for 600
         (lengths(900, 300, 500, 900), [0, 2]),  # 300 is too short, a third row is over the budget
-        ([CodecEntry(10), CodecEntry(10, OdeParameters(steps=9)), CodecEntry(10)], [0, 2]),
+        ([Entry(10), Entry(10, "other"), Entry(10)], [0, 2]),
         (lengths(*[10] * 9), [0, 1, 2, 3]),
     ],
 )
-def test_the_oldest_picks_the_batch(waiting: list[CodecEntry], picked: list[int]) -> None:
-    assert Batching(max_frames=2000, max_rows=4).pick(waiting) == picked
+def test_the_oldest_picks_the_batch(waiting: list[Entry], picked: list[int]) -> None:
+    assert Batching(max_units=2000, max_rows=4).pick(waiting) == picked

@@ -14,13 +14,12 @@ import pytest_asyncio
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
-from tests.integration.runners.codec_prompts import args, nothing, prompt, run_batch, waveform
+from tests.integration.runners.codec_prompts import args, codec_prompt, nothing, prompt, run_batch, waveform
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import load_token2wav
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.engine_process import EngineProcess
-from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
@@ -98,7 +97,7 @@ async def test_progress_comes_in_order_and_to_its_end(engine: EngineProcess) -> 
 
 
 async def test_what_the_model_refuses_comes_as_its_error(engine: EngineProcess) -> None:
-    wrong = DiffusionPrompt(torch.tensor([99_999]), "Chelsie", OdeParameters(), 1)
+    wrong = codec_prompt(torch.tensor([99_999]), "Chelsie", OdeParameters(), 1)
     with pytest.raises(ModelError, match="99999") as caught:
         await engine.run(wrong, nothing)
     assert caught.value.field == "codes"
