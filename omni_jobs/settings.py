@@ -46,7 +46,8 @@ class Settings(BaseSettings):
     s3_region: str = "us-east-1"
     stage_configs: Path = Path("stage_configs")
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
-    models: dict[str, Path] = {}  # Pipeline name → directory of the checkpoint.
+    # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint.
+    models: dict[str, Path] = {}
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
