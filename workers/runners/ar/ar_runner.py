@@ -28,6 +28,8 @@ from workers.runners.ar.capture_budget import (
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -64,6 +66,9 @@ class ARRunner:
         """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
         self._args = args
         self._component = component_of(args.model, args.stage)
+        # Until stage configs hold an ArEngine themselves.
+        given = args.engine.model_dump(exclude_unset=True, exclude={"max_batch_frames"})
+        self._settings = args.engine if isinstance(args.engine, ArEngine) else ArEngine.model_validate(given)
         self._engine: Engine | None = None
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -80,7 +85,10 @@ class ARRunner:
         """
         self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
+            adapters = self._settings.lora_modules
+            check_lora_modules(adapters, self._vllm_args().get("max_lora_rank"), self._args.stage)
             self._engine = await asyncio.to_thread(self._start_engine)
+            await self._engine.load_adapters(adapters)
             sizes, *_ = await self._engine.call(
                 "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
             )
@@ -113,7 +121,20 @@ class ARRunner:
 
         os.environ.update(engine_environment(self._args.device))  # vLLM starts its processes with this one's
         device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
-        return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
+        return Engine.start({**self._vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
+
+    def _vllm_args(self) -> dict[str, Any]:
+        """Return the stage config's arguments for vLLM. Raises ConfigError for one that the component sets itself."""
+        args = self._settings.vllm_args(self._args.device)
+        for name in self._component.engine_args:
+            if name in args:
+                raise ConfigError(
+                    f"component {self._args.model.component} sets it itself",
+                    field=f"engine.{name}",
+                    stage=self._args.stage,
+                )
+        embeds = {"enable_prompt_embeds": True} if self._args.model.prompt_embeds else {}
+        return {"model": str(self._args.model.path), "disable_log_stats": True, **args, **embeds}
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
@@ -249,7 +270,7 @@ class ARRunner:
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
         total = prompt.parameters.max_tokens
-        async with aclosing(self._running().generate(vllm_prompt, sampling, key)) as outputs:
+        async with aclosing(self._running().generate(vllm_prompt, sampling, key, prompt.parameters.lora)) as outputs:
             async for output in outputs:
                 part = output.outputs[0]
                 token_ids.extend(part.token_ids)
