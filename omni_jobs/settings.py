@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
     # The share of the GPU's memory that a worker may use. None: the share in the stage config.
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    # The bytes of a worker's KV cache in the host's memory, on a CPU. None: those in the stage config.
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
     # Times of workers and of the rescuer, in seconds.
     lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # A worker that renews no lease for so long is lost.
