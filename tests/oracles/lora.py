@@ -21,7 +21,9 @@ def build_adapter(checkpoint: Path, directory: Path, seed: int, rank: int = RANK
             out_features, in_features = weight.shape
             down = torch.randn(rank, in_features, generator=generator) / in_features**0.5
             weights[f"base_model.model.{module}.lora_A.weight"] = down
-            weights[f"base_model.model.{module}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * 0.1
+            weights[f"base_model.model.{module}.lora_B.weight"] = (
+                torch.randn(out_features, rank, generator=generator) * 0.1
+            )
     directory.mkdir(parents=True)
     save_file(weights, directory / "adapter_model.safetensors")
     targets = [each.rpartition(".")[2] for each in TARGETS]

@@ -24,8 +24,13 @@ from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 ENGINE = {
-    **{"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 64 << 20, "block_size": 32},
-    **{"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64},
+    "dtype": "float32",
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "block_size": 32,
+    "max_model_len": 256,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 64,
 }
 WORDS = ("Hello there", "some more words " * 3, "and many " * 12)
 
@@ -108,7 +113,7 @@ async def test_an_adapter_of_another_model_is_refused(adapted: Adapted) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     engine = adapted.runner._running()
-    with pytest.raises(ConfigError, match="vLLM cannot load it: .*DoRA") as caught:
+    with pytest.raises(ConfigError, match=r"vLLM cannot load it: .*DoRA") as caught:
         await engine.load_adapters({"other": str(adapter)})
     assert caught.value.field == "engine.lora_modules.other"
     output = await adapted.run(WORDS[0], "loud")

@@ -6,9 +6,10 @@ version, ``python -m workers.runners.ar.record_arguments`` writes it anew.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     ConfigDict,
@@ -35,7 +36,13 @@ _WORDS: Mapping[str | None, str] = {
     "object": "a mapping",
     None: "any value",
 }
-_BOUNDS = {"minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "minItems": "min_length"}
+_BOUNDS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "exclusiveMinimum": "gt",
+    "exclusiveMaximum": "lt",
+    "minItems": "min_length",
+}
 
 
 @cache
@@ -63,7 +70,7 @@ def type_of(schema: Mapping[str, Any], name: str) -> Any:
 def _union(schemas: Sequence[Mapping[str, Any]], name: str) -> Any:
     members = [type_of(each, f"{name}_{n}") for n, each in enumerate(schemas)]
     if sum(each is not None for each in members) < 2:
-        return Union[tuple(members)]
+        return reduce(or_, members)
     return one_of(members, " or ".join(words_of(each) for each in schemas))
 
 
@@ -76,7 +83,7 @@ def one_of(members: Sequence[Any], words: str) -> Any:
         except ValidationError:
             raise PydanticCustomError("recorded_type", "Input should be {words}", {"words": words}) from None
 
-    return Annotated[Union[tuple(members)], WrapValidator(check)]
+    return Annotated[reduce(or_, members), WrapValidator(check)]
 
 
 def _collection(schema: Mapping[str, Any], name: str) -> Any:

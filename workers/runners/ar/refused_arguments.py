@@ -102,15 +102,18 @@ UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local"),
-            *("data_parallel_address", "data_parallel_rpc_port", "data_parallel_hybrid_lb", "data_parallel_external_lb"),
+            *(
+                "data_parallel_address",
+                "data_parallel_rpc_port",
+                "data_parallel_hybrid_lb",
+                "data_parallel_external_lb",
+            ),
             *("data_parallel_multi_port_external_lb", "data_parallel_backend", "enable_elastic_ep"),
             *("elastic_ep_max_dp_size", "dp_sync_interval", "disable_nccl_for_dp_synchronization"),
         ),
         _DATA_PARALLEL,
     ),
-    **dict.fromkeys(
-        ("master_addr", "master_port", "nnodes", "node_rank", "ray_workers_use_nsight"), _ONE_HOST
-    ),
+    **dict.fromkeys(("master_addr", "master_port", "nnodes", "node_rank", "ray_workers_use_nsight"), _ONE_HOST),
     **dict.fromkeys(
         ("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"), _CONNECTOR
     ),
