@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 import vllm
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, PydanticOmit
-from pydantic_core import core_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticOmit, core_schema
 from vllm.config.quantization import QuantizationConfigArgs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -48,12 +48,18 @@ def check_engine_arguments(args: Mapping[str, Any], stage: str | None = None) ->
             raise ConfigError(f"vLLM {vllm.__version__} has no such argument", field=f"engine.{name}", stage=stage)
         try:
             checked[name] = _adapter(name).validate_python(_member(_annotations()[name], value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            within = "".join(f"{part}: " for part in first["loc"])
-            message = f"vLLM {vllm.__version__} refuses the value: {within}{first['msg']}"
+        except (ValidationError, KeyError, TypeError) as error:
+            message = f"vLLM {vllm.__version__} refuses the value: {_reason(error)}"
             raise ConfigError(message, field=f"engine.{name}", stage=stage) from error
     return checked
+
+
+def _reason(error: ValidationError | KeyError | TypeError) -> str:
+    """Return why vLLM refuses a value; some of its validators raise KeyError for a name that an enumeration lacks."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _member(annotation: Any, value: Any) -> Any:
@@ -90,9 +96,9 @@ class _Recorded(GenerateJsonSchema):
 
 
 def describe_engine_arguments() -> dict[str, Any]:
-    """Return the recorded list: ``vllm``, the version, and ``arguments``, name → ``type`` (JSON schema) and ``default``.
+    """Return the recorded list: ``vllm``, the version, and ``arguments``: name → ``type`` and ``default``.
 
-    Only scalar defaults and empty collections are recorded. The schemas contain no references.
+    A type is a JSON schema. Only scalar defaults and empty collections are recorded. The schemas contain no references.
     """
     arguments = {}
     for field in dataclasses.fields(AsyncEngineArgs):

@@ -113,7 +113,7 @@ async def test_an_adapter_of_another_model_is_refused(adapted: Adapted) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     engine = adapted.runner._running()
-    with pytest.raises(ConfigError, match="vLLM cannot load it: .*DoRA") as caught:
+    with pytest.raises(ConfigError, match=r"vLLM cannot load it: .*DoRA") as caught:
         await engine.load_adapters({"other": str(adapter)})
     assert caught.value.field == "engine.lora_modules.other"
     output = await adapted.run(WORDS[0], "loud")

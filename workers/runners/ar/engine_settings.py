@@ -18,6 +18,8 @@ Medium = Literal["text", "audio", "image", "video"]
 
 _AtLeast0 = Annotated[int, Field(ge=0)]
 
+_MediaLimit = one_of([_AtLeast0, dict[str, _AtLeast0]], "an integer from 0 on or a mapping of such integers")
+
 # Bounds that vLLM checks late, or not at all.
 _BOUNDED: Mapping[str, Any] = {
     "max_model_len": Annotated[int, Field(ge=16)],
@@ -27,9 +29,7 @@ _BOUNDED: Mapping[str, Any] = {
     "gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
     "kv_cache_memory_bytes": Annotated[int, Field(ge=1 << 20)],
     "tensor_parallel_size": Annotated[int, Field(ge=1)],
-    "limit_mm_per_prompt": dict[
-        Medium, one_of([_AtLeast0, dict[str, _AtLeast0]], "an integer from 0 on or a mapping of such integers")
-    ],
+    "limit_mm_per_prompt": dict[Medium, _MediaLimit],  # type: ignore[valid-type]
     "max_loras": Annotated[int, Field(ge=1, le=64)],
     "max_cpu_loras": Annotated[int, Field(ge=1)],
 }
@@ -128,10 +128,11 @@ LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,63}$")]
 class ArEngine(ArArguments, EngineSettings):
     """Engine arguments of vLLM by their own names; under ``cpu`` and ``cuda`` those that replace them on such hosts."""
 
-    lora_modules: Annotated[
-        dict[LoraName, Annotated[str, Field(pattern=r"^/")]],
-        Field(max_length=64, description="name → directory of a LoRA adapter; a job names one in the parameter lora"),
-    ] = {}
+    lora_modules: dict[LoraName, Annotated[str, Field(pattern=r"^/")]] = Field(
+        default={},
+        max_length=64,
+        description="name → directory of a LoRA adapter; a job names one in the parameter lora",
+    )
     cpu: ArArguments | None = None
     cuda: ArArguments | None = None
 
@@ -150,7 +151,7 @@ class ArEngine(ArArguments, EngineSettings):
 
     def on(self, device: Device) -> Self:
         """Return the settings on this kind of host: those under its name replace the others, null unsets."""
-        return ArEngine.model_validate(
+        return type(self).model_validate(
             self._on(device) | ({"lora_modules": self.lora_modules} if self.lora_modules else {})
         )
 
