@@ -125,7 +125,7 @@ def test_two_of_one_name_are_refused_even_if_one_is_ours(install: Install) -> No
     install("louder", "audio = louder:AUDIO\n")
     for look in (lambda: output("audio"), outputs):
         with pytest.raises(
-            ConfigError, match="2 entry points of omni_jobs.outputs are named 'audio': louder:AUDIO and"
+            ConfigError, match=r"2 entry points of omni_jobs\.outputs are named 'audio': louder:AUDIO and"
         ):
             look()
     assert output("text") is TEXT
