@@ -138,18 +138,18 @@ def test_the_index_of_an_mp4_stands_before_its_frames_and_is_right() -> None:
     assert len(at) == 120
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_same_pixels_give_the_same_bytes_in_another_process(format: str) -> None:
+@pytest.mark.parametrize(("format", "frames"), [("mp4", 40), ("webm", 8)])
+def test_the_same_pixels_give_the_same_bytes_in_another_process(format: str, frames: int) -> None:
     code = """
 import sys, numpy as np
 from workers.encoders.video import encode_video
-pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(40, 200, 301, 3)
+pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(-1, 200, 301, 3)
 sys.stdout.buffer.write(encode_video({"pixels": pixels}, {"frame_rate": 24}, sys.argv[1]))
 if "torch" in sys.modules:
     sys.exit("an encoder imports torch")
 """
-    noise = np.random.default_rng(0).integers(0, 24, (40, 200, 301, 3), dtype=np.uint8)
-    pixels = clip(40, 200, 301) // 2 + noise  # moving and noisy: where x264's estimates differ from run to run
+    noise = np.random.default_rng(0).integers(0, 24, (frames, 200, 301, 3), dtype=np.uint8)
+    pixels = clip(frames, 200, 301) // 2 + noise  # moving and noisy: where x264's estimates differ from run to run
     other = subprocess.run(
         [sys.executable, "-c", code, format], input=pixels.tobytes(), stdout=subprocess.PIPE, check=True
     )
@@ -158,7 +158,7 @@ if "torch" in sys.modules:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_memory_is_taken_for_a_few_frames_alone(format: str) -> None:
-    pixels = np.resize(clip(2, 180, 320), (150, 180, 320, 3))
+    pixels = np.resize(clip(2, 180, 320), (100, 180, 320, 3))
     tracemalloc.start()
     try:
         size = len(encoded(pixels, 24, format))
