@@ -83,8 +83,7 @@ class StockWorker(ARRunner):
     async def start(self) -> None:
         from workers.vllm_hooks.engine import Engine
 
-        args = {**self._engine_args, **self._component.engine_args}
-        self._engine = await asyncio.to_thread(Engine.start, args)
+        self._engine = await asyncio.to_thread(Engine.start, self._engine_args)
 
 
 async def _with_engines(

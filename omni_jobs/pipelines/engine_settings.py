@@ -17,11 +17,22 @@ class EngineSettings(BaseModel):
         del device
         return self
 
-    def with_memory_shares(self, device: Device, *, gpu_memory_utilization: float | None) -> Self:
-        """Return the settings with the shares of memory that the host's environment gives; None leaves one as it is."""
-        if device == "cpu" or gpu_memory_utilization is None or "gpu_memory_utilization" not in type(self).model_fields:
-            return self
-        return self.model_copy(update={"gpu_memory_utilization": gpu_memory_utilization})
+    def with_memory_shares(
+        self, device: Device, *, gpu_memory_utilization: float | None, kv_cache_memory_bytes: int | None
+    ) -> Self:
+        """Return the settings on this kind of device, with an environment's memory shares in place of their own.
+
+        ``gpu_memory_utilization`` is for GPUs, ``kv_cache_memory_bytes`` for the CPU, each for runners that have such
+        a setting. None leaves the stage config's.
+        """
+        engine = self.on(device)
+        if (
+            device == "cuda"
+            and gpu_memory_utilization is not None
+            and "gpu_memory_utilization" in type(self).model_fields
+        ):
+            return engine.model_copy(update={"gpu_memory_utilization": gpu_memory_utilization})
+        return engine
 
     def decisive(self) -> dict[str, Any]:
         """Return those settings that decide a job's result and are not left at their defaults, as JSON."""

@@ -117,9 +117,11 @@ class StageConfig(_Frozen):
     def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:
         """Return the stage's default parameters with a job's ``overrides`` applied.
 
-        Raises pydantic's ValidationError for an unknown name or a value that is not allowed.
+        The context of the validation is the stage's engine settings, because a parameter may choose among what they
+        list. Raises pydantic's ValidationError for an unknown name or a value that is not allowed.
         """
-        return self.parameters_type.model_validate({**self.parameters, **overrides})
+        given = {**self.parameters, **overrides}
+        return self.parameters_type.model_validate(given, context=self.engine_settings)
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide a job's result, a dict of JSON: the stage's part of the pipeline's digest."""

@@ -77,8 +77,11 @@ class OmniEngineArgs:
         device, index = _device(stage, settings)
         engine = stage.engine_settings
         if device != "auto":
-            engine = engine.on(device)
-            engine = engine.with_memory_shares(device, gpu_memory_utilization=settings.gpu_memory_utilization)
+            engine = engine.with_memory_shares(
+                device,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+            )
         return cls(
             stage=stage.name,
             model=model,

@@ -4,8 +4,10 @@ register      entry point vllm.general_plugins: registers model classes in each 
 hooks         the table of the private names, and its check
 model_runner  vLLM's V1 model runner, with its private steps turned into plain hooks
 seeds         a generator for seeded sampling on CPUs
+cpu_lora      a correction of vLLM's LoRA for batches with and without an adapter on CPUs
 worker        vLLM's worker for this platform, made to build our model runner
 engine        AsyncLLM: its start, its calls and its errors
+engine_arguments  the types of its arguments, checked before the start and recorded for processes without vLLM
 """
 
 import logging

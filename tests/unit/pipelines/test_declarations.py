@@ -196,11 +196,6 @@ RUNNER = RunnerDeclaration("json:JSONDecoder", engine="json:JSONDecoder", parame
             "family: qwen2_5_omni", "family: half",
             "'json:JSONDecoder' is no StageParameters", 6, "stages.thinker.parameters",
         ),
-        (
-            "kind: ar\n    component: thinker\n    processor: chat\n    produces: hidden_states",
-            "kind: half\n    component: thinker\n    processor: chat\n    produces: hidden_states",
-            "no input processor 'chat' for this stage", 9, "stages.thinker.processor",
-        ),
     ],
 )  # fmt: skip
 def test_a_declaration_that_names_something_else(

@@ -23,6 +23,21 @@ class ArParameters(StageParameters):
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16, strict=False)
     ] = ()
     ignore_eos: bool = False
+    lora: Annotated[
+        str | None, Field(min_length=1, max_length=64, description="a name in the stage's engine.lora_modules")
+    ] = None
+
+    @field_validator("lora")
+    @classmethod
+    def _listed(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Check the name against the stage's engine settings, where these are the validation's context."""
+        if value is None or info.context is None:
+            return value
+        listed = getattr(info.context, "lora_modules", {})
+        if value not in listed:
+            known = ", ".join(sorted(listed)) or "none"
+            raise ValueError(f"the stage lists no LoRA module {value!r}; it lists {known}")
+        return value
 
     @field_validator("min_tokens")
     @classmethod
