@@ -19,7 +19,7 @@ def build_tiny_checkpoint(directory: Path, seed: int = 0) -> Path:
     network = PastelNetwork(WIDTH)
     generator = torch.Generator().manual_seed(seed)
     for _, weight in sorted(network.named_parameters()):
-        weight.data.normal_(std=1.5 / max(1, weight[0].numel()) ** 0.5, generator=generator)
+        weight.data.normal_(std=0.1 if weight.ndim == 1 else weight[0].numel() ** -0.5, generator=generator)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "pastel", "width": WIDTH}), encoding="utf-8")
     save_file(network.state_dict(), directory / "model.safetensors")

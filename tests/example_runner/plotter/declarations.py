@@ -25,7 +25,7 @@ CURVE = Flow(
 SVG = Output(
     "svg",
     flow="curve",
-    formats=(OutputFormat("svg", suffix="svg", media_type="image/svg+xml"),),
+    formats=(OutputFormat("svg", suffix=".svg", media_type="image/svg+xml"),),
     encoder="plotter.svg:encode_svg",
     artifact="drawing",
 )

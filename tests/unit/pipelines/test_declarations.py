@@ -105,7 +105,7 @@ def test_a_graph_that_no_worker_can_run_is_refused(tmp_path: Path, broken: Broke
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    inputs: {tint: hidden_states}\n", "", "input processor tint_summary needs an input of hidden_states"),
+        ("    inputs: {tint: tinted_states}\n", "", "input processor tint_summary needs an input of tinted_states"),
         ("processor: tint\n", "processor: tint_summary\n", "tint_summary makes input for echo stages, not ar"),
         ("    kind: ar\n", "    kind: ar\n    component: tint\n", "its checkpoint is run whole"),
     ],
