@@ -96,7 +96,7 @@ class HibariRunner:
                 if piece:
                     pieces.append(piece)
                     frames += len(piece[-1])
-            self._check_length(frames, number, len(sentences))
+                    self._check_length(frames, number, len(sentences))
         if not pieces:
             raise ModelError("there is nothing to say: no word of the text has a sound", field="text")
         progress(Progress(len(sentences), len(sentences), "sentences"))
@@ -113,7 +113,7 @@ class HibariRunner:
     def _check_length(self, frames: int, number: int, sentences: int) -> None:
         if frames * HOP > self._engine.max_speech_s * SAMPLING_RATE:
             raise ModelError(
-                f"the text takes more than {self._engine.max_speech_s:g} s to say: these are over after its sentence "
+                f"the text takes more than {self._engine.max_speech_s:g} s to say: these are over in its sentence "
                 f"{number + 1} of {sentences}",
                 field="text",
             )
