@@ -98,10 +98,11 @@ class _Conversation:
 
     def update(self, job: JobView) -> None:
         """Print what is new in a job."""
-        listen, think = (_stage(job, name) for name in ("listen", "think"))
-        if listen.status == StageRunState.SUCCEEDED and listen.progress is not None and listen.progress.text:
-            self._hear(listen.progress.text)
-        if think.progress is not None and think.progress.text:
+        heard = ((job.result_so_far or {}).get("texts") or {}).get("listen")
+        if heard:
+            self._hear(heard)
+        think = _stage(job, "think")
+        if heard and think.progress is not None and think.progress.text:
             self._print_more(think.progress.text)
 
     def end(self, job: JobView) -> None:
