@@ -164,6 +164,7 @@ class JobView(_View):
     waiting: WaitingView | None = None  # null in the answer to a submit
     warnings: list[WarningView] = []
     result: dict[str, Any] | None  # set when completed
+    result_so_far: dict[str, Any] | None = None  # of a running job: the results of the stages that have succeeded
     artifacts: list[ArtifactView]
     error: ErrorView | None  # set when failed or expired
     metadata: dict[str, Any]

@@ -1,14 +1,17 @@
-"""The demo: run one job through a whole pipeline on this machine.
+"""The demo: run jobs through a whole pipeline on this machine.
 
-    scripts/demo                     text, sound and picture to text and speech in three stages, with a tiny
-                                     checkpoint of random weights: its output is noise, but every part is real
-    scripts/demo --text              a question, answered in English by SmolLM2-135M-Instruct, whose weights
-                                     are downloaded once (93 MB); the answer is shown while it grows
-    scripts/demo --model PATH        use this Qwen2.5-Omni checkpoint; with --text that of any causal LM
+    scripts/demo                     a question spoken, an answer spoken, with real weights: Whisper hears it,
+                                     SmolLM2-135M-Instruct thinks (93 MB, downloaded once), a voice speaks; then
+                                     the same again while a worker is killed
+    scripts/demo --audio FILE        ask what is said in this recording
+    scripts/demo --text              one stage: a question in text, answered while you watch
+    scripts/demo --omni              text, sound and picture to text and speech in Qwen2.5-Omni's three stages,
+                                     with a tiny checkpoint of random weights: noise, but every part is real
+    scripts/demo --model PATH        use this causal LM's checkpoint; with --omni that of a Qwen2.5-Omni
     scripts/demo --prompt TEXT       ask this
-    scripts/demo --out DIR           write result.json, text.txt and audio.wav to this directory
+    scripts/demo --out DIR           write result.json, text.txt and the sound to this directory
 
-It starts the embedded stack in a temporary directory, submits over HTTP, shows the job's progress, checks the result
+It starts the embedded stack in a temporary directory, submits over HTTP, shows the jobs' progress, checks the results
 and stops everything. The exit status is 0 only if all of this succeeded.
 """
 
@@ -22,6 +25,7 @@ from rich.text import Text
 from omni_jobs.cli.interrupts import raised_signals
 from omni_jobs.demo.omni import OmniDemo
 from omni_jobs.demo.text import TextDemo
+from omni_jobs.demo.voice import VoiceDemo
 from omni_jobs.demo.walk import Demo, walk
 from omni_jobs.errors import OmniJobsError
 
@@ -33,12 +37,17 @@ def main() -> int:
         description=(__doc__ or "").split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--text", action="store_true", help="run the text pipeline, with real weights")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--text", action="store_true", help="run the pipeline chat")
+    kind.add_argument("--omni", action="store_true", help="run the pipeline qwen2_5_omni")
+    kind.add_argument("--audio", type=Path, metavar="FILE", help="a recording of the question")
     parser.add_argument("--prompt", metavar="TEXT", help="the question")
     parser.add_argument("--model", type=Path, metavar="PATH", help="a checkpoint directory")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory for the results")
     options = parser.parse_args()
-    demo: Demo = (TextDemo if options.text else OmniDemo)(options.model, options.prompt)
+    if options.audio is not None and not options.audio.is_file():
+        parser.error(f"--audio: no such file: {options.audio}")
+    demo = _demo(options)
     console = Console()
     with raised_signals():
         try:
@@ -50,6 +59,14 @@ def main() -> int:
             console.print("Interrupted; everything is stopped.")
             return 130
     return 0
+
+
+def _demo(options: argparse.Namespace) -> Demo:
+    if options.text:
+        return TextDemo(options.model, options.prompt)
+    if options.omni:
+        return OmniDemo(options.model, options.prompt)
+    return VoiceDemo(options.model, options.prompt, options.audio)
 
 
 sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ from rich.console import Console
 
 from omni_jobs.cli.formats import duration_text
 from omni_jobs.cli.live import show_text
-from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
+from omni_jobs.demo.walk import Scene
 from omni_jobs.errors import StageError
 
 if TYPE_CHECKING:
@@ -26,22 +27,31 @@ SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 class TextDemo:
     """The demo of a causal language model's one stage: a question, answered in text."""
 
-    pipeline = "chat"
-    subject = "a question"
+    pipelines: Sequence[str] = ("chat",)
     out = "demo-text"
 
     def __init__(self, model: Path | None, prompt: str | None) -> None:
         self._model = model
         self._prompt = PROMPT if prompt is None else prompt
 
-    def checkpoint(self, console: Console) -> Path:
+    def models(self, console: Console) -> dict[str, Path]:
         """Return the user's checkpoint directory, or SmolLM2's; raises ConfigError if that cannot be made."""
-        return self._model or smollm2_checkpoint(console)
+        return {"chat": self._model or smollm2_checkpoint(console)}
 
-    def request(self, scratch: Path) -> dict[str, Any]:
-        """Return a request for an answer to the prompt, in text; ``scratch`` is not used."""
+    def run(self, scene: Scene) -> None:
+        """Run one job, and show its answer while it grows."""
+        scene.title(f"One job over HTTP: a question to {scene.stack.url}/v1/jobs")
+        job = scene.run_job(
+            self._request(), lambda job_id: show_text(scene.client, job_id, self._prompt, timeout=JOB_LIMIT_S)
+        )
+        scene.title("What came back")
+        _show_speed(scene.console, job)
+        scene.save(job)
+        scene.show_times(job)
+
+    def _request(self) -> dict[str, Any]:
         return {
-            "model": self.pipeline,
+            "model": "chat",
             "messages": [{"role": "user", "content": self._prompt}],
             "modalities": ["text"],
             "max_tokens": MAX_TOKENS,
@@ -49,23 +59,20 @@ class TextDemo:
             "seed": 0,
         }
 
-    def follow(self, client: Client, job_id: str) -> JobView:
-        """Wait for the job, print its growing text, and return the ended job. Raises TimeoutError after 30 min."""
-        return show_text(client, job_id, self._prompt, JOB_LIMIT_S)
 
-    def show(self, console: Console, job: JobView, out: Path) -> None:
-        """Print how many tokens prompt and answer have, and the speed. Raises StageError without an answer or times."""
-        result = job.result or {}
-        if not str(result.get("text") or "").strip():
-            raise StageError("the job has no text")
-        (stage,) = job.stages
-        usage = result["usage"][stage.name]
-        if stage.started_at is None or stage.finished_at is None:
-            raise StageError("the job has no times", stage=stage.name)
-        seconds = (stage.finished_at - stage.started_at).total_seconds()
-        ended = "the model ended it" if result.get("finish_reason") == "stop" else f"cut at {MAX_TOKENS} tokens"
-        console.print(
-            f"{usage['prompt_tokens']} tokens asked, {usage['completion_tokens']} answered ({ended}) in "
-            f"{duration_text(seconds)}: {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s",
-            highlight=False,
-        )
+def _show_speed(console: Console, job: JobView) -> None:
+    """Print how many tokens prompt and answer have, and the speed. Raises StageError without an answer or times."""
+    result = job.result or {}
+    if not str(result.get("text") or "").strip():
+        raise StageError("the job has no text")
+    (stage,) = job.stages
+    usage = result["usage"][stage.name]
+    if stage.started_at is None or stage.finished_at is None:
+        raise StageError("the job has no times", stage=stage.name)
+    seconds = (stage.finished_at - stage.started_at).total_seconds()
+    ended = "the model ended it" if result.get("finish_reason") == "stop" else f"cut at {MAX_TOKENS} tokens"
+    console.print(
+        f"{usage['prompt_tokens']} tokens asked, {usage['completion_tokens']} answered ({ended}) in "
+        f"{duration_text(seconds)}: {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s",
+        highlight=False,
+    )

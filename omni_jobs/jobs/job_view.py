@@ -243,6 +243,7 @@ def _view(
     brief: bool,
 ) -> JobView:
     status = JobState(row.state)
+    made = {} if brief else merge_results(run.result or {} for run in runs)
     return JobView(
         id=row.id,
         pipeline=row.pipeline,
@@ -271,7 +272,8 @@ def _view(
         ],
         waiting=waiting,
         warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
-        result=merge_results(run.result for run in runs) if status is JobState.COMPLETED and not brief else None,
+        result=made if status is JobState.COMPLETED and not brief else None,
+        result_so_far=made if made and not status.is_final else None,
         artifacts=artifacts,
         error=None if row.error is None else ErrorView(**row.error),
         metadata=row.metadata,

@@ -241,6 +241,8 @@ class Stage:
                 result["text"] = output.text or ""
             if output.finish_reason is not None:
                 result["finish_reason"] = output.finish_reason
+        elif output.text is not None and self.config.produces == "text":
+            result["texts"] = {self.name: output.text}  # a transcript, for example
         if output.usage is not None:
             result["usage"] = {self.name: dict(output.usage)}
         elif output.token_ids or output.prompt_token_ids:

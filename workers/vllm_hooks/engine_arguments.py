@@ -37,7 +37,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation) if has_own else TypeAdapter(annotation, config=_ARBITRARY)
 
 
-def check_engine_arguments(args: Mapping[str, Any], stage: str | None = None) -> dict[str, Any]:
+def check_engine_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments for ``AsyncEngineArgs`` as vLLM's types make them: names of enumerations as members.
 
     Raises ConfigError naming ``engine.<name>`` for an unknown argument and for a value that is not of its type.
@@ -45,12 +45,12 @@ def check_engine_arguments(args: Mapping[str, Any], stage: str | None = None) ->
     checked = {}
     for name, value in args.items():
         if name not in _annotations():
-            raise ConfigError(f"vLLM {vllm.__version__} has no such argument", field=f"engine.{name}", stage=stage)
+            raise ConfigError(f"vLLM {vllm.__version__} has no such argument", field=f"engine.{name}")
         try:
             checked[name] = _adapter(name).validate_python(_member(_annotations()[name], value))
         except (ValidationError, KeyError, TypeError) as error:
             message = f"vLLM {vllm.__version__} refuses the value: {_reason(error)}"
-            raise ConfigError(message, field=f"engine.{name}", stage=stage) from error
+            raise ConfigError(message, field=f"engine.{name}") from error
     return checked
 
 

@@ -28,6 +28,12 @@ def test_hook_is_where_we_know_it(hook: Hook) -> None:
     ("hook", "message"),
     [
         (Hook("vllm.gone:Thing", "x"), "vllm.gone:Thing is gone"),
+        (Hook("vllm.lora.ops.torch_ops.lora_ops", "nothing"), "vllm.lora.ops.torch_ops.lora_ops.nothing is gone"),
+        (
+            Hook("vllm.lora.ops.torch_ops.lora_ops", "bgmv_expand", ("a",)),
+            "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand takes ('inputs', 'lora_b_weights', 'output_tensor', "
+            "'lora_indices_tensor', 'add_inputs'), not ('a',)",
+        ),
         (
             Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "_nothing"),
             "vllm.v1.worker.gpu_model_runner:GPUModelRunner._nothing is gone",

@@ -10,6 +10,9 @@ AR = RunnerDeclaration(
     parameters=f"{_HERE}.parameters:ArParameters",
     processors={
         "chat": ProcessorDeclaration(f"{_HERE}.chat_processor:ChatProcessor", "ar"),
+        "chat_of_transcript": ProcessorDeclaration(
+            f"{_HERE}.chat_of_transcripts:ChatOfTranscripts", "ar", consumes=frozenset({"text"})
+        ),
         "embeds": ProcessorDeclaration(
             f"{_HERE}.embeds_processor:EmbedsProcessor", "ar", consumes=frozenset({"embeds"})
         ),

@@ -1,0 +1,36 @@
+"""workers.models.whisper.transcript: the text of several recordings, and where each one's stands in it."""
+
+import json
+
+from workers.models.whisper.transcript import Segment, Transcript, joined_text, values_of
+
+FIRST = Transcript(0, "en", 3.25, [Segment(0.5, 1.0, " Naïve"), Segment(1.0, 3.0, " café.")])
+SILENT = Transcript(2, None, 1.0, [])
+LAST = Transcript(5, "en", 2.0, [Segment(0.0, 2.0, " Done.")])
+
+
+def test_the_bytes_of_each_transcript_are_where_the_values_say() -> None:
+    transcripts = [FIRST, SILENT, LAST]
+    text = joined_text(transcripts).encode()
+    values = values_of(transcripts)
+    pieces = {one["media"]: text[one["begin"] : one["end"]].decode() for one in values["transcripts"]}
+    assert pieces == {0: "Naïve café.", 2: "", 5: "Done."}
+    assert values["language"] == "en"
+    assert values["duration_s"] == 6.25
+    assert values["transcripts"][0]["segments"] == [[0.5, 1.0, "Naïve"], [1.0, 3.0, "café."]]
+    assert values["transcripts"][1]["language"] is None
+
+
+def test_hours_of_segments_stay_small() -> None:
+    segments = [Segment(float(n), n + 1.0, " A sentence of thirty letters ä.") for n in range(20_000)]
+    values = values_of([Transcript(0, "en", 20_000.0, segments)])
+    kept = values["transcripts"][0]["segments"]
+    assert len(kept) + values["segments_left_out"] == 20_000
+    assert kept[0][2] == "A sentence of thirty letters ä."
+    assert len(kept) > 500
+    assert len(json.dumps(values)) < 128 << 10
+
+
+def test_nothing_heard_is_no_language() -> None:
+    assert values_of([SILENT])["language"] is None
+    assert joined_text([SILENT]) == ""

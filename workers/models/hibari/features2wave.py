@@ -1,0 +1,42 @@
+"""``Features2WaveProcessor``: acoustic features become a vocoder stage's prompt."""
+
+from omni_jobs.errors import ModelError, PayloadCorrupt
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.hibari.family import ACOUSTIC_FEATURES
+from workers.models.hibari.hibari_prompts import SPECTRA, FeaturesPrompt
+from workers.models.hibari.parameters import VocoderParameters
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class Features2WaveProcessor:
+    """Takes a payload of the flow ``acoustic_features``. Its name in a stage config is ``features2wave``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Find the stage that makes the features."""
+        self._upstream = next(name for name, flow in stage.inputs.items() if flow == ACOUSTIC_FEATURES.name)
+
+    def __call__(self, stage_input: StageInput) -> FeaturesPrompt:
+        """Return the prompt, whose features view the payload.
+
+        Raises PayloadCorrupt for a payload that breaks the flow's contract, or whose sentences are not all frames, and
+        ModelError for parameters of another kind of stage.
+        """
+        if not isinstance(stage_input.parameters, VocoderParameters):
+            raise ModelError("features2wave makes input for a vocoder stage", field="kind")
+        payload = stage_input.upstream[self._upstream]
+        problem = ACOUSTIC_FEATURES.problem(payload)
+        information = payload.additional_information
+        if problem is not None or information is None:
+            message, field = problem or ("missing", "additional_information")
+            raise PayloadCorrupt(message, field=field, stage=self._upstream)
+        features = {name: information.tensor(name).numpy() for name in (*SPECTRA, "f0")}
+        sentences = information.tensor("sentences").numpy().tolist()
+        frames = len(features["f0"])
+        if min(sentences, default=0) < 1 or sum(sentences) != frames:
+            raise PayloadCorrupt(
+                f"sentences of {sum(sentences)} frames in all, or an empty one, where there are {frames} frames",
+                field="tensors.sentences",
+                stage=self._upstream,
+            )
+        return FeaturesPrompt(features, sentences, stage_input.parameters, stage_input.seed)

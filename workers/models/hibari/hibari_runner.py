@@ -1,0 +1,164 @@
+"""``HibariRunner``: runs the two stages that speak, on threads of the worker's process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError
+from workers.models.hibari.engine_settings import HibariEngine
+from workers.models.hibari.hibari_prompts import HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
+from workers.models.hibari.speakable import check_speakable
+from workers.runners.runner import ProgressSink
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from workers.models.hibari.voice import Voice
+
+T = TypeVar("T")
+
+_COMPONENTS = ("acoustic", "vocoder")
+
+
+class HibariRunner:
+    """Speaks: the component ``acoustic`` makes features of a text, ``vocoder`` makes sound of them. A ``Runner``.
+
+    The sentences of all prompts in flight take turns on ``num_workers`` threads, each made alone, so that speech does
+    not depend on the company and a long text holds no short one up. The models compute without the interpreter's lock.
+    They live in the worker's process: should native code crash, the worker is started again and tries its stage runs
+    again.
+    """
+
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Take the stage's settings. Raises ConfigError for a stage without one of the two components."""
+        if args.model is None or args.model.component not in _COMPONENTS:
+            raise ConfigError(f"a stage that speaks has a component, {' or '.join(_COMPONENTS)}", field="component")
+        if not isinstance(args.engine, HibariEngine):
+            raise ConfigError("these are not the settings of a stage that speaks", field="engine", stage=args.stage)
+        self._model = args.model
+        self._engine = args.engine
+        self._workers = args.engine.num_workers or min(args.max_in_flight, len(os.sched_getaffinity(0)))
+        self._voices: Mapping[str, Voice] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._started = False
+
+    async def start(self) -> None:
+        """Load the voices of the pipeline, or what makes sound. Raises ConfigError naming the file that is wrong."""
+        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="hibari")
+        if self._model.component == "acoustic":
+            self._voices = await self._on_thread(self._load_voices)
+        else:
+            await self._on_thread(_load_vocoder)
+        self._started = True
+
+    def _load_voices(self) -> dict[str, Voice]:
+        from workers.models.hibari.voice import Voice, default_voice  # loads onnxruntime
+
+        voices: dict[str, Voice] = {}
+        for name in self._model.voices or (default_voice(),):
+            voices[name] = Voice(self._model.path, name, self._engine.threads, tuple(voices.values()))
+        return voices
+
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run a TextPrompt (``acoustic``) or a FeaturesPrompt (``vocoder``), with progress in sentences.
+
+        Of a text the output has the tensors and values of the flow ``acoustic_features``, of features those of
+        ``waveform``. A cancelled run ends at once; the sentence that a thread has begun is finished there and dropped.
+        Raises ModelError for another prompt, an unknown voice, a text in which there is nothing to say or that takes
+        longer than ``max_speech_s``; OutOfMemory; and EngineDead before the start and after ``close``.
+        """
+        if not self._started:
+            raise EngineDead("the runner of speech is not running")
+        if self._model.component == "acoustic" and isinstance(prompt, TextPrompt):
+            return await self._features(prompt, progress)
+        if self._model.component == "vocoder" and isinstance(prompt, FeaturesPrompt):
+            return await self._waveform(prompt, progress)
+        raise ModelError(f"the component {self._model.component} takes no {type(prompt).__name__}")
+
+    async def _features(self, prompt: TextPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        check_speakable(prompt.text, ModelError, "text")
+        voice = self._voice(prompt.voice)
+        sentences = await self._on_thread(lambda: voice.sentences(prompt.text))
+        pieces: list[list[NDArray[Any]]] = []
+        frames = 0
+        for number, sentence in enumerate(sentences):
+            progress(Progress(number, len(sentences), "sentences"))
+            for phonemes in await self._on_thread(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
+                piece = await self._on_thread(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
+                if piece:
+                    pieces.append(piece)
+                    frames += len(piece[-1])
+                    self._check_length(frames, number, len(sentences))
+        if not pieces:
+            raise ModelError("there is nothing to say: no word of the text has a sound", field="text")
+        progress(Progress(len(sentences), len(sentences), "sentences"))
+        tensors = await self._on_thread(lambda: _joined(pieces))
+        return OmniModelRunnerOutput(multimodal_outputs=tensors, values={"sampling_rate": SAMPLING_RATE})
+
+    def _voice(self, name: str | None) -> Voice:
+        voice = next(iter(self._voices.values())) if name is None else self._voices.get(name)
+        if voice is None:
+            known = ", ".join(self._voices)
+            raise ModelError(f"unknown voice {name!r:.60}; this stage has: {known}", field="audio.voice")
+        return voice
+
+    def _check_length(self, frames: int, number: int, sentences: int) -> None:
+        if frames * HOP > self._engine.max_speech_s * SAMPLING_RATE:
+            raise ModelError(
+                f"the text takes more than {self._engine.max_speech_s:g} s to say: these are over in its sentence "
+                f"{number + 1} of {sentences}",
+                field="text",
+            )
+
+    async def _waveform(self, prompt: FeaturesPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        from workers.models.hibari.vocoder import sentence_features, speech_of
+
+        noise = np.random.default_rng(prompt.seed)
+        silence = np.zeros(round(prompt.parameters.pause_s * SAMPLING_RATE), np.float32)
+        total = len(prompt.sentences)
+        speech: list[NDArray[Any]] = []
+        for number, features in enumerate(sentence_features(prompt.features, prompt.sentences)):
+            progress(Progress(number, total, "sentences"))
+            if number:
+                speech.append(silence)
+            speech.append(await self._on_thread(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
+        progress(Progress(total, total, "sentences"))
+        return OmniModelRunnerOutput(
+            multimodal_outputs={"waveform": np.concatenate(speech)}, values={"sampling_rate": SAMPLING_RATE}
+        )
+
+    async def _on_thread(self, call: Callable[[], T]) -> T:
+        if self._threads is None:
+            raise EngineDead("the runner of speech is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def close(self) -> None:
+        """End the threads once the sentences in them are done, and free the voices."""
+        threads, self._threads, self._voices, self._started = self._threads, None, {}, False
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+
+    @property
+    def healthy(self) -> bool:
+        return self._started
+
+
+def _load_vocoder() -> None:
+    import workers.models.hibari.vocoder  # noqa: F401 the first prompt need not wait for it
+
+
+def _joined(pieces: list[list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return the tensors of the flow ``acoustic_features``. Empties the pieces, which are as large as the result."""
+    lengths = np.asarray([len(piece[-1]) for piece in pieces], np.int64)
+    joined = {"f0": np.concatenate([piece.pop() for piece in pieces])}
+    for name in reversed(SPECTRA):
+        joined[name] = np.concatenate([piece.pop() for piece in pieces], axis=1)
+    return joined | {"sentences": lengths}

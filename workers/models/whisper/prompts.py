@@ -1,0 +1,72 @@
+"""What admission asks of a Whisper checkpoint: that a request brings a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.prompts.checkpoint_files import read_json
+
+if TYPE_CHECKING:
+    from omni_jobs.media import MediaInfo
+    from omni_jobs.pipelines.stage_config import StageConfig
+
+_DECODER_POSITIONS = 448  # of every Whisper model
+
+
+class WhisperPromptRenderer:
+    """The ``PromptRenderer`` of a CTranslate2 directory of Whisper. Its prompts are sound, so they have no tokens.
+
+    Sound of any length is taken: the runner cuts it at pauses.
+    """
+
+    max_model_len = _DECODER_POSITIONS
+    hidden_size = 0  # it takes no embeddings
+    longest_audio_s = None
+
+    def __init__(self, model_dir: Path) -> None:
+        """Check the directory. Raises ConfigError naming the file that is missing or is not Whisper's."""
+        check_whisper_directory(model_dir)
+
+    @classmethod
+    def takes(cls, config: Mapping[str, Any]) -> bool:
+        return "alignment_heads" in config and "suppress_ids" in config
+
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest for a request without a recording."""
+        for message in request["messages"]:
+            content = message["content"]
+            if not isinstance(content, str) and any(part["type"] == "audio" for part in content):
+                return
+        raise InvalidRequest("no recording: a message needs a part of the type input_audio", field="messages")
+
+    def render(self, request: Mapping[str, Any]) -> str:
+        """Return nothing: a recording has no text before it is transcribed."""
+        return ""
+
+    def encode(self, request: Mapping[str, Any]) -> None:
+        """Return None: there are no tokens before the recordings are heard."""
+
+    def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
+        """Return 0, because a recording may be of any length."""
+        return 0
+
+    def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
+        return self.max_model_len
+
+
+def check_whisper_directory(model_dir: Path) -> None:
+    """Raise ConfigError naming the file, if a directory is no Whisper model in CTranslate2's form.
+
+    tokenizer.json must be there, because faster-whisper would download it.
+    """
+    if not WhisperPromptRenderer.takes(read_json(model_dir / "config.json")):
+        raise ConfigError(
+            "not the config of a Whisper model in CTranslate2's form (ct2-transformers-converter makes one)",
+            file=str(model_dir / "config.json"),
+        )
+    for name in ("model.bin", "tokenizer.json"):
+        if not (model_dir / name).is_file():
+            raise ConfigError("the checkpoint lacks this file", file=str(model_dir / name))

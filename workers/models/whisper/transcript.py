@@ -1,0 +1,78 @@
+"""``Transcript``: what was heard in one recording, and the values in which transcripts go to later stages."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_SEGMENTS_BYTES = 64 << 10  # of all segments' text in the values; the whole text is in the payload's tensor
+_SEGMENT_BYTES = 32  # of the numbers and signs around a segment's text, as JSON
+
+
+class Segment(NamedTuple):
+    """A piece of a transcript, about a sentence; its times are seconds from the recording's begin."""
+
+    start_s: float
+    end_s: float
+    text: str  # as the model wrote it, with the space that parts it from the text before
+
+
+class Transcript(NamedTuple):
+    """What was heard in one recording.
+
+    media       the recording's number among the request's media
+    language    a code such as en; None where nothing was said
+    duration_s  of the recording
+    """
+
+    media: int
+    language: str | None
+    duration_s: float
+    segments: Sequence[Segment]
+
+    @property
+    def text(self) -> str:
+        """The transcript's text; empty where nothing was said."""
+        return "".join(segment.text for segment in self.segments).strip()
+
+
+def joined_text(transcripts: Sequence[Transcript]) -> str:
+    """Return the text of all transcripts, a line feed between two of them."""
+    return "\n".join(transcript.text for transcript in transcripts)
+
+
+def values_of(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """Return the values of a payload whose text is ``joined_text(transcripts)``.
+
+    transcripts        one object for each recording: ``media``, ``begin`` and ``end`` (its bytes in the UTF-8 of the
+                       text), ``language``, ``duration_s``, ``segments`` ([start_s, end_s, text] each)
+    language           of the first recording in which something was said, or null
+    duration_s         of all recordings
+    segments_left_out  how many of the last segments are left out, because values are small
+    """
+    entries: list[dict[str, Any]] = []
+    at = left_out = 0
+    room = _SEGMENTS_BYTES
+    for transcript in transcripts:
+        end = at + len(transcript.text.encode())
+        kept: list[list[Any]] = []
+        for segment in transcript.segments:
+            room -= len(segment.text.encode()) + _SEGMENT_BYTES
+            if room >= 0:
+                kept.append([segment.start_s, segment.end_s, segment.text.strip()])
+        left_out += len(transcript.segments) - len(kept)
+        entries.append(
+            {
+                "media": transcript.media,
+                "begin": at,
+                "end": end,
+                "language": transcript.language,
+                "duration_s": round(transcript.duration_s, 3),
+                "segments": kept,
+            }
+        )
+        at = end + 1
+    return {
+        "transcripts": entries,
+        "language": next((one.language for one in transcripts if one.language is not None), None),
+        "duration_s": round(sum(one.duration_s for one in transcripts), 3),
+        "segments_left_out": left_out,
+    }
