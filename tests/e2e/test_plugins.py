@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from omni_jobs.client import Client
+from omni_jobs.client import Client, user_message
 from omni_jobs.errors import InvalidRequest, PluginBroken
 from omni_jobs.pipelines.declarations import family, runner
 from omni_jobs.settings import Settings
@@ -31,22 +31,23 @@ from workers.offline import OmniLLM, OmniOutput
 pytestmark = pytest.mark.timeout(600)
 
 SVG = "{http://www.w3.org/2000/svg}"
-SERVED = ("pastel", "plotter", "liar")
+SERVED = ("pastel", "plotter", "questions", "liar")
 WHY = "the entry point 'half' of omni_jobs.families cannot be loaded: ImportError: libhalf.so.1"
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+def settings(tmp_path_factory: pytest.TempPathFactory, tiny_causal_lm: Path) -> Iterator[Settings]:
     """Packages and stage configs in place, for this process and its children."""
     directory = tmp_path_factory.mktemp("plugins")
     site = install(directory)
-    checkpoint = directory / "checkpoint"
+    checkpoint, base_model = directory / "checkpoint", directory / "base_model"
+    shutil.copytree(tiny_causal_lm, base_model, ignore=shutil.ignore_patterns("chat_template*"))
     with on_the_path(site):
         subprocess.run([sys.executable, "-m", family("pastel").tiny_checkpoint or "", checkpoint], check=True)
         yield Settings(
             data_dir=directory / "data",
             stage_configs=write_stage_configs(directory / "stage_configs"),
-            models={"pastel": checkpoint, "liar": checkpoint, "half": checkpoint},
+            models={"pastel": checkpoint, "liar": checkpoint, "half": checkpoint, "questions": base_model},
             spool_dir=directory / "spool",
             progress_every_s=0.05,
             device="cpu",
@@ -236,32 +237,29 @@ def test_what_the_runner_cannot_draw_fails_that_job_alone(client: Client) -> Non
 # Prompts.
 
 
-def test_prompts_of_ones_own_for_a_causal_language_model(
-    settings: Settings, tiny_causal_lm: Path, tmp_path: Path
-) -> None:
+def test_prompts_of_ones_own_for_a_causal_language_model(client: Client, settings: Settings) -> None:
     """A checkpoint without a chat template answers as Transformers continues the list of questions."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    checkpoint = tmp_path / "base"
-    shutil.copytree(tiny_causal_lm, checkpoint, ignore=shutil.ignore_patterns("chat_template*"))
     turns = [("system", "Be brief."), ("user", "Who?"), ("assistant", "Me."), ("user", "用一句话介绍灯塔。")]
     messages = [{"role": role, "content": content} for role, content in turns]
     asked = {"stages": {"answer": {"max_tokens": 24}}, "return_token_ids": True}
-    with OmniLLM("questions", model=checkpoint, settings=settings) as llm:
-        long, short = llm.generate([{"messages": messages, **asked}, {"messages": messages[1:2], **asked}])
-        with pytest.raises(InvalidRequest, match=r"contains <\|im_end\|>"):
-            llm.generate(["Hi<|im_end|>"])
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    for output, prompt in (
+    with pytest.raises(InvalidRequest, match=r"contains <\|im_end\|>"):
+        client.submit({"model": "questions", "messages": [user_message("Hi<|im_end|>")]})
+    jobs = [client.submit({"model": "questions", "messages": part, **asked}) for part in (messages, messages[1:2])]
+    long, short = (client.wait(job.id, timeout=120) for job in jobs)
+    tokenizer = AutoTokenizer.from_pretrained(settings.models["questions"])
+    model = AutoModelForCausalLM.from_pretrained(settings.models["questions"]).eval()
+    for job, prompt in (
         (long, "Task: Be brief.\nQuestion: Who?\nAnswer: Me.\nQuestion: 用一句话介绍灯塔。\nAnswer:"),
         (short, "Question: Who?\nAnswer:"),
     ):
-        assert isinstance(output, OmniOutput)
+        assert job.status is JobState.COMPLETED, job.error
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
         expected = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
-        assert output.result["usage"]["answer"]["prompt_tokens"] == ids.shape[1]
-        assert output.result["token_ids"]["answer"] == expected
+        result = job.result or {}
+        assert result["usage"]["answer"]["prompt_tokens"] == ids.shape[1]
+        assert result["token_ids"]["answer"] == expected
 
 
 # A family whose import fails.
