@@ -30,11 +30,10 @@ _START_S = 240.0
 class VllmServer:
     """vLLM's server in a process group of its own; it keeps its port and its key when it starts again."""
 
-    def __init__(self, model: Path, log: Path, *, seats: int = SEATS, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: Path, log: Path, *, seats: int = SEATS) -> None:
         self._model = model
         self._log = log
         self._seats = seats
-        self._arguments = arguments
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,12 +43,17 @@ class VllmServer:
         """Its base URL, as clients take it."""
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def started(self) -> bool:
+        """Whether it was started, and not killed since."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start it; it is not ready yet: ``wait``."""
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model),
             "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port), "--api-key", KEY,
-            "--max-model-len", "1024", "--max-num-seqs", str(self._seats), "--enforce-eager", *self._arguments,
+            "--max-model-len", "1024", "--max-num-seqs", str(self._seats), "--enforce-eager",
         ]  # fmt: skip
         environment = {
             **os.environ,
@@ -120,7 +124,7 @@ def vllm_server_process(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def vllm_server(vllm_server_process: VllmServer) -> VllmServer:
     """vLLM's server, running, whatever the test before did to it."""
-    if vllm_server_process._process is None:
+    if not vllm_server_process.started:
         vllm_server_process.start()
         vllm_server_process.wait()
     return vllm_server_process

@@ -37,6 +37,7 @@ _ERROR_BYTES = 64 << 10  # of the body that explains a refusal
 _END_S = 1.0  # for the end of a stream's connection, after its last event
 _IDLE_S = 2.0  # uvicorn's servers close an idle connection after 5 s, and a request on its way would be lost
 _SPARE_CONNECTIONS = 8
+_KEPT_CONNECTIONS = 32  # idle ones, each of which httpcore2 asks the kernel about before every request
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -74,7 +75,7 @@ class RemoteClient:
             timeout=httpx2.Timeout(self._engine.silence_s, connect=self._engine.connect_s),
             limits=httpx2.Limits(
                 max_connections=self._connections,
-                max_keepalive_connections=self._connections,
+                max_keepalive_connections=_KEPT_CONNECTIONS,
                 keepalive_expiry=_IDLE_S,
             ),
         )

@@ -206,6 +206,21 @@ async def test_memory_is_bounded(openai_server: OpenAIServer) -> None:
     assert most < 16 * 4 * MOST
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+async def test_lines_may_end_in_any_way_and_come_in_any_pieces(openai_server: OpenAIServer, end: bytes) -> None:
+    events = [orjson.dumps(piece("Hi ")), orjson.dumps(piece("€", "stop")), b"[DONE]"]
+
+    async def byte_by_byte(request: Request, connection: Connection) -> None:
+        await connection.head(200, _EVENTS)
+        for byte in b"".join(b"id: 1" + end + b"data: " + event + end + end for event in events):
+            await connection.chunk(bytes([byte]))
+        await connection.send(b"0\r\n\r\n")
+
+    openai_server.answers[CHAT] = [byte_by_byte]
+    async with remote_runner(openai_server.url) as runner:
+        assert (await runner.run(prompt(), Recorded())).text == "Hi €"
+
+
 async def test_an_event_of_many_lines(openai_server: OpenAIServer) -> None:
     whole = orjson.dumps(piece("Hi", "stop"), option=orjson.OPT_INDENT_2).replace(b"\n", b"\ndata:")
     openai_server.answers[CHAT] = [Stream([whole, b"[DONE]"])]
