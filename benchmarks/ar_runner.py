@@ -34,15 +34,15 @@ from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.settings import Settings, packaged_directory
-from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
-from workers.stages.types import OmniTextPrompt
 from workers.vllm_hooks.model_runner import AddedRequest
 
 Times = dict[str, list[float]]
@@ -83,8 +83,7 @@ class StockWorker(ARRunner):
     async def start(self) -> None:
         from workers.vllm_hooks.engine import Engine
 
-        args = {**self._args.vllm_args(), **self._component.engine_args}
-        self._engine = await asyncio.to_thread(Engine.start, args)
+        self._engine = await asyncio.to_thread(Engine.start, self._engine_args)
 
 
 async def _with_engines(

@@ -19,8 +19,8 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
 
 VOICE = "someone"
@@ -30,7 +30,7 @@ SHORT = (20, 14, 25, 11, 18, 23, 12, 16)
 
 def figures(*, runs: int, quick: bool) -> list[Figure]:
     """Medians over ``runs`` rounds; ``quick``: whether it works."""
-    parameters = DiffusionParameters(steps=2)
+    parameters = OdeParameters(steps=2)
     model = _build(quick)
     speaker = {"cond": torch.randn(1, 192), "ref_mel": torch.randn(1, 300, 80)}
     ours = Token2Wav(model, {VOICE: speaker})
@@ -55,7 +55,7 @@ def figures(*, runs: int, quick: bool) -> list[Figure]:
 
 
 def _long_codes(
-    model: Any, ours: Token2Wav, speaker: Mapping[str, Any], parameters: DiffusionParameters, length: int, runs: int
+    model: Any, ours: Token2Wav, speaker: Mapping[str, Any], parameters: OdeParameters, length: int, runs: int
 ) -> list[Figure]:
     """One long row: Transformers' attention looks at every pair of frames."""
     request = _request(length)
@@ -91,7 +91,7 @@ def _compiled(ours: Token2Wav, runs: int) -> list[Figure]:
     moment = torch.tensor(0.3)
     found, differences, compiling = [], [], 0.0
     for lengths in (RAGGED, RAGGED[:1], SHORT):
-        denoising = ours.denoise([_request(length) for length in lengths], DiffusionParameters())
+        denoising = ours.denoise([_request(length) for length in lengths], OdeParameters())
         state = torch.cat(denoising.mels())
         with torch.inference_mode():
             begun = time.monotonic()
@@ -145,7 +145,7 @@ def _request(length: int) -> CodecRequest:
     return CodecRequest(codes, VOICE, seed=length)
 
 
-def _mels(ours: Token2Wav, requests: Sequence[CodecRequest], parameters: DiffusionParameters) -> list[torch.Tensor]:
+def _mels(ours: Token2Wav, requests: Sequence[CodecRequest], parameters: OdeParameters) -> list[torch.Tensor]:
     denoising = ours.denoise(requests, parameters)
     while not denoising.done:
         denoising.step()
@@ -153,7 +153,7 @@ def _mels(ours: Token2Wav, requests: Sequence[CodecRequest], parameters: Diffusi
 
 
 def _sample(
-    model: Any, speaker: Mapping[str, torch.Tensor], request: CodecRequest, parameters: DiffusionParameters
+    model: Any, speaker: Mapping[str, torch.Tensor], request: CodecRequest, parameters: OdeParameters
 ) -> torch.Tensor:
     """Transformers' own sampler."""
     device = next(model.parameters()).device

@@ -30,6 +30,8 @@ from omni_jobs.prompts import load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
+from workers.runners.ar.ar_runner import engine_args
+from workers.runners.ar.component import ArComponent
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 
@@ -121,7 +123,9 @@ class BareEngine:
         stage = Stage(pipeline, pipeline.stage("llm"), settings.models["chat"])
         if stage.model is None:
             raise SystemExit("the pipeline has no model")
-        self._llm: Any = LLM(**OmniEngineArgs.for_stage(stage.config, stage.model, settings).vllm_args())
+        self._llm: Any = LLM(
+            **engine_args(OmniEngineArgs.for_stage(stage.config, stage.model, settings), ArComponent())
+        )
         renderer: Any = load_renderer("causal_lm", settings.models["chat"])
         self._prompts: Any = [{"prompt_token_ids": renderer.encode(body)} for body in bodies]
         self._sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

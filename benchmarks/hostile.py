@@ -33,7 +33,7 @@ from benchmarks.figures import Figure, figure, report
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests import hostile
-from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
 SMALL = json.dumps({"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}).encode()
 JSON = "application/json"

@@ -27,7 +27,7 @@ from omni_jobs.client import Client
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
-from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.offline import OmniLLM
 
 

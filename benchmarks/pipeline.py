@@ -40,8 +40,8 @@ from omni_jobs.payloads import Payload
 from omni_jobs.requests import AdmittedRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
-from workers.checkpoints.tiny import build_tiny_checkpoint
 from workers.execution.stage_llm import StageLLM
+from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.offline import OmniLLM
 
 ONE_BY_ONE = 2  # requests of Transformers in each run, with each number of threads

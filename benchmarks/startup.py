@@ -55,7 +55,7 @@ def _of_commands(runs: int) -> Iterator[Figure]:
 def _of_workers(model: Path | None) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
         if model is None:
-            from workers.checkpoints.tiny import build_tiny_checkpoint
+            from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
             model = build_tiny_checkpoint(Path(directory) / "checkpoint")
         settings = Settings(data_dir=Path(directory) / "data", models={PIPELINE: model})

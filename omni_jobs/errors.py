@@ -11,6 +11,7 @@
     │   ├── ForeignOrigin           a page of another origin sent the request
     │   ├── RangeNotSatisfiable     the part asked for lies behind the end
     │   ├── ConfigError             a stage config or a setting; names file, line and field
+    │   │   └── PluginBroken            an installed plug-in that it names cannot be loaded or is not what it should be
     │   ├── NotFound                no such job, artifact or pipeline
     │   ├── Conflict                the thing exists, and its state forbids the request
     │   └── Gone                    the thing existed, and its time to live is over
@@ -196,6 +197,10 @@ class ConfigError(InvalidInput, code="invalid_config", http_status=500):
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         what = f"{self.field}: {self.message}" if self.field else self.message
         return f"{where}: {what}" if where else what
+
+
+class PluginBroken(ConfigError, code="plugin_broken", http_status=503):
+    """A plug-in is broken."""
 
 
 class NotFound(InvalidInput, code="not_found", http_status=404):

@@ -46,7 +46,8 @@ class Settings(BaseSettings):
     s3_region: str = "us-east-1"
     stage_configs: Path = Path("stage_configs")
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
-    models: dict[str, Path] = {}  # Pipeline name → directory of the checkpoint.
+    # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint.
+    models: dict[str, Path] = {}
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
@@ -55,6 +56,8 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
     # The share of the GPU's memory that a worker may use. None: the share in the stage config.
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    # The bytes of a worker's KV cache in the host's memory, on a CPU. None: those in the stage config.
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
     # Times of workers and of the rescuer, in seconds.
     lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # A worker that renews no lease for so long is lost.

@@ -45,7 +45,25 @@ class StageView(_View):
     name: str
     kind: str
     inputs: dict[str, str]  # earlier stage → the flow taken from it
+    produces: str = ""  # a flow
     parameters: dict[str, Any]
+
+
+class FormatView(_View):
+    """A format in which a job may ask for an output."""
+
+    name: str
+    media_type: str
+    artifact: str  # the artifact's name
+
+
+class OutputView(_View):
+    """An output of a pipeline, which a job asks for by its modality."""
+
+    modality: str
+    stage: str  # makes it
+    flow: str  # what it is made of
+    formats: list[FormatView]  # the first is the default; none: it stands in the job's result
 
 
 class PipelineView(_View):
@@ -56,6 +74,7 @@ class PipelineView(_View):
     description: str
     accepts: list[str]
     modalities: list[str]
+    outputs: list[OutputView] = []
     voices: list[str]  # the first one is the default
     stages: list[StageView]
     trouble: ErrorView | None  # the reason why this server takes no jobs for it, if any

@@ -8,7 +8,7 @@ GOOD = """\
 name: omni
 version: "1"
 model:
-  architecture: qwen2_5_omni
+  family: qwen2_5_omni
 stages:
   thinker:
     kind: ar
@@ -61,7 +61,7 @@ BROKEN = [
     ),
     Broken(
         "unknown component", "component: talker", "component: taker", 13, "stages.talker.component",
-        "architecture qwen2_5_omni has no component 'taker'; it has thinker, talker, code2wav",
+        "family qwen2_5_omni has no component 'taker'; it has thinker, talker, code2wav",
     ),
     Broken(
         "thinker as diffusion", _THINKER, "kind: diffusion\n    component: thinker", 7, "stages.thinker.kind",
@@ -106,20 +106,20 @@ BROKEN = [
     ),
     Broken(
         "no component", "    component: talker\n", "", 11, "stages.talker.component",
-        "is missing; architecture qwen2_5_omni has thinker, talker, code2wav",
+        "is missing; family qwen2_5_omni has thinker, talker, code2wav",
     ),
     Broken(
-        "a component of a model that is run whole", "architecture: qwen2_5_omni", "architecture: causal_lm",
+        "a component of a model that is run whole", "family: qwen2_5_omni", "family: causal_lm",
         8, "stages.thinker.component",
-        "architecture causal_lm has no component 'thinker'; its checkpoint is run whole",
+        "family causal_lm has no component 'thinker'; its checkpoint is run whole",
     ),
     Broken(
         "an echo stage with a component", _THINKER, "kind: echo\n    component: thinker", 8, "stages.thinker.component",
-        "an echo stage runs no component",
+        "a stage of kind echo runs no component",
     ),
     Broken(
         "an echo stage that makes hidden states", _THINKER, "kind: echo", 9, "stages.thinker.produces",
-        "an echo stage makes bytes or text, not hidden_states",
+        "a stage of kind echo makes bytes or text, not hidden_states",
     ),
     Broken(
         "a talker that makes hidden states", "produces: codes", "produces: hidden_states", 16, "stages.talker.produces",
@@ -153,10 +153,10 @@ BROKEN = [
     ),
     Broken(
         "unknown processor", "processor: chat", "processor: chatter", 9, "stages.thinker.processor",
-        "no input processor 'chatter' installed; known: chat, echo, talker2code2wav, thinker2talker",
+        "no input processor 'chatter' for this stage; known: chat, embeds, talker2code2wav, thinker2talker",
     ),
     Broken(
-        "unknown architecture", "architecture: qwen2_5_omni", "architecture: qwen9", 4, "model.architecture",
-        "no such architecture installed; known: causal_lm, qwen2_5_omni",
+        "unknown family", "family: qwen2_5_omni", "family: qwen9", 4, "model.family",
+        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, qwen2_5_omni",
     ),
 ]  # fmt: skip

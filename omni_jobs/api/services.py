@@ -57,7 +57,7 @@ class Services:
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
         """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""
         try:
-            self.renderers.of(pipeline)
+            self.renderers.of(self.pipelines.named(pipeline.name))
         except OmniJobsError as error:
             return ErrorView(**error.to_dict())
         return None

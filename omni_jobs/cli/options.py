@@ -113,7 +113,7 @@ ServePipelinesOption = Annotated[
 ]
 CheckpointsOption = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="[PIPELINE=]PATH", help="A checkpoint directory. May be repeated."),
+    typer.Option("--model", metavar="[PIPELINE[.STAGE]=]PATH", help="A checkpoint directory. May be repeated."),
 ]
 UpPortOption = Annotated[
     int | None,

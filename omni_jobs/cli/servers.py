@@ -17,6 +17,7 @@ import typer
 from omni_jobs.cli import options
 
 if TYPE_CHECKING:
+    from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
 
 
@@ -91,35 +92,46 @@ def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tupl
     known = load_pipelines(settings.resolved_stage_configs)
     if not pipelines and settings.pipelines is not None:
         pipelines = list(known.served(settings.pipelines))
-    architectures = {
-        name: pipeline.model.architecture
-        for name in pipelines or known
-        if (pipeline := known.named(name, field="pipeline")).model is not None
-    }
+    families = _families([known.named(name, field="pipeline") for name in pipelines or known], whole=bool(pipelines))
     checkpoints: dict[str, Path] = {}
     for value in models:
         name, separator, path = value.partition("=")
-        if not separator or name not in known:
-            name, path = _pipeline_of(Path(value).expanduser(), architectures), value
+        if not separator or name.partition(".")[0] not in known:
+            name, path = _place_of(Path(value).expanduser(), families), value
         checkpoints[name] = Path(path).expanduser().resolve()
-    chosen = pipelines or [name for name in architectures if name in checkpoints or name in settings.models]
+    given = {name.partition(".")[0] for name in (*checkpoints, *settings.models)}
+    chosen = pipelines or [name for name in known if name in given]
     return chosen or ["echo"], checkpoints
 
 
-def _pipeline_of(checkpoint: Path, architectures: Mapping[str, str]) -> str:
-    """Return the only pipeline's name, or that of the only one whose architecture is the checkpoint's.
+def _families(pipelines: list[Pipeline], *, whole: bool) -> dict[str, str]:
+    """Return the places of checkpoints, each with its family: PIPELINE for a model that its stages share.
 
-    ``architectures`` maps pipelines to architectures. Raises BadParameter and ConfigError.
+    ``whole``: also PIPELINE.STAGE for a stage that needs a checkpoint of its own.
+    """
+    places = {pipeline.name: pipeline.model.family for pipeline in pipelines if pipeline.model is not None}
+    for pipeline in pipelines if whole else ():
+        for stage in pipeline.stages.values():
+            own = stage.model is not None and stage.model != pipeline.model
+            if own and stage.model is not None and stage.family is not None and stage.family.checkpoint is None:
+                places[f"{pipeline.name}.{stage.name}"] = stage.model.family
+    return places
+
+
+def _place_of(checkpoint: Path, families: Mapping[str, str]) -> str:
+    """Return the only place of a checkpoint, or the only one whose family takes this one.
+
+    ``families`` maps places to families. Raises BadParameter and ConfigError.
     """
     from omni_jobs.errors import ConfigError
-    from omni_jobs.prompts import architectures_of
+    from omni_jobs.prompts import families_of
 
-    fitting = list(architectures)
+    fitting = list(families)
     if len(fitting) > 1:
         if not checkpoint.is_dir():
             raise ConfigError(f"no such checkpoint directory: {checkpoint}", field="models")
-        of_checkpoint = architectures_of(checkpoint)
-        fitting = [name for name, architecture in architectures.items() if architecture in of_checkpoint]
+        of_checkpoint = families_of(checkpoint)
+        fitting = [name for name, family in families.items() if family in of_checkpoint]
     if len(fitting) != 1:
         raise typer.BadParameter(f"name its pipeline: PIPELINE={checkpoint}", param_hint="--model")
     return fitting[0]

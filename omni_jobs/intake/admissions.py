@@ -92,7 +92,7 @@ class Admissions:
 
     async def _admit_texts(self, texts: Sequence[_Candidate], admit_all: Callable[[], T]) -> T:
         pipelines = (self._pipelines.get(body.request.model) for _, body in texts)
-        tokenizes = any(pipeline is not None and pipeline.model is not None for pipeline in pipelines)
+        tokenizes = any(pipeline is not None and pipeline.reader is not None for pipeline in pipelines)
         return await self._lanes.run_admission([request for request, _ in texts], admit_all, tokenizes=tokenizes)
 
     def _admit(self, missing: Mapping[str, OmniJobsError], candidate: _Candidate) -> AdmittedRequest:

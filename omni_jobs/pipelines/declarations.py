@@ -1,51 +1,27 @@
-"""Declarations of the components and input processors that a stage config may name.
+"""Declarations: what families, runners and their parts are called, and which stages they fit.
 
-    components_of("qwen2_5_omni")   the parts of its checkpoints, each with the kind of stage that runs it
-    processor("thinker2talker")     its inputs, and the class that implements it
+    family("qwen2_5_omni")     the parts of its checkpoints, each with the runner of the stages that run it
+    runner("diffusion")        the class that runs such stages, and the types of their parameters and engine settings
 
-A declaration names its class as text, and only a worker imports the class. So the API, ``omni-jobs pipelines check``
-and the workers check a stage graph by the same rules, without torch. The tables below declare this package's own;
-another package declares its own as entry points: docs/models.md.
+A declaration is a light object that an entry point names. It names every class as text, and only a worker imports the
+heavy ones. So the API, ``omni-jobs pipelines check`` and the workers check a stage graph by the same rules, without
+torch. docs/models.md tells how to declare one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
-from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.parameters import StageKind
+from omni_jobs.pipelines.plugins import plugin
 
-COMPONENTS = "omni_jobs.components"
-"""Entry point group: architecture → its ``Components``."""
+FAMILIES = "omni_jobs.families"
+"""Entry point group: a model's family → its ``Family``."""
 
-PROCESSORS = "omni_jobs.processors"
-"""Entry point group: input processor → its ``ProcessorDeclaration``."""
+RUNNERS = "omni_jobs.runners"
+"""Entry point group: a kind of stage → the ``RunnerDeclaration`` of the runner of such stages."""
 
-PROMPTS = "omni_jobs.prompts"
-"""Entry point group: architecture → its ``PromptRenderer``."""
-
-Flow = Literal["text", "hidden_states", "codes", "waveform", "bytes"]
-"""The kinds of data that pass from one stage to the next."""
-
-ECHO_PRODUCES: frozenset[Flow] = frozenset({"bytes", "text"})
-"""The flows that a stage without a model can produce."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentDeclaration:
-    """One component of a checkpoint, and the stages that can run it.
-
-    kind      the kind of stage that runs it
-    produces  the flows that such a stage can produce
-    needs     the flows that must be among the stage's inputs; empty if the job's request is enough
-    dtypes    the dtypes it can run in; None leaves the choice to the engine
-    """
-
-    kind: StageKind
-    produces: frozenset[Flow]
-    needs: frozenset[Flow] = frozenset()
-    dtypes: frozenset[str] | None = None
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,84 +29,91 @@ class ProcessorDeclaration:
     """An input processor, which turns a job and the payloads of earlier stages into a stage's prompt.
 
     implementation  the class, an ``InputProcessor`` of ``workers.stages.stage``, as "module:Class"
-    kind            the kind of stage it makes prompts for
+    runner          the kind of stage it makes prompts for
     consumes        the flows of which the stage has exactly one input each
     may_consume     the flows of which the stage has any number of inputs
     """
 
     implementation: str
-    kind: StageKind
-    consumes: frozenset[Flow] = frozenset()
-    may_consume: frozenset[Flow] = frozenset()
+    runner: str
+    consumes: frozenset[str] = frozenset()
+    may_consume: frozenset[str] = frozenset()
 
 
-Components = Mapping[str | None, ComponentDeclaration]
-"""The components of one architecture's checkpoints by name; the name None is the whole checkpoint."""
+@dataclass(frozen=True, slots=True)
+class ComponentDeclaration:
+    """One component of a family's checkpoints, and the stages that can run it.
 
-_COMPONENTS: Mapping[str, Components] = {
-    "causal_lm": {None: ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"}))},
-    "qwen2_5_omni": {
-        "thinker": ComponentDeclaration("ar", produces=frozenset({"text", "hidden_states"})),
-        "talker": ComponentDeclaration("ar", produces=frozenset({"codes"}), needs=frozenset({"hidden_states"})),
-        "code2wav": ComponentDeclaration(
-            "diffusion",
-            produces=frozenset({"waveform"}),
-            needs=frozenset({"codes"}),
-            dtypes=frozenset({"auto", "float32"}),
-        ),
-    },
-}
-
-_PROCESSORS: Mapping[str, ProcessorDeclaration] = {
-    "chat": ProcessorDeclaration("workers.stages.processors.chat:ChatProcessor", "ar"),
-    "thinker2talker": ProcessorDeclaration(
-        "workers.models.qwen2_5_omni.thinker2talker:Thinker2TalkerProcessor",
-        "ar",
-        consumes=frozenset({"hidden_states"}),
-    ),
-    "talker2code2wav": ProcessorDeclaration(
-        "workers.models.qwen2_5_omni.talker2code2wav:Talker2Code2WavProcessor",
-        "diffusion",
-        consumes=frozenset({"codes"}),
-    ),
-    "echo": ProcessorDeclaration(
-        "workers.stages.processors.echo:EchoProcessor", "echo", may_consume=frozenset({"bytes"})
-    ),
-}
-
-
-def components_of(architecture: str) -> Components:
-    """Return the components of an architecture's checkpoints by name; None names the whole checkpoint.
-
-    Raises ConfigError where none are declared, or their entry point cannot be loaded or is something else.
+    runner          the kind of stage that runs it
+    produces        the flows that such a stage can produce
+    needs           the flows that must be among the stage's inputs; empty if the job's request is enough
+    dtypes          the dtypes it can run in; None leaves the choice to the engine
+    parameters      the ``StageParameters`` of such a stage, as "module:Class"; None: those of the runner
+    implementation  the object that the runner loads in its process, as "module:name": an ``ArComponent`` for ``ar``,
+                    the function that loads a ``DiffusionModel`` for ``diffusion``; None: the runner needs none
     """
-    declared = _COMPONENTS.get(architecture) or _declared(COMPONENTS, architecture)
-    if declared is None:
-        raise ConfigError(
-            f"architecture {architecture!r} declares no components: its package needs an entry point in {COMPONENTS}"
-        )
-    if not isinstance(declared, Mapping) or not all(isinstance(one, ComponentDeclaration) for one in declared.values()):
-        raise ConfigError(f"the entry point {architecture!r} of {COMPONENTS} is no mapping of ComponentDeclaration")
-    return declared
+
+    runner: str
+    produces: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    dtypes: frozenset[str] | None = None
+    parameters: str | None = None
+    implementation: str | None = None
 
 
-def processor(name: str) -> ProcessorDeclaration:
-    """Return the declaration of an input processor. Raises ConfigError when none, or a broken one, has the name."""
-    declared = _PROCESSORS.get(name) or _declared(PROCESSORS, name)
-    if declared is None:
-        known = ", ".join(sorted({*_PROCESSORS, *(entry.name for entry in entry_points(group=PROCESSORS))}))
-        raise ConfigError(f"no input processor {name!r} installed; known: {known}")
-    if not isinstance(declared, ProcessorDeclaration):
-        raise ConfigError(f"the entry point {name!r} of {PROCESSORS} is no ProcessorDeclaration")
-    return declared
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The models that share a design, such as Qwen2.5-Omni's or causal language models.
+
+    components        by the name that a stage config uses; the name None is the whole checkpoint
+    prompts           the ``PromptRenderer`` that checks and renders the requests of its first stage, as "module:Class"
+    processors        the family's own input processors, by name
+    vllm_models       vLLM model classes of the family's own: the name under which vLLM gets one → "module:Class"
+    checkpoint        a directory of an installed package that holds a checkpoint, as "package:directory"; None: a
+                      checkpoint must be given
+    checkpoint_files  files that every checkpoint directory has
+    tiny_checkpoint   the module that builds a tiny checkpoint for tests: ``python -m MODULE DIRECTORY``
+    """
+
+    components: Mapping[str | None, ComponentDeclaration]
+    prompts: str | None = None
+    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=lambda: _NOTHING)
+    vllm_models: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    checkpoint: str | None = None
+    checkpoint_files: tuple[str, ...] = ("config.json",)
+    tiny_checkpoint: str | None = None
 
 
-def _declared(group: str, name: str) -> Any:
-    """Return the object of another package's entry point, None if there is none. Raises ConfigError if it fails."""
-    for entry in entry_points(group=group, name=name):
-        try:
-            return entry.load()
-        except Exception as error:  # another package's code runs here
-            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-            raise ConfigError(f"the entry point {name!r} of {group} cannot be loaded: {reason}") from error
-    return None
+@dataclass(frozen=True, slots=True)
+class RunnerDeclaration:
+    """A runner, which loads a stage's model and runs the prompts of stages of one kind.
+
+    implementation   the class, a ``Runner`` of ``workers.runners.runner``, as "module:Class"; it takes an
+                     ``OmniEngineArgs``
+    engine           the ``EngineSettings`` of such stages, as "module:Class"
+    parameters       the ``StageParameters`` of such stages, as "module:Class"; None: each component has its own
+    processors       the input processors that stages of all families may use, by name
+    produces         the flows that a stage without a component can produce; empty: a stage needs a component
+    packages         the import names of the packages that a worker needs → how to install each
+    torch            whether it runs on a device of torch, which a worker then resolves
+    blocking_prompts whether its processors take so long that they run on a thread
+    """
+
+    implementation: str
+    engine: str = "omni_jobs.pipelines.engine_settings:EngineSettings"
+    parameters: str | None = None
+    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=lambda: _NOTHING)
+    produces: frozenset[str] = frozenset()
+    packages: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    torch: bool = False
+    blocking_prompts: bool = True
+
+
+def family(name: str) -> Family:
+    """Return a family. Raises ConfigError if none of the name is installed, and PluginBroken."""
+    return plugin(FAMILIES, name, Family)
+
+
+def runner(name: str) -> RunnerDeclaration:
+    """Return the declaration of a kind's runner. Raises ConfigError if none is installed, and PluginBroken."""
+    return plugin(RUNNERS, name, RunnerDeclaration)

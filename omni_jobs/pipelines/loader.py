@@ -6,15 +6,18 @@ load_pipelines(dir)      all files of a directory, by the pipelines' names
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.errors import ConfigError, NotFound, PluginBroken
 from omni_jobs.pipelines.graph_check import check_graph, first_problem
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.pipelines.yaml_source import YamlSource
+
+logger = logging.getLogger(__name__)
 
 SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
@@ -25,10 +28,19 @@ class Pipelines(Mapping[str, Pipeline]):
     ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound, and ``[]`` KeyError.
     """
 
-    def __init__(self, pipelines: Iterable[Pipeline], files: Mapping[str, Path] | None = None) -> None:
-        """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them."""
+    def __init__(
+        self,
+        pipelines: Iterable[Pipeline],
+        files: Mapping[str, Path] | None = None,
+        broken: Mapping[str, PluginBroken] | None = None,
+    ) -> None:
+        """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them.
+
+        ``broken`` has the errors of those pipelines that need a broken plug-in, by name.
+        """
         self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
         self._files = files or {}
+        self._broken = broken or {}
         self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by name: the file's state, its refusal
 
     def __getitem__(self, name: str) -> Pipeline:
@@ -51,15 +63,24 @@ class Pipelines(Mapping[str, Pipeline]):
             if name not in self:
                 known = ", ".join(self) or "none"
                 raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
-        return Pipelines((self[name] for name in names), self._files)
+        return Pipelines((self[name] for name in names), self._files, self._broken)
 
     def named(self, name: str, *, field: str = "model") -> Pipeline:
-        """Return the pipeline of this name. Raises NotFound, which names ``field`` and the known pipelines."""
+        """Return the pipeline of this name. Raises NotFound, which names ``field`` and the known pipelines.
+
+        Raises PluginBroken for a pipeline that cannot run because of a broken plug-in.
+        """
+        if name in self._broken:
+            raise self._broken[name]
         try:
             return self._by_name[name]
         except KeyError:
             known = ", ".join(self._by_name) or "none"
             raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
+
+    def broken(self, name: str) -> PluginBroken | None:
+        """Return the error of the broken plug-in that a pipeline needs, as it was when its file was loaded, or None."""
+        return self._broken.get(name)
 
     def refusal(self, name: str) -> ConfigError | None:
         """Return the error with which a process that starts now would refuse this pipeline's file, or None.
@@ -91,23 +112,38 @@ def _refusal(path: Path, name: str) -> ConfigError | None:
 def load_pipelines(directory: Path) -> Pipelines:
     """Return the pipelines of all ``*.yaml`` files of a directory.
 
-    Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two files have.
+    A pipeline that needs a broken plug-in is among them, so that the others live; ``Pipelines.broken`` tells why it
+    cannot run. Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two files
+    have.
     """
     if not directory.is_dir():
         raise ConfigError("no such directory", file=str(directory))
     files: dict[str, Path] = {}
     pipelines = []
+    broken: dict[str, PluginBroken] = {}
     for path in sorted(directory.glob("*.yaml")):
-        pipeline = load_pipeline(path)
+        pipeline, source = _read_pipeline(path)
+        try:
+            check_graph(pipeline, source)
+        except PluginBroken as error:
+            logger.error("pipeline %s cannot run: %s", pipeline.name, error)
+            broken[pipeline.name] = error
         if pipeline.name in files:
             raise ConfigError(f"{files[pipeline.name]} has this name already", file=str(path), field="name")
         files[pipeline.name] = path
         pipelines.append(pipeline)
-    return Pipelines(pipelines, files)
+    return Pipelines(pipelines, files, broken)
 
 
 def load_pipeline(path: Path) -> Pipeline:
     """Return the pipeline of one stage config, checked whole. Raises ConfigError with file, line and field."""
+    pipeline, source = _read_pipeline(path)
+    check_graph(pipeline, source)
+    return pipeline
+
+
+def _read_pipeline(path: Path) -> tuple[Pipeline, YamlSource]:
+    """Return the pipeline of one stage config, its graph not checked yet, and the file. Raises ConfigError."""
     source = YamlSource(path)
     data = source.data
     if isinstance(data, dict) and isinstance(data.get("stages"), dict):
@@ -117,8 +153,6 @@ def load_pipeline(path: Path) -> Pipeline:
                     raise source.error(("stages", name, "name"), "unknown key (a stage's name is its key)")
                 stage["name"] = name
     try:
-        pipeline = Pipeline.model_validate(data)
+        return Pipeline.model_validate(data), source
     except ValidationError as error:
         raise source.error(*first_problem(error)) from None
-    check_graph(pipeline, source)
-    return pipeline

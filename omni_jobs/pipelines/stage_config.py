@@ -12,20 +12,25 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from omni_jobs.errors import NotFound
-from omni_jobs.pipelines.declarations import Flow
-from omni_jobs.pipelines.parameters import PARAMETERS_OF_KIND, StageKind, StageParameters
+from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.pipelines.declarations import (
+    ComponentDeclaration,
+    Family,
+    ProcessorDeclaration,
+    RunnerDeclaration,
+    family,
+    runner,
+)
+from omni_jobs.pipelines.engine_settings import EngineSettings
+from omni_jobs.pipelines.flows import Flow, flow
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.plugins import named_class
 from omni_jobs.retry import RetryLimits
-
-Modality = Literal["text", "audio"]
-"""An output that a job can ask for."""
 
 InputModality = Literal["text", "audio", "image", "video", "prompt_embeds"]
 """An input that a job can bring; ``prompt_embeds`` are embeddings in place of messages."""
-
-MediaModality = Literal["text", "audio", "image", "video"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
@@ -34,72 +39,96 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EngineSettings(_Frozen):
-    """Settings of a stage's engine, under vLLM's names. ``None`` leaves the choice to the engine or the checkpoint."""
+class ModelConfig(_Frozen):
+    """The checkpoint that stages load their components from."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    max_model_len: Annotated[int, Field(ge=16)] | None = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None
-    block_size: Annotated[int, Field(ge=1)] | None = None
-    enforce_eager: bool | None = None
-    enable_prefix_caching: bool | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-    tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
-    limit_mm_per_prompt: dict[MediaModality, Annotated[int, Field(ge=0)]] | None = None
-    skip_mm_profiling: bool | None = None
-    max_batch_frames: Annotated[int, Field(ge=1)] | None = None  # diffusion stages: mel frames in one batch
-
-
-class StageEngine(EngineSettings):
-    """Engine settings, and under ``cpu`` those that replace them on hosts without an accelerator."""
-
-    cpu: EngineSettings | None = None
-
-    def on(self, device: Literal["cpu", "cuda"]) -> EngineSettings:
-        """Return the engine settings on this kind of device: on ``cpu``, those under ``cpu`` replace the others."""
-        base = self.model_dump(exclude={"cpu"}, exclude_unset=True)
-        if device == "cpu" and self.cpu is not None:
-            base |= self.cpu.model_dump(exclude_unset=True)
-        return EngineSettings(**base)
-
-
-_DECISIVE_OF_ENGINE: Any = {"dtype": True, "max_model_len": True, "cpu": {"dtype", "max_model_len"}}
+    family: Name  # an entry point of the group omni_jobs.families
+    path: str | None = None  # a checkpoint directory; usually given at start (--model)
 
 
 class StageConfig(_Frozen):
     """The settings of one stage in a pipeline file."""
 
     name: Name = ""  # the key in the YAML's ``stages``
-    kind: StageKind
+    kind: Name  # its runner: an entry point of the group omni_jobs.runners
+    model: ModelConfig | None = None  # the pipeline's, unless the stage has its own
     component: Name | None = None  # the part of the checkpoint: thinker, talker, code2wav …
-    processor: Name  # an input processor's name: omni_jobs.pipelines.declarations
-    inputs: dict[Name, Flow] = {}  # earlier stage → the flow taken from it; empty: the stage reads the job's request
-    produces: Flow
-    engine: StageEngine = StageEngine()
+    processor: Name  # an input processor's name, of the stage's family or of its runner
+    inputs: dict[Name, Name] = {}  # earlier stage → the flow taken from it; empty: the stage reads the job's request
+    produces: Name  # a flow
+    engine: dict[str, Any] = {}  # ``kind`` decides their type: ``engine_settings``
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     slots: Annotated[int, Field(ge=1, le=4096, description="stage runs in flight in one worker")] = 8
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     queue_limit_s: Annotated[float, Field(gt=0)] | None = None  # a job that waits longer for this stage expires
     retries: RetryLimits = RetryLimits()
     max_payload_bytes: Annotated[int, Field(ge=0)] = 1 << 30
-    parameters: dict[str, Any] = {}  # defaults; ``kind`` decides their type
+    parameters: dict[str, Any] = {}  # defaults; ``component`` or ``kind`` decides their type
+
+    # What the names stand for. Each raises ConfigError for a name that is not installed, and PluginBroken.
+
+    @cached_property
+    def runner(self) -> RunnerDeclaration:
+        """The declaration of the runner of this kind of stage."""
+        return runner(self.kind)
+
+    @cached_property
+    def family(self) -> Family | None:
+        """The family of the stage's model; None for a stage without a model."""
+        return None if self.model is None else family(self.model.family)
+
+    @cached_property
+    def component_declaration(self) -> ComponentDeclaration | None:
+        """The declaration of the component that the stage runs; None if its family has none of the name.
+
+        A runner that needs no component runs none.
+        """
+        if self.family is None or self.runner.produces:
+            return None
+        return self.family.components.get(self.component)
+
+    @cached_property
+    def processor_declaration(self) -> ProcessorDeclaration:
+        """The declaration of the stage's input processor, its family's or else its runner's."""
+        known = {**self.runner.processors, **({} if self.family is None else self.family.processors)}
+        if self.processor not in known:
+            raise ConfigError(
+                f"no input processor {self.processor!r} for this stage; known: {', '.join(sorted(known))}"
+            )
+        return known[self.processor]
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The flow that the stage produces."""
+        return flow(self.produces)
+
+    @cached_property
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the stage's engine. Raises pydantic's ValidationError if the file's are wrong."""
+        return named_class(self.runner.engine, EngineSettings).model_validate(self.engine)
+
+    @cached_property
+    def parameters_type(self) -> type[StageParameters]:
+        """The type of the stage's parameters."""
+        component = self.component_declaration
+        path = (component and component.parameters) or self.runner.parameters
+        return StageParameters if path is None else named_class(path, StageParameters)
+
+    def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:
+        """Return the stage's default parameters with a job's ``overrides`` applied.
+
+        The context of the validation is the stage's engine settings, because a parameter may choose among what they
+        list. Raises pydantic's ValidationError for an unknown name or a value that is not allowed.
+        """
+        given = {**self.parameters, **overrides}
+        return self.parameters_type.model_validate(given, context=self.engine_settings)
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide a job's result, a dict of JSON: the stage's part of the pipeline's digest."""
         graph = {"kind", "component", "processor", "inputs", "produces"}
         decisive: dict[str, Any] = self.model_dump(mode="json", include=graph, exclude_defaults=True)
         parameters = self.parameters_with({}).model_dump(mode="json", exclude_defaults=True)
-        engine = self.engine.model_dump(mode="json", include=_DECISIVE_OF_ENGINE, exclude_defaults=True)
-        return decisive | {"parameters": parameters, "engine": {name: each for name, each in engine.items() if each}}
-
-    def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:
-        """Return the stage's default parameters with a job's ``overrides`` applied.
-
-        Raises pydantic's ValidationError for an unknown name or a value that is not allowed.
-        """
-        return PARAMETERS_OF_KIND[self.kind].model_validate({**self.parameters, **overrides})
+        return decisive | {"parameters": parameters, "engine": self.engine_settings.decisive()}
 
     def hints_per_message(self, at_most: int) -> int:
         """Return how many hints for this stage go into one message of the queue: ``at_most``, or fewer.
@@ -115,13 +144,6 @@ class OutputConfig(_Frozen):
     stage: Name
 
 
-class ModelConfig(_Frozen):
-    """The checkpoint that all stages of a pipeline load their components from."""
-
-    architecture: Name  # an entry point of the group omni_jobs.prompts
-    path: str | None = None  # a checkpoint directory; usually given at start (--model)
-
-
 class Pipeline(_Frozen):
     """A stage graph: a directed acyclic graph from a job's request to its outputs. One YAML file, with a version."""
 
@@ -132,16 +154,27 @@ class Pipeline(_Frozen):
     accepts: tuple[InputModality, ...] = ("text",)
     voices: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()  # the first is the default
     stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
-    outputs: Annotated[dict[Modality, OutputConfig], Field(min_length=1)]
+    outputs: Annotated[dict[Name, OutputConfig], Field(min_length=1)]  # modality → the stage that makes it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pass_the_model_on(cls, data: Any) -> Any:
+        """Give the pipeline's model to each stage that has none of its own."""
+        if not isinstance(data, dict) or "model" not in data or not isinstance(data.get("stages"), dict):
+            return data
+        stages = {
+            name: {"model": data["model"], **stage} if isinstance(stage, dict) else stage
+            for name, stage in data["stages"].items()
+        }
+        return {**data, "stages": stages}
 
     @cached_property
     def digest(self) -> str:
         """16 hex digits that identify the settings which decide a job's path and result.
 
         A worker claims only jobs of its own digest, so no job runs with two versions of a file.
-        Included: name, version, accepted inputs, outputs, architecture, voices; per stage kind, component, processor,
-        inputs, flow, default parameters, and the engine's ``dtype`` and ``max_model_len``, because these two decide
-        which tokens come and where they must end.
+        Included: name, version, accepted inputs, outputs, family, voices; per stage kind, component, processor, inputs,
+        flow, default parameters, a family of its own, and those settings of its engine that decide a result.
         Excluded: slots, limits, retries, memory, batches and devices, because an operator tunes them while jobs wait;
         descriptions; and the checkpoint's path, because the same weights lie elsewhere on each host.
         A field set to its default counts as unset, so that a new field with a default changes no digest.
@@ -149,18 +182,28 @@ class Pipeline(_Frozen):
         decisive = {
             "name": self.name,
             "version": self.version,
-            "architecture": None if self.model is None else self.model.architecture,
+            "architecture": None if self.model is None else self.model.family,  # "architecture" was its first name
             "accepts": sorted(self.accepts),
             "voices": self.voices,
-            "stages": {name: stage.decisive() for name, stage in self.stages.items()},
+            "stages": {name: stage.decisive() | self._own_family(stage) for name, stage in self.stages.items()},
             "outputs": {modality: output.stage for modality, output in self.outputs.items()},
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _own_family(self, stage: StageConfig) -> dict[str, str]:
+        if stage.model is None or (self.model is not None and stage.model.family == self.model.family):
+            return {}
+        return {"family": stage.model.family}
 
     @property
     def default_voice(self) -> str | None:
         """The voice of a job whose request names none; None where the pipeline has no voices."""
         return self.voices[0] if self.voices else None
+
+    @property
+    def reader(self) -> StageConfig | None:
+        """The stage whose model reads a job's request: the first with a model and without inputs; None if none is."""
+        return next((stage for stage in self.stages.values() if stage.model is not None and not stage.inputs), None)
 
     def stage(self, name: str) -> StageConfig:
         """Return the stage of this name. Raises NotFound."""
@@ -185,7 +228,7 @@ class Pipeline(_Frozen):
         """
         ordered: dict[str, StageConfig] = {}
         for modality in modalities:
-            output = self.outputs.get(modality)  # type: ignore[call-overload]
+            output = self.outputs.get(modality)
             if output is None:
                 known = ", ".join(self.outputs)
                 raise NotFound(f"pipeline {self.name} does not make {modality!r}; it makes {known}", field="modalities")

@@ -60,12 +60,12 @@ class YamlSource:
         try:
             yield
         except ConfigError as error:
-            raise self.error(at, error.message) from error
+            raise self.error(at, error.message, type(error)) from error
 
-    def error(self, at: FieldPath, message: str) -> ConfigError:
-        """Return a ConfigError that names the file, the field ``at``, and its line or the nearest field's above."""
+    def error(self, at: FieldPath, message: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
+        """Return a ``kind`` that names the file, the field ``at``, and its line or the nearest field's above."""
         field = ".".join(str(part) for part in at)
-        return ConfigError(message, file=str(self._path), line=self._line(at), field=field or None)
+        return kind(message, file=str(self._path), line=self._line(at), field=field or None)
 
     def _line(self, at: FieldPath) -> int:
         """Return the line of a field, or of the nearest field above it that the file has."""

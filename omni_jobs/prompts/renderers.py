@@ -1,15 +1,16 @@
-"""The renderers that turn a job's messages into a prompt and count its tokens: one per architecture."""
+"""The renderers that turn a job's messages into a prompt and count its tokens: one per family."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from omni_jobs.errors import ConfigError, ModelMissing
-from omni_jobs.pipelines.declarations import PROMPTS
+from omni_jobs.errors import ConfigError, ModelMissing, PluginBroken
+from omni_jobs.pipelines.declarations import FAMILIES, family
+from omni_jobs.pipelines.plugins import named_object, names
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
 
@@ -34,7 +35,7 @@ class PromptRenderer(Protocol):
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether a checkpoint with this ``config.json`` is of this architecture."""
+        """Return whether a checkpoint with this ``config.json`` is of this family."""
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for text that the tokenizer would read as the template's own markup."""
@@ -60,24 +61,60 @@ class PromptRenderer(Protocol):
 
 
 @lru_cache(maxsize=16)
-def load_renderer(architecture: str, model_dir: Path) -> PromptRenderer:
+def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
     """Return a checkpoint's prompt renderer; the process keeps the last 16, and does not read their files again.
 
-    Raise ConfigError for an unknown architecture or a wrong checkpoint; an entry point's import raises its own errors.
+    Raise ConfigError for an unknown family, one without a renderer or a wrong checkpoint, and PluginBroken.
     """
-    installed = entry_points(group=PROMPTS, name=architecture)
-    if not installed:
-        raise ConfigError(f"no architecture {architecture!r} installed", field="model.architecture")
+    kind = _renderer_class(family_name)
+    if kind is None:
+        raise ConfigError(f"family {family_name} has no prompt renderer", field="model.family")
     check_checkpoint(model_dir)
-    kind: type[PromptRenderer] = next(iter(installed)).load()
     return kind(model_dir)
 
 
-def architectures_of(model_dir: Path) -> frozenset[str]:
-    """Return the installed architectures whose renderers take a checkpoint. Raise ConfigError if it is not readable."""
+def families_of(model_dir: Path) -> frozenset[str]:
+    """Return the installed families whose renderers take a checkpoint. Raise ConfigError if it is not readable."""
     check_checkpoint(model_dir)
     config = read_json(model_dir / "config.json")
-    return frozenset(entry.name for entry in entry_points(group=PROMPTS) if entry.load().takes(config))
+    return frozenset(name for name in names(FAMILIES) if _takes(name, config))
+
+
+def checkpoint_of(pipeline: Pipeline, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
+    """Return the directory of a stage's checkpoint on this host; None if there is none.
+
+    ``models`` has directories by PIPELINE.STAGE, and by PIPELINE for the stages that share the pipeline's model.
+    Without either it is the stage config's, or that of a package that the family names.
+    """
+    if stage.model is None:
+        return None
+    shared = models.get(pipeline.name) if stage.model == pipeline.model else None
+    given = models.get(f"{pipeline.name}.{stage.name}") or shared or stage.model.path
+    if given is not None:
+        return Path(given)
+    packaged = stage.family.checkpoint if stage.family is not None else None
+    return None if packaged is None else _packaged(packaged)
+
+
+def _renderer_class(family_name: str) -> type[PromptRenderer] | None:
+    path = family(family_name).prompts
+    return None if path is None else named_object(path, type)
+
+
+def _takes(family_name: str, config: Mapping[str, Any]) -> bool:
+    try:
+        kind = _renderer_class(family_name)
+    except PluginBroken:
+        return False
+    return kind is not None and kind.takes(config)
+
+
+def _packaged(path: str) -> Path | None:
+    """Return a directory inside an installed package, "package:directory"; None if the package is not installed."""
+    package, _, directory = path.partition(":")
+    found = find_spec(package)
+    places = found.submodule_search_locations if found is not None else None
+    return Path(places[0], directory) if places else None
 
 
 class Renderers:
@@ -89,19 +126,25 @@ class Renderers:
 
     def are_loaded(self, pipeline: Pipeline) -> bool:
         """Return whether the pipeline's renderer is loaded, so that ``of`` answers at once and not after seconds."""
-        return pipeline.model is None or self._key_of(pipeline) in self._loaded
+        try:
+            return pipeline.reader is None or self._key_of(pipeline) in self._loaded
+        except ConfigError:
+            return False  # ``of`` raises it
 
     def of(self, pipeline: Pipeline) -> PromptRenderer | None:
-        """Return the pipeline's renderer; None for a pipeline without a model.
+        """Return the renderer of the stage that reads the pipeline's requests; None where no model does.
 
         Raise ModelMissing while the checkpoint is missing or wrong; the next call looks again.
         """
-        if pipeline.model is None:
-            return None
-        key = self._key_of(pipeline)
-        if key is None:
-            raise ModelMissing(f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model")
         try:
+            stage = pipeline.reader
+            if stage is None or stage.family is None or stage.family.prompts is None:
+                return None
+            key = self._key_of(pipeline)
+            if key is None:
+                raise ModelMissing(
+                    f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model"
+                )
             renderer = self._loaded.get(key) or load_renderer(*key)
         except ConfigError as error:
             raise ModelMissing(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model") from error
@@ -109,8 +152,7 @@ class Renderers:
         return renderer
 
     def _key_of(self, pipeline: Pipeline) -> tuple[str, Path] | None:
-        """Return the pipeline's architecture and checkpoint directory; None where it has none here."""
-        if pipeline.model is None:
-            return None
-        path = self._settings.models.get(pipeline.name) or pipeline.model.path
-        return None if path is None else (pipeline.model.architecture, Path(path))
+        """Return family and checkpoint directory of the stage that reads the requests; None where it has none here."""
+        stage = pipeline.reader
+        path = None if stage is None else checkpoint_of(pipeline, stage, self._settings.models)
+        return None if stage is None or stage.model is None or path is None else (stage.model.family, path)

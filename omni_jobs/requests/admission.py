@@ -17,7 +17,7 @@ from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.content import Contents, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
 from omni_jobs.requests.json_body import Long, canonical, parse_body
-from omni_jobs.requests.options import audio_of, modalities_of, parameters_of
+from omni_jobs.requests.options import modalities_of, outputs_of, parameters_of
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
@@ -58,7 +58,8 @@ class AdmittedRequest:
 
     request         JSON: ``model``, ``messages`` (a medium is {"type": "audio", "media": its number}; empty with
                     ``prompt_embeds``, which is {"media": 0}),
-                    ``modalities``, ``audio`` ({"voice", "format"}, if the job makes audio),
+                    ``modalities``, ``audio`` ({"voice", "format"}, if the job makes audio) and so each further output
+                    that is stored as an artifact,
                     ``parameters`` ({stage: {name: value}} as the request sets them), ``return_token_ids``
     media           in the order of their numbers
     stages          the stages that the job runs, each after its inputs
@@ -112,7 +113,7 @@ def admit(
     pipeline = pipelines.named(request.model)
     modalities = modalities_of(request, pipeline)
     stages = pipeline.stages_for(modalities)
-    audio = audio_of(request, pipeline, modalities)
+    outputs = outputs_of(request, pipeline, modalities)
     parameters = parameters_of(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
     contents = Contents(pipeline, settings, parsed.long)
@@ -124,8 +125,7 @@ def admit(
         "parameters": parameters,
         "return_token_ids": request.return_token_ids,
     }
-    if audio is not None:
-        admitted["audio"] = audio
+    admitted |= outputs
     if embeds is not None:
         from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
 

@@ -126,11 +126,23 @@ class PromptEmbeds(_Frozen):
     ]
 
 
+OutputFormatName = Annotated[
+    str | None,
+    Field(max_length=64, description="one of the pipeline's outputs in GET /v1/pipelines; null: the first of them"),
+]
+
+
 class AudioOptions(_Frozen):
     """The voice and the format of the speech that a job makes."""
 
     voice: Annotated[str, Field(max_length=64)] | None = None
-    format: Literal["wav"] = "wav"
+    format: OutputFormatName = None
+
+
+class OutputOptions(_Frozen):
+    """The format of the image or video that a job makes."""
+
+    format: OutputFormatName = None
 
 
 def _one(n: int | None) -> int | None:
@@ -172,6 +184,8 @@ class JobRequest(_Frozen):
         list[str] | None, Field(min_length=1, max_length=8, description='default ["text"]; what the job makes')
     ] = None
     audio: AudioOptions | None = None
+    image: OutputOptions | None = None
+    video: OutputOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None

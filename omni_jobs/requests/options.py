@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from omni_jobs.errors import InvalidRequest
+from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.pipelines.outputs import Output, output
 from omni_jobs.requests.job_request import JobRequest, refuse
 
 if TYPE_CHECKING:
@@ -32,20 +33,39 @@ def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(request.modalities))
 
 
-def audio_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"voice", "format"} of the speech that the job makes; None where it makes none.
+def outputs_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of the outputs that the job makes, by modality: {"format"}, of audio {"voice", "format"}.
 
-    Raises InvalidRequest for a voice that the pipeline does not have, and for ``audio`` without speech.
+    Outputs of other packages have their default format. Raises InvalidRequest for a voice or a format that the pipeline
+    does not have, and for options of an output that the job does not make.
     """
-    if "audio" not in modalities:
-        if request.audio is not None:
-            raise InvalidRequest('given, but "audio" is not among the modalities', field="audio")
-        return None
+    given: dict[str, Any] = {"audio": request.audio, "image": request.image, "video": request.video}
+    for modality, options in given.items():
+        if options is not None and modality not in modalities:
+            raise InvalidRequest(f'given, but "{modality}" is not among the modalities', field=modality)
+    chosen: dict[str, dict[str, Any]] = {}
+    for modality in modalities:
+        if modality in given:
+            options = given[modality]
+            chosen[modality] = {"format": _format(output(modality), None if options is None else options.format)}
+    if "audio" in chosen:
+        chosen["audio"]["voice"] = _voice(request, pipeline)
+    return chosen
+
+
+def _format(made: Output, wanted: str | None) -> str:
+    try:
+        return made.format(wanted).name
+    except ConfigError as error:
+        raise InvalidRequest(error.message, field=f"{made.modality}.format") from None
+
+
+def _voice(request: JobRequest, pipeline: Pipeline) -> str | None:
     voice = request.audio.voice if request.audio is not None else None
     if voice is not None and voice not in pipeline.voices:
         known = ", ".join(pipeline.voices) or "none"
         raise InvalidRequest(f"unknown voice {voice!r}; pipeline {pipeline.name} has: {known}", field="audio.voice")
-    return {"voice": voice or pipeline.default_voice, "format": request.audio.format if request.audio else "wav"}
+    return voice or pipeline.default_voice
 
 
 def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,8 @@ from pydantic import SecretStr
 
 from omni_jobs.errors import ConfigError, StackError
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.prompts import load_renderer
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+from omni_jobs.prompts import checkpoint_of, load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildView
 from omni_jobs.stack.cores import threads_per_engine
@@ -96,13 +97,22 @@ class EmbeddedStack:
         for pipeline in self._pipelines:
             for stage in pipeline.stages:
                 check_worker_installed(pipeline, stage)
-            if pipeline.model is not None:
-                path = self._given.models.get(pipeline.name) or pipeline.model.path
-                if path is None:
-                    raise ConfigError(f"{pipeline.name} needs a checkpoint directory: --model PATH", field="models")
-                if not Path(path).expanduser().is_dir():
-                    raise ConfigError(f"no such checkpoint directory: {path}", field=f"models.{pipeline.name}")
-                load_renderer(pipeline.model.architecture, Path(path).expanduser())  # raises if it does not fit
+                self._check_checkpoint(pipeline, pipeline.stage(stage))
+
+    def _check_checkpoint(self, pipeline: Pipeline, stage: StageConfig) -> None:
+        """Raise ConfigError if the stage's checkpoint is missing or does not fit."""
+        if stage.model is None or stage.family is None:
+            return
+        path = checkpoint_of(pipeline, stage, self._given.models)
+        if path is None:
+            own = stage.model != pipeline.model
+            option = f"--model {pipeline.name}.{stage.name}=PATH" if own else "--model PATH"
+            raise ConfigError(f"{pipeline.name} needs a checkpoint directory: {option}", field="models")
+        path = path.expanduser()
+        if not path.is_dir():
+            raise ConfigError(f"no such checkpoint directory: {path}", field=f"models.{pipeline.name}")
+        if stage.family.prompts is not None:
+            load_renderer(stage.model.family, path)  # raises if it does not fit
 
     # Life.
 

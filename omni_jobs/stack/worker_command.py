@@ -21,11 +21,12 @@ def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
     """
     if find_spec("workers") is None:
         raise ConfigError("the package 'workers' is not installed here: install omni-jobs with its worker extra")
-    if pipeline.stage(stage).kind != "echo" and find_spec("vllm") is None:
-        raise ConfigError(
-            f"stage {stage} of {pipeline.name} needs vLLM, which is not installed here: "
-            "pip install 'omni-jobs[worker-cuda]' on a GPU host, 'omni-jobs[worker-cpu]' elsewhere"
-        )
+    config = pipeline.stage(stage)
+    for package, install in config.runner.packages.items():
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"stage {stage} of {pipeline.name} needs the package {package}, which is not installed here: {install}"
+            )
 
 
 def worker_command(

@@ -57,7 +57,7 @@ class _Asked:
 
 def run_qwen(options: argparse.Namespace) -> int:
     """One run; the exit code."""
-    from workers.checkpoints.tiny import build_tiny_checkpoint
+    from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
     console = Console()
     directory = Path(tempfile.mkdtemp(prefix="omni-jobs-chaos-"))

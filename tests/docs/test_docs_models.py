@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, ProcessorDeclaration
-from workers.models.components import Component
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "example_model"

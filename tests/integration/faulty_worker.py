@@ -24,7 +24,7 @@ from workers.app import app
 from workers.consumer import pool
 from workers.consumer.hook_step import HookStep
 from workers.execution.stage_llm import StageLLM
-from workers.runners.echo import EchoRunner
+from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 

@@ -11,15 +11,16 @@ from PIL import Image
 
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.pipelines.parameters import ArParameters
-from omni_jobs.pipelines.stage_config import EngineSettings
 from omni_jobs.settings import Settings
 from tests.oracles.reference import Reference, ReferenceResult
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress, StageInput
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 PIPELINE = load_pipeline(Path(__file__).parents[2] / "stage_configs" / "qwen2_5_omni.yaml")
 THINKER_TOKENS = 24
@@ -95,7 +96,7 @@ def runner(checkpoint: Path, stage: str, spool: Path, **engine: Any) -> ARRunner
     model = Stage(PIPELINE, config, checkpoint).model
     assert model is not None
     args = OmniEngineArgs.for_stage(config, model, Settings(device="cpu", spool_dir=spool))
-    settings = EngineSettings(**{**args.engine.model_dump(exclude_unset=True), **engine})
+    settings = ArEngine(**{**args.engine.model_dump(exclude_unset=True), **engine})
     return ARRunner(replace(args, engine=settings))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracles.causal_lm import build_causal_lm
-from workers.checkpoints.tiny import build_tiny_checkpoint
+from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
 TinyCheckpoints = Callable[[int], Path]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.prompts import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
 from workers.runners.runner import ProgressSink, Runner
@@ -36,9 +37,8 @@ class StageLLM:
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
         """Return the ``StageLLM`` of a pipeline's stage, not started. Raises ConfigError; NotFound: no such stage."""
         config = pipeline.stage(stage_name)
-        stage = Stage(pipeline, config, settings.models.get(pipeline.name), MediaWall(settings))
-        args = None if stage.model is None else OmniEngineArgs.for_stage(config, stage.model, settings)
-        return cls(stage, create_runner(config, args))
+        stage = Stage(pipeline, config, checkpoint_of(pipeline, config, settings.models), MediaWall(settings))
+        return cls(stage, create_runner(config, OmniEngineArgs.for_stage(config, stage.model, settings)))
 
     async def start(self) -> None:
         """Load the stage's input processor and its runner's model. Raises ConfigError, or EngineDead."""
@@ -77,10 +77,11 @@ class StageLLM:
         Raises OmniJobsError carrying the stage's name; other exceptions of the model's code pass as they are.
         """
         with self.stage.named_in_errors():
-            if self.stage.config.kind == "echo":
-                prompt = self.stage.make_prompt(stage_input)
-            else:  # decoding a video takes seconds; the other stage runs of this worker go on meanwhile
+            if self.stage.config.runner.blocking_prompts:
+                # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
                 prompt = await asyncio.to_thread(self.stage.make_prompt, stage_input)
+            else:
+                prompt = self.stage.make_prompt(stage_input)
             return await self.runner.run(prompt, progress)
 
     async def close(self) -> None:

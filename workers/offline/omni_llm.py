@@ -65,9 +65,8 @@ class OmniOutput:
 
     @property
     def audio(self) -> bytes | None:
-        """The bytes of the answer's WAV file; None when audio was not asked for."""
-        artifact = self.artifacts.get("audio.wav")
-        return artifact.data if artifact else None
+        """The bytes of the answer's audio file; None when audio was not asked for."""
+        return next((each.data for each in self.artifacts.values() if each.modality == "audio"), None)
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class OmniLLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
         self._thread.start()
         try:
-            with _cores_divided(sum(stage.kind != "echo" for stage in self.pipeline.stages.values())):
+            with _cores_divided(sum(not stage.runner.produces for stage in self.pipeline.stages.values())):
                 self._call(self._start())
         except BaseException:
             self.close()

@@ -6,8 +6,6 @@ each block goes back to the kernel, and each of its pages is faulted in and zero
 
 import os
 
-from workers.stages.devices import Device
-
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # only larger blocks are mapped by themselves; mallopt(3) allows no more
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the main heap keeps so many free bytes at its end
@@ -15,7 +13,7 @@ _KEEP_FREED_MEMORY = {
 }
 
 
-def engine_environment(device: Device) -> dict[str, str]:
+def engine_environment(device: str) -> dict[str, str]:
     """Return the environment for an engine's process: this process's own, with larger limits of glibc on a CPU.
 
     A limit that is set already stays as it is.

@@ -1,11 +1,13 @@
 """``Runner``: the interface of all runners. A runner loads one stage's model and runs its prompts in batches.
 
-A charter: only what AR, diffusion and echo runners share belongs here.
+A stage's ``kind`` names a runner: an entry point of ``omni_jobs.runners``. A charter: only what all runners share
+belongs here. tests/runner_contract.py holds what each of them must do.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
+from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 ProgressSink = Callable[[Progress], None]
@@ -15,6 +17,9 @@ ProgressSink = Callable[[Progress], None]
 class Runner(Protocol):
     """Runs the prompts of one stage on the stage's model. All methods run on one event loop."""
 
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Prepare, and load nothing yet. Raises ConfigError for a model or settings that it cannot run."""
+
     async def start(self) -> None:
         """Load the model. Raises ConfigError when it cannot be loaded, and EngineDead when its engine ends."""
 
@@ -22,8 +27,9 @@ class Runner(Protocol):
         """Run one prompt to its end and return its output. It is called for many prompts at once, which are batched.
 
         ``progress`` is called as the run advances. Cancelling the run frees what the prompt holds in the engine.
-        Raises ModelError when the model cannot process the prompt, PayloadTooLarge when its hidden states can never
-        fit the worker's budget, StorageFull when the spool is full, OutOfMemory, and EngineDead.
+        Raises ModelError for a prompt that the model cannot process or of another runner's type, PayloadTooLarge when
+        its hidden states can never fit the worker's budget, StorageFull when the spool is full, OutOfMemory, and
+        EngineDead.
         """
 
     async def close(self) -> None:

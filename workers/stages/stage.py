@@ -9,20 +9,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
-from omni_jobs.errors import ConfigError, InvalidRequest, OmniJobsError
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, OmniJobsError, PayloadCorrupt, PluginBroken
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
-from omni_jobs.pipelines import declarations
-from omni_jobs.pipelines.parameters import ArParameters, StageParameters
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PromptEmbedsPayload, Tensor
+from omni_jobs.pipelines.flows import Flow, flow
+from omni_jobs.pipelines.outputs import Output, output
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult, convert_tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Encoder(Protocol):
+    """Encodes an output. ``omni_jobs.pipelines.outputs`` names one for each modality that is stored as an artifact."""
+
+    def __call__(self, tensors: "Mapping[str, NDArray[Any]]", values: Mapping[str, Any], format: str, /) -> bytes:
+        """Return the artifact's bytes, from the tensors and values of the output's flow. Raises ModelError."""
 
 
 class InputProcessor(Protocol):
@@ -62,12 +73,11 @@ class Stage:
     @cached_property
     def processor(self) -> InputProcessor:
         """The stage's input processor, loaded when it is first read. Raises ConfigError when it cannot be loaded."""
-        declared = declarations.processor(self.config.processor)
         try:
-            kind: type[InputProcessor] = resolve_name(declared.implementation)
-        except (ImportError, AttributeError, ValueError) as error:
+            kind: type[InputProcessor] = named_object(self.config.processor_declaration.implementation, type)
+        except PluginBroken as error:
             raise ConfigError(
-                f"input processor {self.config.processor} cannot be loaded: {error}", field="processor", stage=self.name
+                f"input processor {self.config.processor}: {error.message}", field="processor", stage=self.name
             ) from error
         return kind(self.config, self.model)
 
@@ -90,8 +100,12 @@ class Stage:
         """Return the stage input of one job, with the job's parameters over the stage config's.
 
         ``has_successors``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
-        parameter that is wrong.
+        parameter that is wrong, and PayloadCorrupt for a payload that breaks its flow.
         """
+        for earlier, name in self.config.inputs.items():
+            if earlier in upstream and (problem := flow(name).problem(upstream[earlier])) is not None:
+                key = getattr(upstream[earlier].additional_information, "key", None)
+                raise PayloadCorrupt(problem.message, field=problem.field, key=key, stage=self.name)
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
             parameters = self.config.parameters_with(overrides) if overrides else self._parameters
@@ -106,8 +120,7 @@ class Stage:
             upstream=upstream,
             parameters=parameters,
             seed=seed,
-            # Codes and text are the tokens themselves: a stage that takes them wants no hidden states.
-            capture=has_successors and (self.config.kind != "ar" or self.config.produces == "hidden_states"),
+            capture=has_successors and not self.config.flow.from_tokens,
             wall=self.wall,
             has_successors=has_successors,
         )
@@ -122,53 +135,91 @@ class Stage:
     def finish(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int = 1) -> StageResult:
         """Return the payload, artifacts and result of this stage, from its runner's output.
 
-        ``attempt`` stands in the payload's manifest. Raises ModelError for a waveform that cannot be encoded, and
-        PayloadError for a tensor that a payload cannot hold; both carry this stage's name.
+        ``attempt`` stands in the payload's manifest. Raises ModelError for an output that breaks its flow or
+        cannot be encoded, and PayloadError for a tensor that a payload cannot hold; both carry this stage's name.
         """
         with self.named_in_errors():
             return StageResult(
                 payload=self.payload_of(output, stage_input, attempt) if stage_input.has_successors else None,
-                artifacts=self._artifacts_of(output),
+                artifacts=self._artifacts_of(output, stage_input),
                 result=self._result_of(output, stage_input),
                 finish_reason=output.finish_reason,
                 warnings=self._warnings_of(output, stage_input),
             )
 
     def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
-        """Return the payload for later stages: hidden states, tokens, named outputs and values.
+        """Return the payload for later stages: hidden states, tokens, text, named outputs and values.
 
-        Raises PayloadError for a tensor that a payload cannot hold.
+        Raises ModelError for an output that breaks the stage's flow, and PayloadError for a tensor that a payload
+        cannot hold.
         """
-        tensors = convert_tensors(output.multimodal_outputs, _to_wire)
+        outputs = dict(output.multimodal_outputs)
+        embeds = outputs.pop("prompt_embeds", None) if self.config.flow.prompt_embeds else None
+        tensors = convert_tensors(outputs, _to_wire)
         if output.hidden_states is not None:
             tensors["hidden_states"] = _to_wire(output.hidden_states)
-        if self.config.kind == "ar":
-            name = "codes" if self.config.produces == "codes" else "token_ids"
+        taken = {name for each in self._flows_taken for name in each.tensors}
+        if output.token_ids:
+            name = "codes" if "codes" in taken else "token_ids"
             tensors[name] = _to_wire(np.asarray(output.token_ids, dtype=np.int64))
+        if output.text is not None and "text" in taken:
+            tensors["text"] = _to_wire(np.frombuffer(output.text.encode(), dtype=np.uint8))
+        payload = Payload(
+            manifest=Manifest(kind=self.config.produces, job_id=stage_input.job_id, stage=self.name, attempt=attempt),
+            prompt_embeds=None if embeds is None else PromptEmbedsPayload(_to_wire(embeds)),
+            additional_information=AdditionalInformationPayload(tensors, self._values_of(output, stage_input)),
+        )
+        for each in self._flows_taken:
+            if (problem := each.problem(payload)) is not None:
+                raise ModelError(f"the output is no {each.name}: {problem.message}", field=problem.field)
+        return payload
+
+    @cached_property
+    def _flows_taken(self) -> Sequence[Flow]:
+        """The flows that payloads of this stage keep: the one that it produces, and those that later stages take."""
+        later = (self.pipeline.stages[name].inputs[self.name] for name in self.pipeline.successors(self.name))
+        return [flow(name) for name in dict.fromkeys((self.config.produces, *later))]
+
+    def _values_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
         values = dict(output.values)
         if output.prompt_token_ids:
             values["prompt_tokens"] = len(output.prompt_token_ids)
         voice = (stage_input.request.get("audio") or {}).get("voice")
         if voice is not None:
             values["voice"] = voice
-        return Payload(
-            manifest=Manifest(kind=self.config.produces, job_id=stage_input.job_id, stage=self.name, attempt=attempt),
-            additional_information=AdditionalInformationPayload(tensors=tensors, values=values),
-        )
+        return values
+
+    @cached_property
+    def _encoded_outputs(self) -> Sequence[Output]:
+        """The pipeline's outputs that this stage makes and that are stored as artifacts."""
+        made = (output(name) for name, config in self.pipeline.outputs.items() if config.stage == self.name)
+        return [each for each in made if each.formats]
 
     @property
     def makes_artifacts(self) -> bool:
-        """Whether this stage makes the pipeline's audio output, which is stored as an artifact."""
-        audio_output = self.pipeline.outputs.get("audio")
-        return audio_output is not None and audio_output.stage == self.name
+        """Whether this stage makes an output that is stored as an artifact."""
+        return bool(self._encoded_outputs)
 
-    def _artifacts_of(self, output: OmniModelRunnerOutput) -> list[Artifact]:
-        if not self.makes_artifacts:
-            return []
-        from workers.stages.wav import encode_wav  # imports torch, which an echo worker never does
+    def _artifacts_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[Artifact]:
+        wanted = stage_input.request.get("modalities", ())
+        return [self._artifact(made, output, stage_input) for made in self._encoded_outputs if made.modality in wanted]
 
-        data = encode_wav(output.multimodal_outputs.get("waveform"), int(output.values["sampling_rate"]))
-        return [Artifact("audio.wav", "audio/wav", data)]
+    def _artifact(self, made: Output, output: OmniModelRunnerOutput, stage_input: StageInput) -> Artifact:
+        encoded = output.encoded.get(made.modality)
+        if encoded is not None:
+            format_, data = made.format(encoded.format), encoded.data
+        else:
+            format_ = made.format((stage_input.request.get(made.modality) or {}).get("format"))
+            named = {name: output.multimodal_outputs.get(name) for name in flow(made.flow).tensors}
+            tensors = {name: _to_numpy(tensor) for name, tensor in named.items() if tensor is not None}
+            data = self._encoder(made)(tensors, output.values, format_.name)
+        return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
+
+    def _encoder(self, made: Output) -> Encoder:
+        if made.encoder is None:
+            raise ConfigError(f"output {made.modality} has no encoder", field="outputs")
+        encoder: Encoder = named_object(made.encoder, object)  # type: ignore[assignment]
+        return encoder
 
     def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -178,21 +229,24 @@ class Stage:
                 result["text"] = output.text or ""
             if output.finish_reason is not None:
                 result["finish_reason"] = output.finish_reason
-        if self.config.kind == "ar":
+        if output.usage is not None:
+            result["usage"] = {self.name: dict(output.usage)}
+        elif output.token_ids or output.prompt_token_ids:
             usage = {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": len(output.token_ids)}
             result["usage"] = {self.name: usage}
-            if stage_input.request.get("return_token_ids"):
-                result["token_ids"] = {self.name: list(output.token_ids)}
+        if output.token_ids and stage_input.request.get("return_token_ids"):
+            result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
     def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[dict[str, str]]:
         if output.finish_reason != "length":
             return []
-        made = "speech" if self.config.produces == "codes" else "text"
+        made = self.config.flow.content
         limit = "at the end of its context"
-        parameters = stage_input.parameters
-        if isinstance(parameters, ArParameters) and len(output.token_ids) >= parameters.max_tokens:
-            limit = f"at its max_tokens of {parameters.max_tokens}"
+        most = getattr(stage_input.parameters, "max_tokens", None)
+        completed = (output.usage or {}).get("completion_tokens", len(output.token_ids))
+        if most is not None and completed >= most:
+            limit = f"at its max_tokens of {most}"
         return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {made} is probably cut"}]
 
     @contextmanager
@@ -203,6 +257,10 @@ class Stage:
         except OmniJobsError as error:
             error.stage = error.stage or self.name
             raise
+
+
+def _to_numpy(tensor: Any) -> "NDArray[Any]":
+    return tensor if isinstance(tensor, np.ndarray) else _to_wire(tensor).numpy()
 
 
 def _to_wire(tensor: Any) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, EchoParameters, StageParameters
+from omni_jobs.pipelines.parameters import StageParameters
 
 if TYPE_CHECKING:
     import torch
@@ -48,60 +48,8 @@ class StageInput(NamedTuple):
     has_successors: bool = False  # whether a later stage of the job takes this stage's payload
 
 
-@dataclass(frozen=True, slots=True)
-class OmniTextPrompt:
-    """The engine prompt of a first AR stage as rendered text, which vLLM tokenizes, with decoded media.
-
-    ``multi_modal_data`` is in vLLM's form: ``audio``: [(float32 [T], sampling rate)], ``image``:
-    [PIL.Image], ``video``: [(uint8 [F, H, W, 3], metadata)].
-    """
-
-    prompt: str
-    multi_modal_data: Mapping[str, Any]
-    parameters: ArParameters
-    seed: int
-    capture: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OmniTokensPrompt:
-    """The engine prompt of an AR stage as token ids, with additional information, or as embeddings.
-
-    prompt_token_ids        [P]; empty with prompt_embeds
-    prompt_embeds           [P, H], float, on the CPU: the prompt itself, or None
-    additional_information  tensors and values by name, which the model class reads (workers.models.interface)
-    """
-
-    prompt_token_ids: Sequence[int]
-    additional_information: Mapping[str, Any]
-    parameters: ArParameters
-    seed: int
-    capture: bool
-    prompt_embeds: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CodecPrompt:
-    """The engine prompt of a diffusion stage (code2wav): codes, int64 [N] without end tokens, and the voice's name."""
-
-    codes: torch.Tensor
-    voice: str
-    parameters: DiffusionParameters
-    seed: int
-
-
-class EchoPrompt(NamedTuple):
-    """The engine prompt of an echo stage, which has no model: it gives the text back, and as many bytes as asked."""
-
-    text: str
-    upstream_bytes: int  # of the payloads' tensors
-    parameters: EchoParameters
-    seed: int
-    capture: bool
-
-
-EnginePrompt = OmniTextPrompt | OmniTokensPrompt | CodecPrompt | EchoPrompt
-"""The prompt that an input processor makes for its stage's runner."""
+EnginePrompt: TypeAlias = object
+"""The prompt that an input processor makes for its stage's runner, which refuses a type that is not its own."""
 
 
 WAITING = "waiting"
@@ -129,6 +77,14 @@ class ReservedMemory(Protocol):
         """Give the memory back; safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedOutput:
+    """An output that its runner gives encoded, in a format of the outputs' table."""
+
+    data: bytes
+    format: str
+
+
 class OmniModelRunnerOutput(NamedTuple):
     """The output of a runner for one prompt, of P prompt tokens and N generated ones. ``Stage.finish`` takes it.
 
@@ -136,8 +92,10 @@ class OmniModelRunnerOutput(NamedTuple):
     text                their text, of a stage with a tokenizer
     finish_reason       "stop" | "length"; None for stages without tokens
     hidden_states       [P + N - 1, H] rows for the next stage, when captured
-    multimodal_outputs  named tensors, lists or dicts of tensors (``waveform``: float32 [S], …)
+    multimodal_outputs  named tensors, lists or dicts of tensors (``waveform``: float32 [S], …), of torch or numpy
     values              small JSON values for the next stage and the job's record
+    usage               {"prompt_tokens", "completion_tokens"} of a runner that counts them itself
+    encoded             outputs by modality that the runner gives encoded, to be stored as they are
     prompt_token_ids    the prompt's [P]; empty where there is none
     room                the part of the worker's memory budget that the hidden states take, until ``free``
     """
@@ -149,6 +107,8 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states: torch.Tensor | None = None
     multimodal_outputs: Mapping[str, Any] = _NOTHING
     values: Mapping[str, Any] = _NOTHING
+    usage: Mapping[str, int] | None = None
+    encoded: Mapping[str, EncodedOutput] = _NOTHING
     room: ReservedMemory | None = None
 
     def free(self) -> None:
@@ -164,6 +124,7 @@ class Artifact:
     name: str  # "audio.wav"
     media_type: str  # "audio/wav"
     data: bytes
+    modality: str  # "audio"
 
 
 class StageResult(NamedTuple):

@@ -4,16 +4,24 @@ register      entry point vllm.general_plugins: registers model classes in each 
 hooks         the table of the private names, and its check
 model_runner  vLLM's V1 model runner, with its private steps turned into plain hooks
 seeds         a generator for seeded sampling on CPUs
+cpu_lora      a correction of vLLM's LoRA for batches with and without an adapter on CPUs
 worker        vLLM's worker for this platform, made to build our model runner
 engine        AsyncLLM: its start, its calls and its errors
+engine_arguments  the types of its arguments, checked before the start and recorded for processes without vLLM
 """
 
+import logging
 import os
+from collections.abc import Iterator
 
-from workers.models.components import model_classes
+from omni_jobs.errors import PluginBroken
+from omni_jobs.pipelines.declarations import FAMILIES, family
+from omni_jobs.pipelines.plugins import names
 from workers.parent_death import end_with_parent
 
 __all__ = ["ENGINE_PID", "register"]
+
+logger = logging.getLogger(__name__)
 
 ENGINE_PID = "OMNI_ENGINE_PID"
 """The environment variable with an engine's process id, which the engine sets for the processes of its ranks."""
@@ -27,9 +35,18 @@ def register() -> None:
     """
     from vllm import ModelRegistry
 
-    for model in model_classes():
-        if model.architecture not in ModelRegistry.get_supported_archs():
-            ModelRegistry.register_model(model.architecture, model.module)
+    for name, model_class in _model_classes():
+        if name not in ModelRegistry.get_supported_archs():
+            ModelRegistry.register_model(name, model_class)
     engine = os.getppid()
     if os.environ.get(ENGINE_PID) == str(engine):
         end_with_parent(engine)
+
+
+def _model_classes() -> Iterator[tuple[str, str]]:
+    """Yield (name, "module:Class") of the model classes that installed families bring to vLLM."""
+    for name in names(FAMILIES):
+        try:
+            yield from family(name).vllm_models.items()
+        except PluginBroken as error:  # of another package: this engine's model may be fine
+            logger.warning("the model classes of %s are missing: %s", name, error)

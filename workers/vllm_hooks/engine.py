@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.plugins import load_general_plugins
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -23,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.parent_death import end_with_parent
 from workers.vllm_hooks import ENGINE_PID, register
+from workers.vllm_hooks.engine_arguments import check_engine_arguments
 from workers.vllm_hooks.hooks import check_hooks
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
@@ -51,13 +53,15 @@ class Engine:
         """Wrap a started engine. ``parent`` is the thread whose end makes the kernel kill the engine's processes."""
         self._open: AsyncLLM | None = llm
         self._parent = parent
+        self._adapters: dict[str, LoRARequest] = {}
 
     @classmethod
     def start(cls, args: Mapping[str, Any]) -> Engine:
         """Load the model and return its engine; block until it is loaded.
 
         ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for arguments
-        that vLLM or the hooks refuse, or when a hook has moved, and EngineDead when its process ends during the start.
+        that are not of vLLM's types, or that vLLM or the hooks refuse, or when a hook has moved, and EngineDead when
+        its process ends during the start.
         """
         check_hooks()
         # vLLM loads plugins once, and marks them as loaded before it does. So without the lock, the second of two
@@ -73,7 +77,7 @@ class Engine:
         try:
             # vLLM caches media twice, here and in the engine, and does not send media that it believes cached there.
             # The caches diverge when a request is rendered long before it enters the engine; then the request fails.
-            engine_args = AsyncEngineArgs(**{**args, "mm_processor_cache_gb": 0})
+            engine_args = AsyncEngineArgs(**check_engine_arguments({**args, "mm_processor_cache_gb": 0}))
             _refuse(engine_args)
             return cls(parent.submit(AsyncLLM.from_engine_args, engine_args).result(), parent)
         except BaseException as error:
@@ -105,13 +109,35 @@ class Engine:
         """Whether the engine is open and its processes have not failed."""
         return self._open is not None and not self._open.errored
 
-    async def generate(self, prompt: Any, sampling: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput]:
+    async def load_adapters(self, directories: Mapping[str, str]) -> None:
+        """Load LoRA adapters (name → absolute directory) into the engine; ``generate`` takes their names.
+
+        Raise ConfigError for an adapter that does not fit the model, and EngineDead.
+        """
+        for name, directory in directories.items():
+            adapter = LoRARequest(name, len(self._adapters) + 1, directory)
+            try:
+                await self._llm.add_lora(adapter)
+            except EngineDeadError as error:
+                raise EngineDead() from error
+            except Exception as error:  # vLLM raises no other class for what the engine's process refuses
+                raise ConfigError(f"vLLM cannot load it: {error}", field=f"engine.lora_modules.{name}") from error
+            self._adapters[name] = adapter
+
+    async def generate(
+        self, prompt: Any, sampling: SamplingParams, request_id: str, adapter: str | None = None
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs of one request as they come, of ``sampling.output_kind``. Closing the iterator aborts it.
 
-        The iteration raises ModelError, OutOfMemory or another error of the request, and EngineDead.
+        ``adapter`` is the name of a loaded LoRA adapter; None: the model as it is. The iteration raises ModelError,
+        OutOfMemory or another error of the request, and EngineDead.
         """
+        if adapter is not None and adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise ModelError(f"the engine has no LoRA module {adapter!r}; it has {known}", field="lora")
+        lora = None if adapter is None else self._adapters[adapter]
         try:
-            async for output in self._llm.generate(prompt, sampling, request_id):
+            async for output in self._llm.generate(prompt, sampling, request_id, lora_request=lora):
                 yield output
         except VLLMClientError as error:
             raise ModelError(str(error), field=getattr(error, "parameter", None)) from error

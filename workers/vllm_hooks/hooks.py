@@ -16,7 +16,7 @@ from omni_jobs.errors import ConfigError
 class Hook:
     """One private name of vLLM that we override, call or read; ``check_hooks`` looks for it."""
 
-    owner: str  # module:Class
+    owner: str  # module:Class, or module for a function
     name: str  # of a method or an attribute
     parameters: tuple[str, ...] | None = None  # a method's, without self
     used_in: str | None = None  # a method of the owner that must use ``self.name``
@@ -27,6 +27,7 @@ _BATCH = "vllm.v1.worker.gpu_input_batch:InputBatch"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
 _ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+_LORA = "vllm.lora.ops.torch_ops.lora_ops"
 
 # Methods that we override or call: (owner, name, parameters).
 _METHODS = (
@@ -45,6 +46,14 @@ _METHODS = (
     (_ENGINE, "collective_rpc", "method timeout args kwargs"),
     (_ENGINE, "abort", "request_id internal"),
     (_ENGINE, "shutdown", "timeout"),
+    (_ENGINE, "add_lora", "lora_request"),
+    (_LORA, "bgmv_shrink", "inputs lora_b_weights output_tensor lora_indices_tensor scaling"),
+    (_LORA, "bgmv_expand", "inputs lora_b_weights output_tensor lora_indices_tensor add_inputs"),
+    (
+        _LORA,
+        "bgmv_expand_slice",
+        "inputs lora_b_weights output_tensor lora_indices_tensor slice_offset slice_size add_inputs",
+    ),
     ("vllm.renderers.base:BaseRenderer", "render_cmpl_async", "prompts tok_params prompt_extras skip_mm_cache"),
 )
 # Names that a method of vLLM must use, because it calls our override or sets an attribute that we read.
@@ -78,7 +87,8 @@ _FIELDS = (
     (_ENGINE, "errored"),
     ("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
     ("vllm.v1.engine.core:EngineCoreProc", "run_engine_core"),
-    ("vllm.config.vllm:VllmConfig", "use_v2_model_runner"),
+    ("vllm.config.vllm:VllmConfig", "use_v2_model_runner lora_config"),
+    ("vllm.lora.punica_wrapper.punica_cpu", "bgmv_shrink bgmv_expand bgmv_expand_slice"),
     ("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache extra_args"),
 )
 
@@ -106,7 +116,8 @@ def _problem_of(hook: Hook) -> str | None:
     """Return how the hook has moved; None if it has not."""
     module, _, name = hook.owner.partition(":")
     try:
-        owner = getattr(importlib.import_module(module), name)
+        owner = importlib.import_module(module)
+        owner = getattr(owner, name) if name else owner
     except (ImportError, AttributeError):
         return f"{hook.owner} is gone"
     if hook.used_in is not None:
@@ -120,7 +131,7 @@ def _problem_of(hook: Hook) -> str | None:
     if not hasattr(owner, hook.name) and hook.name not in fields:
         return f"{hook.owner}.{hook.name} is gone"
     if hook.parameters is not None:
-        parameters = tuple(inspect.signature(getattr(owner, hook.name)).parameters)[1:]
+        parameters = tuple(inspect.signature(getattr(owner, hook.name)).parameters)[1 if name else 0 :]
         if parameters != hook.parameters:
             return f"{hook.owner}.{hook.name} takes {parameters}, not {hook.parameters}"
     return None

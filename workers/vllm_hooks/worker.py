@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker
 
+    from workers.vllm_hooks.cpu_lora import skip_rows_without_adapter
+
     class HookedWorker(CPUWorker):
         """The CPU worker. It builds its runner in ``init_device``, so the built runner gets our class afterwards."""
 
@@ -22,6 +24,8 @@ if current_platform.is_cpu():
 
         def init_device(self) -> None:
             super().init_device()  # type: ignore[no-untyped-call]
+            if self.vllm_config.lora_config is not None:
+                skip_rows_without_adapter()
             self.model_runner.__class__ = _on_cpu(self.runner_class)
             self.model_runner.set_up()
 

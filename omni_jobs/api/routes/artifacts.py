@@ -17,7 +17,11 @@ router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
-_SHOWN_TYPES = {"audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "image/png", "image/jpeg", "image/webp"}
+_SHOWN_TYPES = {
+    *("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "audio/aac"),
+    *("image/png", "image/jpeg", "image/webp"),
+    *("video/mp4", "video/webm"),
+}
 """The media types that a browser may show, because nothing in them runs. Any other leaves as bytes to be saved."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 

@@ -3,8 +3,9 @@
 from fastapi import APIRouter
 
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.views import PipelineList, PipelineView, StageView
+from omni_jobs.views import FormatView, OutputView, PipelineList, PipelineView, StageView
 
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 
@@ -16,21 +17,37 @@ def list_pipelines(services: ServicesDep) -> PipelineList:
 
 
 def _view(services: Services, pipeline: Pipeline) -> PipelineView:
+    whole = services.pipelines.broken(pipeline.name) is None  # a broken plug-in's parameters cannot be known
     return PipelineView(
         name=pipeline.name,
         version=pipeline.version,
         description=pipeline.description,
         accepts=list(pipeline.accepts),
         modalities=list(pipeline.outputs),
+        outputs=[_output_view(modality, made.stage) for modality, made in pipeline.outputs.items()] if whole else [],
         voices=list(pipeline.voices),
         stages=[
             StageView(
                 name=stage.name,
                 kind=stage.kind,
                 inputs=dict(stage.inputs),
-                parameters=stage.parameters_with({}).model_dump(mode="json"),
+                produces=stage.produces,
+                parameters=stage.parameters_with({}).model_dump(mode="json") if whole else {},
             )
             for stage in pipeline.stages.values()
         ],
         trouble=services.unavailable_reason(pipeline),
+    )
+
+
+def _output_view(modality: str, stage: str) -> OutputView:
+    made = output(modality)
+    return OutputView(
+        modality=modality,
+        stage=stage,
+        flow=made.flow,
+        formats=[
+            FormatView(name=each.name, media_type=each.media_type, artifact=made.artifact_name(each))
+            for each in made.formats
+        ],
     )

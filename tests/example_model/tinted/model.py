@@ -13,7 +13,7 @@ import torch
 from vllm.model_executor.models.llama import LlamaForCausalLM
 
 from omni_jobs.errors import ModelError
-from workers.models.interface import InformedRows
+from workers.runners.ar.model_interface import InformedRows
 from workers.stages.types import TensorTree
 
 __all__ = ["TintedLlamaForCausalLM"]
@@ -35,7 +35,7 @@ class _Tint:
 
 
 class TintedLlamaForCausalLM(LlamaForCausalLM):
-    """Implements SupportsAdditionalInformation and SupportsNamedOutputs of ``workers.models.interface``."""
+    """Implements SupportsAdditionalInformation and SupportsNamedOutputs of ``workers.runners.ar.model_interface``."""
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Tint:
         """``tint`` float [H], ``drift`` float [T, H]. Raises ModelError naming the field that does not fit."""

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.pipelines.parameters import ArParameters, EchoParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import EchoPrompt, OmniTokensPrompt, StageInput
+from workers.stages.types import StageInput
 
 __all__ = ["SummaryProcessor", "TintProcessor"]
 
@@ -20,7 +23,7 @@ class TintProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         if model is None:
             raise ConfigError("processor tint needs a model", field="processor", stage=stage.name)
-        self._renderer = load_renderer(model.architecture, model.path)
+        self._renderer = load_renderer(model.family, model.path)
         self._tints = load_file(model.path / "tints" / "tints.safetensors")
 
     def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:

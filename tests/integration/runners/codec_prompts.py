@@ -7,21 +7,34 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import StageError
-from omni_jobs.pipelines.parameters import DiffusionParameters
-from omni_jobs.pipelines.stage_config import EngineSettings
+from workers.models.qwen2_5_omni.code2wav import Code2Wav
+from workers.models.qwen2_5_omni.denoising import CodecRequest
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
+from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
-FAST = DiffusionParameters(steps=3)
+FAST = OdeParameters(steps=3)
 
 
 def prompt(
-    length: int = 20, *, voice: str = "Chelsie", seed: int | None = None, parameters: DiffusionParameters = FAST
-) -> CodecPrompt:
+    length: int = 20, *, voice: str = "Chelsie", seed: int | None = None, parameters: OdeParameters = FAST
+) -> DiffusionPrompt:
     codes = torch.randint(0, 8192, (length,), generator=torch.Generator().manual_seed(length))
-    return CodecPrompt(codes, voice, parameters, length if seed is None else seed)
+    return codec_prompt(codes, voice, parameters, length if seed is None else seed)
+
+
+def codec_prompt(codes: torch.Tensor, voice: str, parameters: OdeParameters, seed: int) -> DiffusionPrompt:
+    return DiffusionPrompt({"codes": codes}, {"voice": voice}, parameters, seed)
+
+
+def codec_request(prompt: DiffusionPrompt) -> CodecRequest:
+    codes = prompt.tensors["codes"]
+    assert isinstance(codes, torch.Tensor)
+    return CodecRequest(codes, prompt.values["voice"], prompt.seed)
 
 
 def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
@@ -31,7 +44,7 @@ def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
         device="cpu",
         device_index=None,
         max_in_flight=8,
-        engine=EngineSettings(**engine),
+        engine=DiffusionEngine(**engine),
     )
 
 
@@ -48,7 +61,7 @@ def nothing(_: Progress) -> None:
 class Row:
     """A row of a batch that keeps its result; after ``leaves_after`` steps it is no longer wanted."""
 
-    def __init__(self, prompt: CodecPrompt, leaves_after: int = 1 << 30) -> None:
+    def __init__(self, prompt: DiffusionPrompt, leaves_after: int = 1 << 30) -> None:
         self.prompt = prompt
         self.done = 0
         self.result: OmniModelRunnerOutput | StageError | None = None
@@ -71,9 +84,9 @@ class Row:
 
 
 def run_batch(
-    model: Token2Wav, prompts: Sequence[CodecPrompt], leaves_after: dict[int, int] | None = None
+    model: Token2Wav, prompts: Sequence[DiffusionPrompt], leaves_after: dict[int, int] | None = None
 ) -> list[Row]:
     """Run a batch whose rows of ``leaves_after`` are no longer wanted after so many steps."""
     rows = [Row(prompt, (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
-    GPUDiffusionModelRunner(model).execute_model(rows)
+    GPUDiffusionModelRunner(Code2Wav(model), model.device).execute_model(rows)
     return rows

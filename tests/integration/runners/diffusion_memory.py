@@ -10,19 +10,18 @@ from pathlib import Path
 
 import torch
 
-from omni_jobs.pipelines.parameters import DiffusionParameters
-from tests.integration.runners.codec_prompts import run_batch
+from tests.integration.runners.codec_prompts import codec_prompt, run_batch
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
-from workers.stages.types import CodecPrompt
 
-ONE_STEP = DiffusionParameters(steps=2, solver="euler")
+ONE_STEP = OdeParameters(steps=2, solver="euler")
 # 0.5 s of speech take 5 MB more than the loaded model, the long row's 30 s more than 50 MB.
 SHORT, LONG, ROOM = 25, 1500, 16 << 20
 
 
 def run(model: Token2Wav, lengths: list[int]) -> list[str]:
     """Return the kind of each row's result."""
-    prompts = [CodecPrompt(torch.full((length,), 5), "Ethan", ONE_STEP, n) for n, length in enumerate(lengths)]
+    prompts = [codec_prompt(torch.full((length,), 5), "Ethan", ONE_STEP, n) for n, length in enumerate(lengths)]
     return [type(row.result).__name__ for row in run_batch(model, prompts)]
 
 

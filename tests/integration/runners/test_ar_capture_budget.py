@@ -13,10 +13,11 @@ import pytest_asyncio
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, PayloadTooLarge
-from omni_jobs.pipelines.parameters import ArParameters
 from tests.oracles.ar import quiet, runner
 from workers.runners.ar.ar_runner import ARRunner
-from workers.stages.types import OmniModelRunnerOutput, OmniTextPrompt, OmniTokensPrompt, Progress
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

@@ -22,18 +22,20 @@ from safetensors.torch import load_file
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.pipelines.parameters import ArParameters, EchoParameters
-from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata
 from tests.processes import until_gone
 from workers.execution.stage_llm import StageLLM
-from workers.models.components import component_of
-from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.ar_runner import ARRunner, component_of
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.echo.parameters import EchoParameters
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt, StageInput
+from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -122,7 +124,7 @@ async def tinted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -
     )
     crowded = {"block_size": 32, "max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     crowded["tensor_parallel_size"] = 2
-    engine = EngineSettings(**{**args.engine.model_dump(exclude_unset=True), **crowded})
+    engine = ArEngine(**{**args.engine.model_dump(exclude_unset=True), **crowded})
     llm = StageLLM(stage, ARRunner(replace(args, engine=engine)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two ranks, on however few cores
@@ -228,8 +230,8 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 
 
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigError, match="no AR runner for tinted's component 'speech'; it has None"):
-        component_of(OmniModelConfig(Path(), "tinted", "speech"), "tint")
+    with pytest.raises(ConfigError, match="no AR stage runs tinted's component 'speech'; it runs None"):
+        component_of(OmniEngineArgs("tint", OmniModelConfig(Path(), "tinted", "speech"), "cpu", None, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

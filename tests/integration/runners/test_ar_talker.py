@@ -29,8 +29,9 @@ from tests.oracles.ar import (
 from tests.oracles.reference import Reference, ReferenceResult, Way
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.stage import Stage
-from workers.stages.types import OmniTokensPrompt, Progress
+from workers.stages.types import Progress
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

@@ -17,9 +17,8 @@ from vllm.platforms.cpu import CpuPlatform
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
 from tests.oracles.reference import Reference, ReferenceResult
-from workers.models.components import component_of
-from workers.runners.ar.ar_runner import ARRunner
-from workers.stages.engine_args import OmniModelConfig
+from workers.runners.ar.ar_runner import ARRunner, component_of
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -315,8 +314,8 @@ async def test_preemption_and_recomputation(crowded: ARRunner, reference: Refere
 
 
 async def test_a_component_no_ar_stage_runs() -> None:
-    with pytest.raises(ConfigError, match="it has talker, thinker"):
-        component_of(OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "code2wav")
+    with pytest.raises(ConfigError, match="it runs thinker, talker"):
+        component_of(OmniEngineArgs("code2wav", OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "cpu", None, 1))
     assert PIPELINE.stage("thinker").component == "thinker"
 
 

@@ -13,21 +13,34 @@ import pytest
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
-from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, OdeSolver
-from tests.integration.runners.codec_prompts import FAST, args, nothing, prompt, run_batch, waveform
+from tests.integration.runners.codec_prompts import (
+    FAST,
+    args,
+    codec_prompt,
+    codec_request,
+    nothing,
+    prompt,
+    run_batch,
+    waveform,
+)
 from tests.oracles.reference import Reference, seeded_randn
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.denoising import Denoising
+from workers.models.qwen2_5_omni.parameters import OdeParameters, OdeSolver
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.diffusion_runner import Batching, DiffusionRunner
+from workers.runners.diffusion.model import Cost
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import CodecPrompt, OmniTokensPrompt, Progress
+from workers.stages.types import Progress
 
 LENGTHS = (7, 50, 33, 64, 50)
 VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
 
 
-def ragged(parameters: DiffusionParameters) -> list[CodecPrompt]:
+def ragged(parameters: OdeParameters) -> list[DiffusionPrompt]:
     return [
         prompt(length, voice=voice, seed=n, parameters=parameters)
         for n, (length, voice) in enumerate(zip(LENGTHS, VOICES, strict=True))
@@ -77,16 +90,22 @@ async def runner(tiny_checkpoint: Path) -> AsyncIterator[DiffusionRunner]:
     await runner.close()
 
 
-def transformers_waveform(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
-    speaker = reference.model.speaker_map[wanted.voice]
+def ode_parameters(wanted: DiffusionPrompt) -> OdeParameters:
+    assert isinstance(wanted.parameters, OdeParameters)
+    return wanted.parameters
+
+
+def transformers_waveform(reference: Reference, wanted: DiffusionPrompt) -> torch.Tensor:
+    parameters, request = ode_parameters(wanted), codec_request(wanted)
+    speaker = reference.model.speaker_map[request.voice]
     with seeded_randn(wanted.seed), torch.no_grad():
         result: torch.Tensor = reference.model.token2wav(
-            wanted.codes[None],
+            request.codes[None],
             conditioning=speaker["cond"],
             reference_mel=speaker["ref_mel"],
-            num_steps=wanted.parameters.steps,
-            guidance_scale=wanted.parameters.guidance_scale,
-            sway_coefficient=wanted.parameters.sway_coefficient,
+            num_steps=parameters.steps,
+            guidance_scale=parameters.guidance_scale,
+            sway_coefficient=parameters.sway_coefficient,
         )
     return result
 
@@ -97,14 +116,14 @@ def transformers_waveform(reference: Reference, wanted: CodecPrompt) -> torch.Te
 @pytest.mark.parametrize(
     "parameters",
     [
-        DiffusionParameters(),
-        DiffusionParameters(steps=2, guidance_scale=2.0, sway_coefficient=0.0),
-        DiffusionParameters(steps=5, guidance_scale=0.0, sway_coefficient=0.7),
+        OdeParameters(),
+        OdeParameters(steps=2, guidance_scale=2.0, sway_coefficient=0.0),
+        OdeParameters(steps=5, guidance_scale=0.0, sway_coefficient=0.7),
     ],
 )
 @pytest.mark.parametrize("voice", ["Chelsie", "Ethan"])
 def test_one_request_is_transformers_own(
-    model: Token2Wav, reference: Reference, parameters: DiffusionParameters, voice: str
+    model: Token2Wav, reference: Reference, parameters: OdeParameters, voice: str
 ) -> None:
     wanted = prompt(31, voice=voice, seed=2**63 - 1, parameters=parameters)
     ours = run_batch(model, [wanted])[0].waveform()
@@ -114,9 +133,9 @@ def test_one_request_is_transformers_own(
     torch.testing.assert_close(ours, transformers_waveform(reference, wanted), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("parameters", [DiffusionParameters(), DiffusionParameters(steps=4, guidance_scale=0.0)])
+@pytest.mark.parametrize("parameters", [OdeParameters(), OdeParameters(steps=4, guidance_scale=0.0)])
 def test_five_lengths_at_once_equal_one_by_one(
-    model: Token2Wav, reference: Reference, parameters: DiffusionParameters
+    model: Token2Wav, reference: Reference, parameters: OdeParameters
 ) -> None:
     prompts = ragged(parameters)
     together = run_batch(model, prompts)
@@ -126,16 +145,16 @@ def test_five_lengths_at_once_equal_one_by_one(
     torch.testing.assert_close(together[1].waveform(), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
 
 
-def mel_of_a_plain_loop(reference: Reference, wanted: CodecPrompt) -> torch.Tensor:
+def mel_of_a_plain_loop(reference: Reference, wanted: DiffusionPrompt) -> torch.Tensor:
     """[T, 80]: the textbook's steps over Transformers' own transformer, speaker, guidance and grid."""
-    dit, speaker = reference.model.token2wav.code2wav_dit_model, reference.model.speaker_map[wanted.voice]
-    parameters = wanted.parameters
-    frames = 2 * len(wanted.codes)
+    parameters, request = ode_parameters(wanted), codec_request(wanted)
+    dit, speaker = reference.model.token2wav.code2wav_dit_model, reference.model.speaker_map[request.voice]
+    frames = 2 * len(request.codes)
 
     def velocity(time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:
         both = dit(
             hidden_states=mel,
-            quantized_code=wanted.codes[None],
+            quantized_code=request.codes[None],
             speaker_embedding=speaker["cond"][:, None].repeat(1, frames, 1),
             condition_vector=speaker["ref_mel"],
             time_step=time,
@@ -161,8 +180,8 @@ def mel_of_a_plain_loop(reference: Reference, wanted: CodecPrompt) -> torch.Tens
     return mel[0]
 
 
-def mel_of(model: Token2Wav, wanted: CodecPrompt) -> torch.Tensor:
-    denoising = model.denoise([CodecRequest(wanted.codes, wanted.voice, wanted.seed)], wanted.parameters)
+def mel_of(model: Token2Wav, wanted: DiffusionPrompt) -> torch.Tensor:
+    denoising = model.denoise([codec_request(wanted)], ode_parameters(wanted))
     while not denoising.done:
         denoising.step()
     return denoising.mels()[0]
@@ -170,7 +189,7 @@ def mel_of(model: Token2Wav, wanted: CodecPrompt) -> torch.Tensor:
 
 @pytest.mark.parametrize("solver", ["rk4", "midpoint", "euler"])
 def test_each_solver_is_the_textbooks(model: Token2Wav, reference: Reference, solver: OdeSolver) -> None:
-    wanted = prompt(14, voice="Ethan", parameters=DiffusionParameters(solver=solver, steps=5))
+    wanted = prompt(14, voice="Ethan", parameters=OdeParameters(solver=solver, steps=5))
     torch.testing.assert_close(mel_of(model, wanted), mel_of_a_plain_loop(reference, wanted), rtol=0, atol=1e-5)
 
 
@@ -178,7 +197,7 @@ def test_all_solvers_lead_to_the_same_mel(model: Token2Wav) -> None:
     """With the order each is known for: what is left of the way falls with that power of the steps."""
 
     def after(solver: OdeSolver, steps: int) -> torch.Tensor:
-        return mel_of(model, prompt(2, parameters=DiffusionParameters(solver=solver, steps=steps + 1)))
+        return mel_of(model, prompt(2, parameters=OdeParameters(solver=solver, steps=steps + 1)))
 
     # Random weights make of time what no trained ones do: slowed down, a few steps are enough.
     hook = model._dit.time_embed.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 1000,))
@@ -221,17 +240,17 @@ def test_the_seed_decides(model: Token2Wav) -> None:
 @pytest.mark.parametrize(
     ("wrong", "field", "message"),
     [
-        (CodecPrompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
-        (CodecPrompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
-        (CodecPrompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
-        (CodecPrompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
-        (CodecPrompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
-        (CodecPrompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
-        (CodecPrompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
+        (codec_prompt(torch.tensor([], dtype=torch.int64), "Ethan", FAST, 0), "codes", "no codes"),
+        (codec_prompt(torch.tensor([1, -1]), "Ethan", FAST, 0), "codes", "code -1 at 1"),
+        (codec_prompt(torch.tensor([8449]), "Ethan", FAST, 0), "codes", "code 8449 at 0"),
+        (codec_prompt(torch.tensor([[1]]), "Ethan", FAST, 0), "codes", r"\[1, 1\]"),
+        (codec_prompt(torch.tensor([1.0]), "Ethan", FAST, 0), "codes", "float32"),
+        (codec_prompt(torch.zeros(16_385, dtype=torch.int64), "Ethan", FAST, 0), "codes", "32770 mel frames"),
+        (codec_prompt(torch.tensor([1]), "نوبه", FAST, 0), "voice", "نوبه"),
     ],
 )
 async def test_a_wrong_prompt_names_the_field_and_the_runner_lives_on(
-    runner: DiffusionRunner, wrong: CodecPrompt, field: str, message: str
+    runner: DiffusionRunner, wrong: DiffusionPrompt, field: str, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         await runner.run(wrong, nothing)
@@ -300,7 +319,7 @@ async def test_a_wrong_configuration_is_refused_at_start(
     good = args(tiny_checkpoint, **engine)
     model: dict[str, Any] = {
         "path": tiny_checkpoint,
-        "architecture": "qwen2_5_omni",
+        "family": "qwen2_5_omni",
         "component": "code2wav",
         "voices": ("Chelsie",),
     }
@@ -346,7 +365,7 @@ async def test_many_at_once(runner: DiffusionRunner, model: Token2Wav) -> None:
 async def test_what_comes_together_runs_together(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     gate.open()
-    other = DiffusionParameters(steps=4)
+    other = OdeParameters(steps=4)
     prompts = [prompt(9), prompt(30), prompt(8, parameters=other), prompt(12), prompt(6, parameters=other)]
     await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
     assert gate.batches == [3, 2]
@@ -354,7 +373,7 @@ async def test_what_comes_together_runs_together(runner: DiffusionRunner, monkey
 
 async def test_progress_is_monotone_and_ends_at_its_total(runner: DiffusionRunner) -> None:
     seen: list[Progress] = []
-    await runner.run(prompt(parameters=DiffusionParameters(steps=6)), seen.append)
+    await runner.run(prompt(parameters=OdeParameters(steps=6)), seen.append)
     assert [progress.done for progress in seen] == [1, 2, 3, 4, 5, 6]
     assert {(progress.total, progress.unit) for progress in seen} == {(6, "steps")}
 
@@ -375,7 +394,7 @@ async def test_progress_does_not_go_back_when_a_batch_is_tried_again(
     def sink(n: int) -> ProgressSink:
         return lambda progress: seen[n].append(progress.done)
 
-    slow = DiffusionParameters(steps=6)
+    slow = OdeParameters(steps=6)
     await asyncio.gather(*(runner.run(prompt(9 + n, parameters=slow), sink(n)) for n in seen))
     assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
 
@@ -462,14 +481,13 @@ async def test_close_without_start_is_harmless(tiny_checkpoint: Path) -> None:
 # The policy
 
 
-def lengths(*frames: int) -> list[CodecEntry]:
-    return [CodecEntry(n) for n in frames]
+class Entry:
+    def __init__(self, units: int, group: str = "one") -> None:
+        self.cost = Cost(units, max(units, 256), group)
 
 
-class CodecEntry:
-    def __init__(self, frames: int, parameters: DiffusionParameters = FAST) -> None:
-        self.frames = frames
-        self.parameters = parameters
+def lengths(*units: int) -> list[Entry]:
+    return [Entry(n) for n in units]
 
 
 @pytest.mark.parametrize(
@@ -481,9 +499,9 @@ class CodecEntry:
         (lengths(10, 250, 100), [0, 1, 2]),  # all short
         (lengths(300, 601, 600, 150, 550), [0, 2, 4]),  # 600 is twice 300; 150 counts as 256, too short for 600
         (lengths(900, 300, 500, 900), [0, 2]),  # 300 is too short, a third row is over the budget
-        ([CodecEntry(10), CodecEntry(10, DiffusionParameters(steps=9)), CodecEntry(10)], [0, 2]),
+        ([Entry(10), Entry(10, "other"), Entry(10)], [0, 2]),
         (lengths(*[10] * 9), [0, 1, 2, 3]),
     ],
 )
-def test_the_oldest_picks_the_batch(waiting: list[CodecEntry], picked: list[int]) -> None:
-    assert Batching(max_frames=2000, max_rows=4).pick(waiting) == picked
+def test_the_oldest_picks_the_batch(waiting: list[Entry], picked: list[int]) -> None:
+    assert Batching(max_units=2000, max_rows=4).pick(waiting) == picked

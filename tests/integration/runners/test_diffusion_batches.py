@@ -16,14 +16,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from omni_jobs.errors import EngineDead, ModelError
-from omni_jobs.pipelines.parameters import DiffusionParameters
-from omni_jobs.pipelines.stage_config import EngineSettings
-from tests.integration.runners.codec_prompts import run_batch
+from tests.integration.runners.codec_prompts import codec_prompt, run_batch
 from workers.models.qwen2_5_omni.denoising import Denoising
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
+from workers.runners.diffusion.engine_settings import DiffusionEngine
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import CodecPrompt, OmniModelRunnerOutput
+from workers.stages.types import OmniModelRunnerOutput
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +33,9 @@ def model(tiny_checkpoint: Path) -> Token2Wav:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[list[CodecPrompt], dict[int, int]]:
+def batches(draw: st.DrawFn) -> tuple[list[DiffusionPrompt], dict[int, int]]:
     """Prompts of one batch, and after which step (0: before the first) some rows leave it."""
-    parameters = DiffusionParameters(
+    parameters = OdeParameters(
         solver=draw(st.sampled_from(["rk4", "midpoint", "euler"])),
         steps=draw(st.integers(2, 5)),
         guidance_scale=draw(st.sampled_from([0.0, 0.5, 3.0])),
@@ -43,7 +44,7 @@ def batches(draw: st.DrawFn) -> tuple[list[CodecPrompt], dict[int, int]]:
     # 12 codes are one block of the transformer.
     lengths = draw(st.lists(st.one_of(st.integers(1, 40), st.sampled_from([11, 12, 13, 24])), min_size=2, max_size=5))
     prompts = [
-        CodecPrompt(
+        codec_prompt(
             torch.randint(0, 8192, (length,), generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))),
             draw(st.sampled_from(["Chelsie", "Ethan"])),
             parameters,
@@ -66,7 +67,7 @@ def batches(draw: st.DrawFn) -> tuple[list[CodecPrompt], dict[int, int]]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(batches())
-def test_a_row_is_what_it_is_alone(model: Token2Wav, batch: tuple[list[CodecPrompt], dict[int, int]]) -> None:
+def test_a_row_is_what_it_is_alone(model: Token2Wav, batch: tuple[list[DiffusionPrompt], dict[int, int]]) -> None:
     prompts, leaving = batch
     for n, row in enumerate(run_batch(model, prompts, leaving)):
         if n in leaving:
@@ -125,11 +126,11 @@ class Held:
 
 def engine_args(checkpoint: Path, slots: int = 4) -> OmniEngineArgs:
     model = OmniModelConfig(checkpoint, "qwen2_5_omni", "code2wav", ("Chelsie",))
-    return OmniEngineArgs("clean-up", model, "cpu", None, slots, EngineSettings())
+    return OmniEngineArgs("clean-up", model, "cpu", None, slots, DiffusionEngine())
 
 
-def ours(length: int) -> CodecPrompt:
-    return CodecPrompt(torch.full((length,), 5), "Chelsie", DiffusionParameters(steps=3, solver="euler"), length)
+def ours(length: int) -> DiffusionPrompt:
+    return codec_prompt(torch.full((length,), 5), "Chelsie", OdeParameters(steps=3, solver="euler"), length)
 
 
 @pytest.mark.parametrize("path", ["success", "error", "cancel", "time limit", "close"])
@@ -137,7 +138,7 @@ async def test_nothing_is_held_after(tiny_checkpoint: Path, monkeypatch: pytest.
     runner = DiffusionRunner(engine_args(tiny_checkpoint, slots=2))
     await runner.start()
     (thread,) = (thread for thread in threading.enumerate() if thread.name.startswith("clean-up-diffusion"))
-    model = weakref.ref(runner._worker.model_runner._model)
+    model = weakref.ref(runner._worker.model_runner.model)
     held = Held(monkeypatch, fails=path == "error")
 
     limits: list[asyncio.Timeout] = []

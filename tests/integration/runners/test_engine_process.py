@@ -14,19 +14,21 @@ import pytest_asyncio
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
-from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters
-from tests.integration.runners.codec_prompts import args, nothing, prompt, run_batch, waveform
+from tests.integration.runners.codec_prompts import args, codec_prompt, nothing, prompt, run_batch, waveform
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import load_token2wav
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, OmniTokensPrompt, Progress
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
 ]
 
-LONG = DiffusionParameters(steps=1000)
+LONG = OdeParameters(steps=1000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,7 +97,7 @@ async def test_progress_comes_in_order_and_to_its_end(engine: EngineProcess) -> 
 
 
 async def test_what_the_model_refuses_comes_as_its_error(engine: EngineProcess) -> None:
-    wrong = CodecPrompt(torch.tensor([99_999]), "Chelsie", DiffusionParameters(), 1)
+    wrong = codec_prompt(torch.tensor([99_999]), "Chelsie", OdeParameters(), 1)
     with pytest.raises(ModelError, match="99999") as caught:
         await engine.run(wrong, nothing)
     assert caught.value.field == "codes"

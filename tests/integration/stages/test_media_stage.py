@@ -20,8 +20,8 @@ from omni_jobs.settings import Settings
 from tests import hostile
 from tests.integration.media.test_media_wall import SLOW, SOON_S, UNBOUNDED, cpu_ticks, decoders_of, wait_for
 from tests.oracles import samples
+from workers.runners.ar.prompts import OmniTextPrompt
 from workers.stages.stage import Stage
-from workers.stages.types import OmniTextPrompt
 
 ROOT = Path(__file__).parents[3]
 

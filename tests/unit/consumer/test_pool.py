@@ -38,7 +38,7 @@ def test_a_worker_starts_light() -> None:
     code = """
 import os, sys
 os.environ["OMNI_JOBS_STAGE_CONFIGS"] = sys.argv[1]
-import workers.app, workers.stages.processors.echo, workers.runners.echo
+import workers.app, workers.runners.echo.echo_processor, workers.runners.echo
 sys.exit(", ".join(sorted({"torch", "transformers", "vllm", "safetensors"} & set(sys.modules))) or None)
 """
     configs = str(Settings().resolved_stage_configs)

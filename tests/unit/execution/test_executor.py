@@ -20,7 +20,7 @@ from workers.stages.stage import Stage
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 PIPELINE = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "echo.yaml")
-OUTPUT = OmniModelRunnerOutput(text="x", multimodal_outputs={"bytes": np.arange(10_000) % 7})
+OUTPUT = OmniModelRunnerOutput(text="x", multimodal_outputs={"bytes": (np.arange(10_000) % 7).astype(np.uint8)})
 
 
 class ScriptedRunner:

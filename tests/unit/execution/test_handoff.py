@@ -26,7 +26,7 @@ CLAIM = Claim(
     stage="first",
     attempt=3,
     pipeline="echo",
-    request={"messages": [{"role": "user", "content": "Hello"}]},
+    request={"messages": [{"role": "user", "content": "Hello"}], "modalities": ["text", "audio"]},
     media=(),
     seed=1,
     upstream={},
@@ -78,7 +78,7 @@ def hand_off(store: LocalObjectStore, *, inline_bytes: int, **changes: Any) -> H
 
 def output(room: Room, *, loudest: float = 0.5) -> OmniModelRunnerOutput:
     waveform = torch.full((2400,), loudest)
-    outputs = {"bytes": np.arange(10_000) % 7, "waveform": waveform}
+    outputs = {"bytes": (np.arange(10_000) % 7).astype(np.uint8), "waveform": waveform}
     return OmniModelRunnerOutput(multimodal_outputs=outputs, values={"sampling_rate": 24_000}, room=room)
 
 

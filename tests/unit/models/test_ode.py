@@ -8,8 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from omni_jobs.pipelines.parameters import EVALUATIONS_PER_STEP, DiffusionParameters, OdeSolver
-from workers.models.ode import SOLVERS
+from workers.models.qwen2_5_omni.ode import SOLVERS
+from workers.models.qwen2_5_omni.parameters import EVALUATIONS_PER_STEP, OdeParameters, OdeSolver
 
 
 def turning(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,9 @@ def test_a_step_evaluates_the_velocity_as_often_as_documented() -> None:
 
 
 def test_a_job_may_choose_every_solver() -> None:
-    assert DiffusionParameters().solver == "rk4"
-    assert DiffusionParameters(steps=11).evaluations == 40
-    assert DiffusionParameters(steps=11, solver="midpoint").evaluations == 20
-    assert DiffusionParameters(steps=11, solver="euler").evaluations == 10
+    assert OdeParameters().solver == "rk4"
+    assert OdeParameters(steps=11).evaluations == 40
+    assert OdeParameters(steps=11, solver="midpoint").evaluations == 20
+    assert OdeParameters(steps=11, solver="euler").evaluations == 10
     with pytest.raises(ValidationError, match=r"solver[\s\S]*'rk4', 'midpoint' or 'euler'"):
-        DiffusionParameters.model_validate({"solver": "heun"})
+        OdeParameters.model_validate({"solver": "heun"})

@@ -7,9 +7,11 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
-from omni_jobs.pipelines.parameters import ArParameters, DiffusionParameters, StageParameters
+from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.talker2code2wav import Talker2Code2WavProcessor
+from workers.runners.ar.parameters import ArParameters
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch
 from workers.stages.types import StageInput
@@ -41,7 +43,7 @@ def _stage_input(codes: torch.Tensor | None, *, parameters: StageParameters | No
         request={},
         media=(),
         upstream={"talker": payload},
-        parameters=parameters or DiffusionParameters(steps=5),
+        parameters=parameters or OdeParameters(steps=5),
         seed=11,
         capture=False,
     )
@@ -59,13 +61,15 @@ def _stage_input(codes: torch.Tensor | None, *, parameters: StageParameters | No
 )
 def test_codes_are_cut_at_the_first_end(tmp_path: Path, codes: list[int], spoken: list[int]) -> None:
     prompt = _processor(tmp_path)(_stage_input(torch.tensor(codes), voice="Ethan"))
-    assert prompt.codes.tolist() == spoken
-    assert prompt.codes.dtype == torch.int64
-    assert (prompt.voice, prompt.seed, prompt.parameters) == ("Ethan", 11, DiffusionParameters(steps=5))
+    found = prompt.tensors["codes"]
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == spoken
+    assert found.dtype == torch.int64
+    assert (prompt.values, prompt.seed, prompt.parameters) == ({"voice": "Ethan"}, 11, OdeParameters(steps=5))
 
 
 def test_without_a_voice_the_first_speaks(tmp_path: Path) -> None:
-    assert _processor(tmp_path)(_stage_input(torch.tensor([1]))).voice == "Chelsie"
+    assert _processor(tmp_path)(_stage_input(torch.tensor([1]))).values == {"voice": "Chelsie"}
 
 
 @pytest.mark.parametrize("codes", [[], [8294], [8292, 5]])

@@ -4,30 +4,22 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
-from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.declarations import (
-    COMPONENTS,
-    PROCESSORS,
-    PROMPTS,
-    ComponentDeclaration,
-    ProcessorDeclaration,
-    components_of,
-    processor,
-)
-from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.errors import ConfigError, PluginBroken
+from omni_jobs.pipelines.declarations import FAMILIES, RUNNERS, family, runner
+from omni_jobs.pipelines.engine_settings import EngineSettings
+from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.plugins import named_class, names
 from tests.broken_graphs import BROKEN, GOOD, Broken
 from tests.oracles.tinted import EXAMPLE, metadata
-from workers.models import components
-from workers.runners.diffusion.gpu_diffusion_worker import _LOADERS
 
 ROOT = Path(__file__).parents[3]
-OURS = ("chat", "thinker2talker", "talker2code2wav", "echo")
+HEAVY = {"torch", "vllm", "transformers", "tokenizers", "numpy", "av", "onnxruntime", "faster_whisper", "ctranslate2"}
 
 
 @pytest.fixture
@@ -43,25 +35,35 @@ def tinted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tinted")
-def test_every_declared_component_has_what_loads_it_and_the_other_way_round() -> None:
-    loaders: dict[str, dict[str | None, str]] = {}
-    for entry in entry_points(group=components.GROUP):
-        loaders[entry.name] = dict.fromkeys(entry.load().components, "ar")
-    for architecture, component in _LOADERS:
-        loaders[architecture][component] = "diffusion"
-    declared = {
-        entry.name: {name: component.kind for name, component in components_of(entry.name).items()}
-        for entry in entry_points(group=PROMPTS)
-    }
-    assert declared == loaders
-    assert set(declared) == {"causal_lm", "qwen2_5_omni", "tinted"}
+def test_everything_that_a_family_names_is_there() -> None:
+    assert {"causal_lm", "qwen2_5_omni", "tinted"} <= set(names(FAMILIES))
+    for name in names(FAMILIES):
+        declared = family(name)
+        for component in declared.components.values():
+            assert component.runner in names(RUNNERS)
+            assert component.implementation is None or resolve_name(component.implementation)
+            assert component.parameters is None or named_class(component.parameters, StageParameters)
+        for path in (declared.prompts, *declared.vllm_models.values()):
+            assert path is None or isinstance(resolve_name(path), type)
+        if declared.tiny_checkpoint is not None:
+            assert callable(resolve_name(declared.tiny_checkpoint).main)
+        for processor in declared.processors.values():
+            assert processor.runner in names(RUNNERS)
+            assert list(inspect.signature(resolve_name(processor.implementation)).parameters) == ["stage", "model"]
 
 
-@pytest.mark.usefixtures("tinted")
-@pytest.mark.parametrize("name", [*OURS, "tint", "tint_summary"])
-def test_every_declared_processor_is_there(name: str) -> None:
-    kind = resolve_name(processor(name).implementation)
-    assert list(inspect.signature(kind).parameters) == ["stage", "model"]
+def test_everything_that_a_runner_names_is_there() -> None:
+    assert {"ar", "diffusion", "echo"} <= set(names(RUNNERS))
+    for name in names(RUNNERS):
+        declared = runner(name)
+        kind = resolve_name(declared.implementation)
+        assert list(inspect.signature(kind).parameters) == ["args"]
+        assert all(hasattr(kind, method) for method in ("start", "run", "close", "healthy"))
+        assert named_class(declared.engine, EngineSettings)
+        assert declared.parameters is None or named_class(declared.parameters, StageParameters)
+        for processor in declared.processors.values():
+            assert processor.runner == name
+            assert list(inspect.signature(resolve_name(processor.implementation)).parameters) == ["stage", "model"]
 
 
 def test_a_check_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -72,8 +74,8 @@ sys.path[:0] = [{str(metadata(tmp_path))!r}, {str(EXAMPLE)!r}]
 from pathlib import Path
 from omni_jobs.pipelines.loader import load_pipeline
 for file in {[str(file) for file in files]}:
-    load_pipeline(Path(file))
-print(*sorted({{"torch", "vllm", "workers", "transformers", "tokenizers", "jinja2", "numpy"}} & set(sys.modules)))
+    load_pipeline(Path(file)).digest
+print(*sorted({HEAVY | {"jinja2"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
@@ -118,49 +120,49 @@ def test_the_graph_of_a_model_from_outside(tmp_path: Path, old: str, new: str, m
     assert caught.value.line is not None
 
 
-# Packages that declare nothing, or something else.
+# Packages whose plug-ins are broken.
+
+
+def check_broken(tmp_path: Path, old: str, new: str, message: str, line: int, field: str) -> None:
+    """The file is refused, and beside others its pipeline stays, with the reason, so that the others live."""
+    path = tmp_path / "omni.yaml"
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(PluginBroken, match=message) as caught:
+        load_pipeline(path)
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
+    (tmp_path / "echo.yaml").write_bytes((ROOT / "stage_configs" / "echo.yaml").read_bytes())
+    pipelines = load_pipelines(tmp_path)
+    assert set(pipelines) == {"echo", "omni"}
+    assert pipelines.named("echo").digest
+    assert str(pipelines.broken("omni")) == str(pipelines.refusal("omni")) == str(caught.value)
+    with pytest.raises(PluginBroken, match=message):
+        pipelines.named("omni")
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("value", "message"),
     [
-        (
-            {COMPONENTS: "half = json:dumps"},
-            "'half' of omni_jobs.components is no mapping of ComponentDeclaration",
-        ),
-        ({COMPONENTS: "half = nowhere.at_all:X"}, "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
-        ({COMPONENTS: "half = json:nothing"}, "AttributeError: module 'json' has no attribute 'nothing'"),
-        ({}, "architecture 'half' declares no components: its package needs an entry point in omni_jobs.components"),
+        ("json:dumps", "the entry point 'half' of omni_jobs.families is no Family"),
+        ("omni_jobs.pipelines.declarations:Family", "the entry point 'half' of omni_jobs.families is no Family"),
+        ("nowhere.at_all:X", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
+        ("json:nothing", "AttributeError: module 'json' has no attribute 'nothing'"),
     ],
 )
-def test_an_architecture_without_a_declaration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, str], message: str
-) -> None:
-    prompts = {PROMPTS: "half = omni_jobs.prompts.causal_lm:CausalLmPromptRenderer"}
-    monkeypatch.syspath_prepend(str(installed(tmp_path, prompts | entries)))
-    path = tmp_path / "omni.yaml"
-    path.write_text(GOOD.replace("architecture: qwen2_5_omni", "architecture: half"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_pipeline(path)
-    assert (caught.value.line, caught.value.field) == (4, "model.architecture")
+def test_a_broken_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {FAMILIES: f"half = {value}"})))
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: half", message, 4, "model.family")
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("value", "message"),
     [
-        ("half = omni_jobs.settings:Settings", "the entry point 'half' of omni_jobs.processors is no Processor"),
-        ("half = nowhere:X", "omni_jobs.processors cannot be loaded: ModuleNotFoundError: No module"),
+        ("omni_jobs.settings:Settings", "the entry point 'half' of omni_jobs.runners is no RunnerDeclaration"),
+        ("nowhere:X", "'half' of omni_jobs.runners cannot be loaded: ModuleNotFoundError: No module"),
     ],
 )
-def test_a_processor_without_a_declaration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, message: str
-) -> None:
-    monkeypatch.syspath_prepend(str(installed(tmp_path, {PROCESSORS: entry})))
-    path = tmp_path / "omni.yaml"
-    path.write_text(GOOD.replace("processor: chat", "processor: half"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_pipeline(path)
-    assert (caught.value.line, caught.value.field) == (9, "stages.thinker.processor")
+def test_a_broken_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {RUNNERS: f"half = {value}"})))
+    check_broken(tmp_path, "kind: diffusion", "kind: half", message, 18, "stages.code2wav.kind")
 
 
 @pytest.mark.parametrize(
@@ -171,22 +173,49 @@ def test_a_processor_without_a_declaration(
         ("(", r"SyntaxError: '\(' was never closed"),
     ],
 )
-def test_a_declaration_whose_module_is_broken(
+def test_a_family_whose_module_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(installed(tmp_path, {PROCESSORS: "half = broken_declarations:X"})))
-    (tmp_path / "site" / "broken_declarations.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {FAMILIES: "half = broken_family:X"})))
+    (tmp_path / "site" / "broken_family.py").write_text(code, encoding="utf-8")
+    message = f"'half' of omni_jobs.families cannot be loaded: {problem}"
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: half", message, 4, "model.family")
+
+
+HALF = """
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration, RunnerDeclaration
+FAMILY = Family({"thinker": ComponentDeclaration("ar", frozenset({"hidden_states"}), parameters="json:JSONDecoder")})
+RUNNER = RunnerDeclaration("json:JSONDecoder", engine="json:JSONDecoder", parameters="nowhere:X")
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "line", "field"),
+    [
+        (
+            "family: qwen2_5_omni", "family: half",
+            "'json:JSONDecoder' is no StageParameters", 6, "stages.thinker.parameters",
+        ),
+    ],
+)  # fmt: skip
+def test_a_declaration_that_names_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str, line: int, field: str
+) -> None:
+    entries = {FAMILIES: "half = half_family:FAMILY", RUNNERS: "half = half_family:RUNNER"}
+    monkeypatch.syspath_prepend(str(installed(tmp_path, entries)))
+    (tmp_path / "site" / "half_family.py").write_text(HALF, encoding="utf-8")
     path = tmp_path / "omni.yaml"
-    path.write_text(GOOD.replace("processor: chat", "processor: half"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"'half' of omni_jobs.processors cannot be loaded: {problem}") as caught:
+    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as caught:
         load_pipeline(path)
-    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), 9, "stages.thinker.processor")
+    assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
+    sys.modules.pop("half_family", None)
 
 
-def test_ours_cannot_be_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(installed(tmp_path, {PROCESSORS: "chat = json:dumps"})))
-    assert isinstance(processor("chat"), ProcessorDeclaration)
-    assert all(isinstance(component, ComponentDeclaration) for component in components_of("causal_lm").values())
+def test_two_plug_ins_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {FAMILIES: "qwen2_5_omni = json:dumps"})))
+    message = "the entry point 'qwen2_5_omni' of omni_jobs.families stands in several packages: json:dumps and workers"
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: qwen2_5_omni ", message, 4, "model.family")
 
 
 def installed(directory: Path, entries: dict[str, str]) -> Path:

@@ -6,9 +6,10 @@ import yaml
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
-from omni_jobs.pipelines.parameters import ArParameters
-from omni_jobs.pipelines.stage_config import EngineSettings, Pipeline, StageConfig
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.settings import Settings
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.parameters import ArParameters
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
 
@@ -89,7 +90,7 @@ DECIDES = """\
 name: duo
 version: "1"
 description: d
-model: {architecture: qwen2_5_omni, path: /models/a}
+model: {family: qwen2_5_omni, path: /models/a}
 accepts: [text, audio]
 voices: [Chelsie]
 stages:
@@ -107,7 +108,7 @@ stages:
     engine: {dtype: bfloat16, max_model_len: 512, max_num_seqs: 8, max_num_batched_tokens: 512, block_size: 16,
              enforce_eager: true, enable_prefix_caching: true, gpu_memory_utilization: 0.5,
              kv_cache_memory_bytes: 1048576, tensor_parallel_size: 1, skip_mm_profiling: true,
-             limit_mm_per_prompt: {audio: 1}, max_batch_frames: 10, cpu: {dtype: float32, max_num_seqs: 4}}
+             limit_mm_per_prompt: {audio: 1}, cpu: {dtype: float32, max_num_seqs: 4}}
     parameters: {temperature: 0.5, max_tokens: 7}
   two:
     kind: ar
@@ -171,7 +172,6 @@ def test_what_decides_a_result_decides_the_digest(tmp_path: Path, old: str, new:
         ("tensor_parallel_size: 1", "tensor_parallel_size: 2"),
         ("skip_mm_profiling: true", "skip_mm_profiling: false"),
         ("{audio: 1}", "{audio: 2}"),
-        ("max_batch_frames: 10", "max_batch_frames: 11"),
         ("max_num_seqs: 4", "max_num_seqs: 5"),
         ("cpu: {dtype: float32, max_num_seqs: 4}", "cpu: {dtype: float32}"),
         ("max_tokens: 7}", "max_tokens: 7, top_p: 1.0}"),
@@ -197,14 +197,8 @@ def test_every_field_is_in_the_digest_or_left_out_on_purpose() -> None:
     }
     tuned = {"device", "slots", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
     assert set(StageConfig.model_fields) - tuned == {
-        *("name", "kind", "component", "processor", "inputs", "produces", "engine", "parameters"),
+        *("name", "kind", "model", "component", "processor", "inputs", "produces", "engine", "parameters"),
     }
-    room = {
-        *("max_num_seqs", "max_num_batched_tokens", "block_size", "enforce_eager", "enable_prefix_caching"),
-        *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "limit_mm_per_prompt"),
-        *("skip_mm_profiling", "max_batch_frames"),
-    }
-    assert set(EngineSettings.model_fields) - room == {"dtype", "max_model_len"}
 
 
 def test_the_digest_of_a_file_is_the_same_in_every_build() -> None:
@@ -221,9 +215,11 @@ def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
 
 def test_engine_settings_for_the_cpu_override() -> None:
     thinker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("thinker")
-    assert thinker.engine.on("cpu").dtype == "float32"
-    assert thinker.engine.on("cuda").dtype is None
-    assert thinker.engine.on("cpu").max_num_seqs == thinker.engine.on("cuda").max_num_seqs == 32
+    assert isinstance(thinker.engine_settings, ArEngine)
+    on_cpu, on_cuda = (thinker.engine_settings.on(device).vllm_args(device) for device in ("cpu", "cuda"))
+    assert on_cpu["dtype"] == "float32"
+    assert "dtype" not in on_cuda
+    assert on_cpu["max_num_seqs"] == on_cuda["max_num_seqs"] == 32
 
 
 def test_parameters_merge_over_the_defaults() -> None:
@@ -238,8 +234,8 @@ def test_parameters_merge_over_the_defaults() -> None:
     [
         ("version:", "color: red\nversion:", 2, "color", "unknown key"),
         ("    inputs:", "    speed: 3\n    inputs:", 11, "stages.two.speed", "unknown key"),
-        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "Input should be"),
-        ("    kind: echo", "    kind: magic", 5, "stages.one.kind", "Input should be"),
+        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "no such flow 'smell'; known: bytes,"),
+        ("    kind: echo", "    kind: magic", 5, "stages.one.kind", "no such plug-in 'magic' of omni_jobs.runners"),
         ("processor: echo", "processor: os.system", 6, "stages.one.processor", "pattern"),
         ("processor: echo", "processor: nothing", 6, "stages.one.processor", "no input processor 'nothing'"),
         ("{one: bytes}", "{three: bytes}", 11, "stages.two.inputs.three", "no such stage 'three'"),
@@ -252,7 +248,7 @@ def test_parameters_merge_over_the_defaults() -> None:
         ("  two:", "    parameters: {heat: 1}\n  two:", 8, "stages.one.parameters.heat", "unknown key"),
         ("  two:", "    slots: 0\n  two:", 8, "stages.one.slots", "greater than or equal to 1"),
         ("  two:", "    name: x\n  two:", 8, "stages.one.name", "unknown key"),
-        ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs the pipeline's model section"),
+        ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs a model section"),
         ("name: duo", "name: !!python/object/apply:os.system [id]", 1, None, "not valid YAML"),
         ("{one: bytes}", "{}", 4, "stages.one", "no output needs this stage"),
     ],
@@ -266,6 +262,20 @@ def test_a_wrong_file_is_refused_with_file_line_and_field(
     assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
 
 
+ONE_AR = """\
+name: duo
+version: "1"
+stages:
+  one:
+    kind: ar
+    processor: chat
+    produces: text
+outputs:
+  text: {stage: one}
+model: {family: causal_lm}
+"""
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -277,7 +287,7 @@ def test_a_wrong_file_is_refused_with_file_line_and_field(
     ],
 )
 def test_what_is_not_supported_is_said_with_the_reason(tmp_path: Path, setting: str, message: str) -> None:
-    path = write(tmp_path, GOOD.replace("  two:", f"    {setting}\n  two:"))
+    path = write(tmp_path, ONE_AR.replace("outputs:", f"    {setting}\noutputs:"))
     with pytest.raises(ConfigError, match=message) as caught:
         load_pipeline(path)
     field = ".".join(re.findall(r"[a-z_]+(?=:)", setting))

@@ -18,9 +18,9 @@ from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
-from omni_jobs.prompts.qwen2_5_omni import smart_resize
 from omni_jobs.settings import Settings
 from tests.oracles import samples
+from workers.models.qwen2_5_omni.prompts import smart_resize
 
 ROOT = Path(__file__).parents[3]
 LIMITS = MediaLimits.of(Settings())
@@ -178,7 +178,7 @@ def test_the_prompt_leaves_room_for_every_stage(renderer: PromptRenderer) -> Non
     assert renderer.prompt_limit(pipeline.stages_for(["text"])) == 8191
     assert renderer.prompt_limit(pipeline.stages_for(["text", "audio"])) == 8189
     thinker = pipeline.stages["thinker"]
-    short = thinker.model_copy(update={"engine": thinker.engine.model_copy(update={"max_model_len": 100})})
+    short = thinker.model_copy(update={"engine": {**thinker.engine, "max_model_len": 100}})
     assert renderer.prompt_limit([short]) == 99
 
 

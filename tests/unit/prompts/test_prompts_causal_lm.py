@@ -1,4 +1,4 @@
-"""omni_jobs.prompts.causal_lm against Transformers' own tokenizer, on a tiny checkpoint."""
+"""workers.models.causal_lm.prompts against Transformers' own tokenizer, on a tiny checkpoint."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.prompts import architectures_of
-from omni_jobs.prompts.causal_lm import CausalLmPromptRenderer
+from omni_jobs.prompts import families_of
 from tests.oracles.causal_lm import CONTEXT
+from workers.models.causal_lm.prompts import CausalLmPromptRenderer
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,7 +101,7 @@ def test_the_prompt_leaves_room_for_a_reply(renderer: CausalLmPromptRenderer) ->
     assert renderer.hidden_size == 64
     assert renderer.prompt_limit([stage]) == CONTEXT - 1
     for given, limit in ((100, 99), (CONTEXT * 2, CONTEXT - 1)):
-        engine = stage.engine.model_copy(update={"max_model_len": given})
+        engine = {**stage.engine, "max_model_len": given}
         assert renderer.prompt_limit([stage.model_copy(update={"engine": engine})]) == limit
 
 
@@ -186,9 +186,9 @@ def test_a_template_that_fails_refuses_the_request(copy: Path, template: str) ->
 
 
 def test_a_checkpoint_tells_its_architecture(tiny_causal_lm: Path, tiny_checkpoint: Path, copy: Path) -> None:
-    assert architectures_of(tiny_causal_lm) == {"causal_lm"}
-    assert architectures_of(tiny_checkpoint) == {"qwen2_5_omni"}
+    assert families_of(tiny_causal_lm) == {"causal_lm"}
+    assert families_of(tiny_checkpoint) == {"qwen2_5_omni"}
     configure(copy, "config.json", architectures=["BertForMaskedLM"])
-    assert architectures_of(copy) == frozenset()
+    assert families_of(copy) == frozenset()
     with pytest.raises(ConfigError, match="no such checkpoint directory"):
-        architectures_of(copy / "missing")
+        families_of(copy / "missing")

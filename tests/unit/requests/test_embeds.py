@@ -15,8 +15,8 @@ from omni_jobs.payloads import PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.stage import Stage
-from workers.stages.types import OmniTokensPrompt
 
 SHIPPED = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
 REQUEST = {"model": "qwen2_5_omni", "seed": 1}

@@ -248,7 +248,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "modality": ({"modalities": ["text", "smell"]}, "modalities.1", "text, audio"),
     "modalities empty": ({"modalities": []}, "modalities", "1 or more"),
     "voice": ({"modalities": ["audio"], "audio": {"voice": "Bob"}}, "audio.voice", "Chelsie, Ethan"),
-    "audio format": ({"modalities": ["audio"], "audio": {"format": "mp3"}}, "audio.format", "'wav'"),
+    "audio format": ({"modalities": ["audio"], "audio": {"format": "ogg9"}}, "audio.format", "it has: wav, flac, mp3"),
+    "image options without an image": ({"image": {"format": "png"}}, "image", "modalities"),
     "audio without its modality": ({"audio": {"voice": "Ethan"}}, "audio", "modalities"),
     # Sampling
     "temperature negative": ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),

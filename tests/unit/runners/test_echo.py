@@ -3,10 +3,16 @@ import asyncio
 import pytest
 
 from omni_jobs.errors import ModelError
-from omni_jobs.pipelines.parameters import DiffusionParameters, EchoParameters
-from workers.runners.echo import EchoRunner
-from workers.stages.processors.echo import EchoProcessor
-from workers.stages.types import CodecPrompt, EchoPrompt, Progress, StageInput
+from workers.models.qwen2_5_omni.parameters import OdeParameters
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.echo.echo_processor import EchoProcessor
+from workers.runners.echo.echo_runner import EchoRunner
+from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.prompt import EchoPrompt
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.types import Progress, StageInput
+
+ARGS = OmniEngineArgs("first", None, "cpu", None, 8)
 
 
 def prompt(text: str = "hi", *, capture: bool = True, seed: int = 1, **parameters: float) -> EchoPrompt:
@@ -18,7 +24,7 @@ def stage_input(messages: list[dict[str, object]]) -> StageInput:
 
 
 async def test_emits_seeded_bytes() -> None:
-    runner = EchoRunner()
+    runner = EchoRunner(ARGS)
     one, again, other = [
         (await runner.run(prompt(payload_bytes=1000, seed=seed), lambda p: None)).multimodal_outputs["bytes"]
         for seed in (1, 1, 2)
@@ -28,16 +34,16 @@ async def test_emits_seeded_bytes() -> None:
 
 
 async def test_without_a_consumer_no_bytes_are_made() -> None:
-    output = await EchoRunner().run(prompt(payload_bytes=1 << 30, capture=False), lambda p: None)
+    output = await EchoRunner(ARGS).run(prompt(payload_bytes=1 << 30, capture=False), lambda p: None)
     assert (output.text, output.multimodal_outputs) == ("hi", {})
 
 
 async def test_waits_reports_and_can_be_cancelled() -> None:
     reports: list[Progress] = []
-    await EchoRunner().run(prompt(delay_s=0.3), reports.append)
+    await EchoRunner(ARGS).run(prompt(delay_s=0.3), reports.append)
     assert reports[0].total == 300
     assert [report.done for report in reports] == sorted(report.done for report in reports)
-    task = asyncio.create_task(EchoRunner().run(prompt(delay_s=3600), reports.append))
+    task = asyncio.create_task(EchoRunner(ARGS).run(prompt(delay_s=3600), reports.append))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -45,7 +51,7 @@ async def test_waits_reports_and_can_be_cancelled() -> None:
 
 
 async def test_holds_thousands_at_once() -> None:
-    runner = EchoRunner()
+    runner = EchoRunner(ARGS)
     outputs = await asyncio.gather(*(runner.run(prompt(capture=False), lambda p: None) for _ in range(2000)))
     assert {output.text for output in outputs} == {"hi"}
 
@@ -54,7 +60,7 @@ async def test_refuses_another_stage_s_input() -> None:
     import torch
 
     with pytest.raises(ModelError):
-        await EchoRunner().run(CodecPrompt(torch.zeros(1), "v", DiffusionParameters(), 1), lambda p: None)
+        await EchoRunner(ARGS).run(DiffusionPrompt({"codes": torch.zeros(1)}, {}, OdeParameters(), 1), lambda p: None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ pytest.importorskip("vllm")
 
 import workers
 from omni_jobs.errors import ConfigError
-from workers.models.components import QWEN_TALKER, model_classes
+from omni_jobs.pipelines.declarations import FAMILIES, family
+from omni_jobs.pipelines.plugins import names
+from workers.models.qwen2_5_omni.family import TALKER_MODEL
 from workers.vllm_hooks import hooks
 from workers.vllm_hooks.hooks import HOOKS, Hook, check_hooks, moved_hooks
 
@@ -57,8 +59,9 @@ def test_register_is_an_entry_point_and_registers_our_models() -> None:
 
     (plugin,) = entry_points(group="vllm.general_plugins", name="omni_jobs")
     plugin.load()()
-    assert QWEN_TALKER in model_classes()
-    assert {model.architecture for model in model_classes()} <= set(ModelRegistry.get_supported_archs())
+    ours = {name for each in names(FAMILIES) for name in family(each).vllm_models}
+    assert TALKER_MODEL in ours
+    assert ours <= set(ModelRegistry.get_supported_archs())
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from omni_jobs.pipelines.parameters import DiffusionParameters
-from workers.models.ode import SOLVERS
+from workers.models.qwen2_5_omni.ode import SOLVERS
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 
 _NO_GUIDANCE = 1e-5  # below this scale Transformers does not compute the unguided half
 
@@ -55,7 +55,7 @@ class Denoising:
         dit: Any,
         requests: Sequence[CodecRequest],
         speakers: Sequence[Speaker],
-        parameters: DiffusionParameters,
+        parameters: OdeParameters,
         device: torch.device,
     ) -> None:
         self._dit = dit
@@ -212,7 +212,7 @@ def _rotate(head: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> 
     return torch.cat([even, odd], dim=-1) * cos + torch.cat([-odd, even], dim=-1) * sin
 
 
-def _time_grid(parameters: DiffusionParameters) -> torch.Tensor:
+def _time_grid(parameters: OdeParameters) -> torch.Tensor:
     """Return the times of the ODE, float32 [steps] from 0 to 1, with the sway sampling of F5-TTS."""
     times = torch.linspace(0, 1, parameters.steps)
     return times + parameters.sway_coefficient * (torch.cos(torch.pi / 2 * times) - 1 + times)

@@ -24,8 +24,8 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_jobs.errors import ModelError
-from omni_jobs.prompts.qwen2_5_omni import CODEC_PROMPT_TOKENS
-from workers.models.interface import InformedRows
+from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
+from workers.runners.ar.model_interface import InformedRows
 
 _PREFIX = "talker."
 _CODEC_EMBEDDING = "model.embed_tokens.weight"
@@ -66,7 +66,7 @@ class Qwen2_5OmniTalkerModel(LlamaModel):
 
 
 class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE):
-    """The talker as vLLM's model class. Implements ``workers.models.interface.SupportsAdditionalInformation``.
+    """The talker as vLLM's model class. Implements ``SupportsAdditionalInformation`` of ``workers.runners.ar``.
 
     A request gives ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
     """

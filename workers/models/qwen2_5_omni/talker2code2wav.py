@@ -3,12 +3,13 @@
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
+from workers.models.qwen2_5_omni.parameters import OdeParameters
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import CodecPrompt, StageInput
+from workers.stages.types import StageInput
 
 
 class Talker2Code2WavProcessor:
@@ -28,13 +29,13 @@ class Talker2Code2WavProcessor:
         self._ends = torch.tensor([positive(config, ("talker_config", name), str(file)) for name in ends])
         self._default_voice = model.voices[0] if model.voices else None
 
-    def __call__(self, stage_input: StageInput) -> CodecPrompt:
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
         """Return the prompt from the payload's tensor ``codes`` int64 [N] and value ``voice``.
 
         The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
         ModelError when the talker said nothing.
         """
-        if not isinstance(stage_input.parameters, DiffusionParameters):
+        if not isinstance(stage_input.parameters, OdeParameters):
             raise ModelError("talker2code2wav makes input for a diffusion stage", field="kind")
         information = stage_input.upstream[self._talker].additional_information
         if information is None:
@@ -48,4 +49,4 @@ class Talker2Code2WavProcessor:
         spoken = codes[: int(ends[0]) if len(ends) else None].clone()  # a copy lets the payload's memory be freed
         if not len(spoken):
             raise ModelError("the talker ended before it said anything", field="codes")
-        return CodecPrompt(codes=spoken, voice=voice, parameters=stage_input.parameters, seed=stage_input.seed)
+        return DiffusionPrompt({"codes": spoken}, {"voice": voice}, stage_input.parameters, stage_input.seed)

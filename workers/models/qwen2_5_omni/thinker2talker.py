@@ -19,12 +19,13 @@ from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
-from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.qwen2_5_omni import CODEC_PROMPT_TOKENS
+from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import OmniTokensPrompt, StageInput
+from workers.stages.types import StageInput
 
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _SPEAKERS = "spk_dict.pt"

@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError
-from omni_jobs.pipelines.parameters import DiffusionParameters
 from omni_jobs.prompts.checkpoint_files import read_json
 from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising, Speaker
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 
 if TYPE_CHECKING:
     from transformers import Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
@@ -131,7 +131,7 @@ class Token2Wav:
         return len(codes) * int(self._dit.repeats)
 
     @torch.inference_mode()
-    def denoise(self, requests: Sequence[CodecRequest], parameters: DiffusionParameters) -> Denoising:
+    def denoise(self, requests: Sequence[CodecRequest], parameters: OdeParameters) -> Denoising:
         """Return the ``Denoising`` of a batch of requests that have passed ``check``; no step is taken yet."""
         speakers = [self._speakers[request.voice] for request in requests]
         return Denoising(self._dit, requests, speakers, parameters, self.device)

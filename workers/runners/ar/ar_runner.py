@@ -17,8 +17,8 @@ from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
-from workers.models.components import component_of
-from workers.models.interface import INFORMATION
+from omni_jobs.pipelines.declarations import family
+from omni_jobs.pipelines.plugins import named_object
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -28,6 +28,11 @@ from workers.runners.ar.capture_budget import (
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
+from workers.runners.ar.component import ArComponent
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.lora_modules import check_lora_modules
+from workers.runners.ar.model_interface import INFORMATION
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -36,8 +41,6 @@ from workers.stages.types import (
     WAITING,
     EnginePrompt,
     OmniModelRunnerOutput,
-    OmniTextPrompt,
-    OmniTokensPrompt,
     Progress,
 )
 
@@ -52,7 +55,7 @@ _Prompt = OmniTextPrompt | OmniTokensPrompt
 
 
 class ARRunner:
-    """Runs any AR component of ``workers.models.components``: a thinker, a talker. Implements ``Runner``."""
+    """Runs any component that an ``ArComponent`` describes: a thinker, a talker. Implements ``Runner``."""
 
     # From ``start`` on; the spool and the budget outlive ``close``.
     _spool: Spool
@@ -63,7 +66,9 @@ class ARRunner:
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
         self._args = args
-        self._component = component_of(args.model, args.stage)
+        self._component = component_of(args)
+        self._engine_args = engine_args(args, self._component)
+        self._adapters = args.engine.lora_modules if isinstance(args.engine, ArEngine) else {}
         self._engine: Engine | None = None
         self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -80,7 +85,9 @@ class ARRunner:
         """
         self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
+            check_lora_modules(self._adapters, self._engine_args.get("max_lora_rank"), self._args.stage)
             self._engine = await asyncio.to_thread(self._start_engine)
+            await self._engine.load_adapters(self._adapters)
             sizes, *_ = await self._engine.call(
                 "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
             )
@@ -113,7 +120,7 @@ class ARRunner:
 
         os.environ.update(engine_environment(self._args.device))  # vLLM starts its processes with this one's
         device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
-        return Engine.start({**self._args.vllm_args(), **self._component.engine_args, **device, "worker_cls": WORKER})
+        return Engine.start({**self._engine_args, **device, "worker_cls": WORKER})
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
@@ -249,7 +256,7 @@ class ARRunner:
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
         total = prompt.parameters.max_tokens
-        async with aclosing(self._running().generate(vllm_prompt, sampling, key)) as outputs:
+        async with aclosing(self._running().generate(vllm_prompt, sampling, key, prompt.parameters.lora)) as outputs:
             async for output in outputs:
                 part = output.outputs[0]
                 token_ids.extend(part.token_ids)
@@ -305,6 +312,36 @@ class ARRunner:
             skip_reading_prefix_cache=bool(options),
             extra_args=dict(options) or None,
         )
+
+
+def engine_args(args: OmniEngineArgs, component: ArComponent) -> dict[str, Any]:
+    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError without a model, or for what the component sets."""
+    if args.model is None or args.device == "auto" or not isinstance(args.engine, ArEngine):
+        raise ConfigError("an AR stage needs a model, a device and vLLM's settings", field="kind", stage=args.stage)
+    given = args.engine.vllm_args(args.device)
+    for name in component.engine_args:
+        if name in given:
+            message = f"component {args.model.component} sets it itself"
+            raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
+    embeds = {"enable_prompt_embeds": True} if args.model.prompt_embeds else {}
+    own = {"model": str(args.model.path), "disable_log_stats": True}
+    return {**own, **given, **embeds, **component.engine_args}
+
+
+def component_of(args: OmniEngineArgs) -> ArComponent:
+    """Return the component of a stage's model. Raises ConfigError when no AR stage can run it, and PluginBroken."""
+    if args.model is None:
+        raise ConfigError("an AR stage needs a model", field="model", stage=args.stage)
+    components = family(args.model.family).components
+    declared = components.get(args.model.component)
+    if declared is None or declared.runner != "ar":
+        known = ", ".join(str(name) for name, each in components.items() if each.runner == "ar") or "nothing"
+        raise ConfigError(
+            f"no AR stage runs {args.model.family}'s component {args.model.component!r}; it runs {known}",
+            field="component",
+            stage=args.stage,
+        )
+    return ArComponent() if declared.implementation is None else named_object(declared.implementation, ArComponent)
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.interface import SupportsNamedOutputs
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, CopyRing, Part
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
+from workers.runners.ar.model_interface import SupportsNamedOutputs
 from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import TensorTree
 from workers.vllm_hooks.model_runner import AddedRequest, StepRows

@@ -1,7 +1,7 @@
 """``OmniGPUModelRunner``: additional information for AR models, on top of vLLM's model runner, on CPU and GPU.
 
 A charter: only what every AR model needs belongs here, and nothing of one model. A model's own needs stand behind
-``workers.models.interface``, vLLM's internals behind ``workers.vllm_hooks.model_runner``.
+``workers.runners.ar.model_interface``, vLLM's internals behind ``workers.vllm_hooks.model_runner``.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.interface import INFORMATION, InformedRows, SupportsAdditionalInformation
+from workers.runners.ar.model_interface import INFORMATION, InformedRows, SupportsAdditionalInformation
 from workers.vllm_hooks.model_runner import AddedRequest, HookedModelRunner
 
 

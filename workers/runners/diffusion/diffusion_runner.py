@@ -9,76 +9,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
-from omni_jobs.pipelines.parameters import DiffusionParameters
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
+from workers.runners.diffusion.model import Cost
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.runner import ProgressSink
-from workers.stages.devices import Device
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 logger = logging.getLogger(__name__)
-
-# Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all their rows wait for the last.
-DEFAULT_BATCH_FRAMES: Mapping[Device, int] = {"cpu": 1024, "cuda": 16_384}
 
 
 class Batchable(Protocol):
     """A waiting prompt, as ``Batching`` sees it."""
 
-    frames: int  # the mel frames that the prompt takes
-    parameters: DiffusionParameters  # the solver's; prompts with other ones never run together
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
     """Chooses a ``DiffusionRunner``'s next batch among the waiting prompts; it has no state and no side effects."""
 
-    max_frames: int  # of all rows together; a longer prompt runs alone
+    max_units: int  # of all rows together; a prompt that takes more runs alone
     max_rows: int
-    short_frames: int = 256  # a shorter row costs as much as this one, so all short rows may run together
 
     def pick(self, waiting: Sequence[Batchable]) -> list[int]:
         """Return the next batch as indices into ``waiting``, whose oldest prompt comes first and is always in it.
 
-        Others join in the order of their age when they have the same parameters, the batch stays within
-        ``max_frames``, and no row is more than twice as long as another, so that short ones do not wait for long ones.
-        In the comparison of lengths, a row shorter than ``short_frames`` counts as that long.
+        Others join in the order of their age when they are of the same group, the batch stays within ``max_units``,
+        and no row is more than twice as long as another, so that short ones do not wait for long ones.
         """
         if not waiting:
             return []
-        oldest = waiting[0]
-        picked, frames, shortest, longest = [0], oldest.frames, oldest.frames, oldest.frames
-        for n, other in enumerate(waiting[1:], start=1):
+        oldest = waiting[0].cost
+        picked, units, shortest, longest = [0], oldest.units, oldest.length, oldest.length
+        for n, other in enumerate(each.cost for each in waiting[1:]):
             if len(picked) >= self.max_rows:
                 break
-            low, high = min(shortest, other.frames), max(longest, other.frames)
-            fits = frames + other.frames <= self.max_frames and self._cost(high) <= 2 * self._cost(low)
-            if fits and other.parameters == oldest.parameters:
-                picked.append(n)
-                frames, shortest, longest = frames + other.frames, low, high
+            low, high = min(shortest, other.length), max(longest, other.length)
+            fits = units + other.units <= self.max_units and high <= 2 * low
+            if fits and other.group == oldest.group:
+                picked.append(n + 1)
+                units, shortest, longest = units + other.units, low, high
         return picked
-
-    def _cost(self, frames: int) -> int:
-        return max(frames, self.short_frames)
 
 
 class DiffusionRunner:
-    """Turns codec prompts into speech in this process, in batches. Implements ``workers.runners.runner.Runner``."""
+    """Runs the prompts of one diffusion model in this process, in batches. Implements ``Runner``."""
+
+    _batching: Batching  # from ``start`` on
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
-        self._batching = Batching(
-            max_frames=args.engine.max_batch_frames or DEFAULT_BATCH_FRAMES[args.device],
-            max_rows=args.engine.max_num_seqs or args.max_in_flight,
-        )
+        self._max_rows = self._worker.engine.max_num_seqs or args.max_in_flight
         # One thread runs everything of the model, because torch keeps a group of threads for each thread that calls it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._stage}-diffusion")
         self._room = asyncio.Semaphore(args.max_in_flight)
@@ -90,22 +80,24 @@ class DiffusionRunner:
     async def start(self) -> None:
         """Load the model on the runner's thread. Raises ConfigError when the checkpoint lacks a part of it."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
+        model = self._worker.model_runner.model
+        self._batching = Batching(self._worker.engine.max_batch_cost or model.max_batch_cost, self._max_rows)
         self._serving = asyncio.create_task(self._serve())
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Turn codes into speech; wait first while the queue is full.
+        """Run one prompt in a batch with others; wait first while the queue is full.
 
-        Return ``multimodal_outputs["waveform"]``, float32 [S] on the CPU, and ``values["sampling_rate"]`` in Hz.
-        Raises ModelError naming the field that the model cannot take, OutOfMemory when the prompt does not fit even
-        alone, and EngineDead when the runner closes or broke.
+        The output has the model's named tensors as ``multimodal_outputs``, on the CPU, and its values. Raises
+        ModelError naming the field that the model cannot take, OutOfMemory when the prompt does not fit even alone,
+        and EngineDead when the runner closes or broke.
         """
-        if not isinstance(prompt, CodecPrompt):
-            raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._stage)
-        frames = self._worker.model_runner.check(prompt)
+        if not isinstance(prompt, DiffusionPrompt):
+            raise ModelError(f"a diffusion stage takes no {type(prompt).__name__}", field="kind", stage=self._stage)
+        cost = self._worker.model_runner.model.check(prompt)
         async with self._room:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
-            entry = _Entry(self, prompt, frames, progress)
+            entry = _Entry(self, prompt, cost, progress)
             self._waiting.append(entry)
             self._changed.set()
             try:
@@ -168,11 +160,10 @@ class DiffusionRunner:
 class _Entry:
     """One prompt in the queue or in a batch, and the future of its output. Implements ``BatchRow``."""
 
-    def __init__(self, runner: DiffusionRunner, prompt: CodecPrompt, frames: int, progress: ProgressSink) -> None:
+    def __init__(self, runner: DiffusionRunner, prompt: DiffusionPrompt, cost: Cost, progress: ProgressSink) -> None:
         self._runner = runner
         self.prompt = prompt
-        self.parameters = prompt.parameters
-        self.frames = frames
+        self.cost = cost
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress

@@ -15,19 +15,24 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvloop
 
 from omni_jobs.errors import ModelError, OmniJobsError
-from omni_jobs.pipelines.parameters import DiffusionParameters
+from omni_jobs.pipelines.declarations import family
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.plugins import named_class
 from workers.parent_death import end_with_parent
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
-from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES
+from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, read_spooled, write_spooled
+from workers.runners.diffusion.engine_settings import DiffusionEngine
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
-from workers.stages.types import CodecPrompt, Progress
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.types import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +50,9 @@ class EngineMain:
         start = await self._receive()
         spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:
-            runner = DiffusionRunner(ARGS.validate_python(start["args"]))
+            args = replace(ARGS.validate_python(start["args"]), engine=DiffusionEngine(**start["engine"]))
+            runner = DiffusionRunner(args)
+            parameters_type = _parameters_type(args)
             await runner.start()
         except OmniJobsError as error:
             self._send({"error": error.to_dict()})
@@ -58,27 +65,29 @@ class EngineMain:
                 if (task := self._runs.get(message["cancel"])) is not None:
                     task.cancel()
             else:
-                task = asyncio.create_task(self._run(runner, spool, message))
+                task = asyncio.create_task(self._run(runner, spool, parameters_type, message))
                 self._runs[message["run"]] = task
                 task.add_done_callback(lambda _, number=message["run"]: self._runs.pop(number))  # type: ignore[misc]
         await runner.close()
 
-    async def _run(self, runner: DiffusionRunner, spool: SpoolFiles, message: dict[str, Any]) -> None:
+    async def _run(
+        self,
+        runner: DiffusionRunner,
+        spool: SpoolFiles,
+        parameters_type: type[StageParameters],
+        message: dict[str, Any],
+    ) -> None:
         number = message["run"]
 
         def report(progress: Progress) -> None:
             self._send({"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit})
 
         try:
-            prompt = CodecPrompt(
-                codes=torch.tensor(message["codes"], dtype=torch.int64),
-                voice=message["voice"],
-                parameters=DiffusionParameters.model_validate(message["parameters"]),
-                seed=message["seed"],
-            )
-            output = await runner.run(prompt, report)
+            tensors, values = read_spooled(spool, message["prompt"])
+            parameters = parameters_type.model_validate(message["parameters"], strict=False)
+            output = await runner.run(DiffusionPrompt(tensors, values, parameters, message["seed"]), report)
             name = f"output{number}"
-            spool.write(name, {**output.multimodal_outputs, "values": dict(output.values)})
+            write_spooled(spool, name, output.multimodal_outputs, output.values)
             self._send({"run": number, "output": name})
         except OmniJobsError as error:
             self._send({"run": number, "error": error.to_dict()})
@@ -95,6 +104,13 @@ class EngineMain:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:
+    component = None if args.model is None else family(args.model.family).components.get(args.model.component)
+    if component is None or component.parameters is None:
+        return StageParameters
+    return named_class(component.parameters, StageParameters)
 
 
 async def _main(connection: socket.socket) -> None:

@@ -4,8 +4,8 @@ In the worker's process the model's thread would share its interpreter with ever
 processes (``workers.runners.diffusion.engine_main`` is the other) send each other lines of JSON over a socket, and
 tensors through the spool:
 
-    worker → engine   {args, spool, min_free_bytes}                      first: load the model
-                      {run, codes, voice, seed, parameters}              run the prompt of that number
+    worker → engine   {args, engine, spool, min_free_bytes}              first: load the model
+                      {run, prompt, seed, parameters}                    run the prompt in that spool file
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
     engine → worker   {ready} or {error}                                 the model is loaded, or why not
@@ -21,27 +21,31 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
+from omni_jobs.pipelines.engine_settings import EngineSettings
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink
-from workers.runners.spool import Spool
+from workers.runners.spool import Spool, SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import CodecPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, TensorTree
 
 logger = logging.getLogger(__name__)
 
 ARGS = TypeAdapter(OmniEngineArgs)
 """Writes and reads engine arguments as JSON."""
 
-MAX_LINE_BYTES = 16 << 20
-"""The longest message. It has room for the codes of an hour of speech, 50 in a second."""
+MAX_LINE_BYTES = 1 << 20
+"""The longest message; tensors and values are in the spool."""
 
+_VALUES = "values"
 _CLOSE_S = 10.0  # then the process is killed
 
 
@@ -52,7 +56,7 @@ class _Run:
 
 
 class EngineProcess:
-    """Turns codec prompts into speech in a process that it starts. Implements ``workers.runners.runner.Runner``."""
+    """Runs the prompts of a diffusion model in a process that it starts. Implements ``Runner``."""
 
     _spool: Spool  # from ``start`` on; it outlives ``close``
 
@@ -103,9 +107,12 @@ class EngineProcess:
         return reader
 
     async def _wait_until_loaded(self, reader: asyncio.StreamReader) -> None:
-        args = ARGS.dump_python(self._args, mode="json")
+        args = ARGS.dump_python(replace(self._args, engine=EngineSettings()), mode="json")
+        engine = self._args.engine.model_dump(mode="json", exclude_unset=True)
         spool = self._spool
-        self._send({"args": args, "spool": str(spool.directory), "min_free_bytes": spool.min_free_bytes})
+        self._send(
+            {"args": args, "engine": engine, "spool": str(spool.directory), "min_free_bytes": spool.min_free_bytes}
+        )
         line = await reader.readline()
         if not line:
             raise EngineDead("the engine's process ended during its start", stage=self._args.stage)
@@ -113,26 +120,23 @@ class EngineProcess:
             raise OmniJobsError.from_dict(error)
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Turn codes into speech as ``DiffusionRunner.run`` does; the waveform is a read-only view of a spool file.
+        """Run one prompt as ``DiffusionRunner.run`` does; the output's tensors are read-only views of a spool file.
 
         Raises EngineDead also when the process has ended, and StorageFull when the spool has no room.
         """
-        if not isinstance(prompt, CodecPrompt):
-            raise ModelError(f"a diffusion stage takes codes, not {type(prompt).__name__}", stage=self._args.stage)
+        if not isinstance(prompt, DiffusionPrompt):
+            raise ModelError(
+                f"a diffusion stage takes no {type(prompt).__name__}", field="kind", stage=self._args.stage
+            )
         if self._dead is not None:
             raise EngineDead(self._dead, stage=self._args.stage)
         number = next(self._numbers)
         run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress)
-        self._send(
-            {
-                "run": number,
-                "codes": prompt.codes.tolist(),
-                "voice": prompt.voice,
-                "seed": prompt.seed,
-                "parameters": prompt.parameters.model_dump(mode="json"),
-            }
-        )
+        name = f"prompt{number}"
         try:
+            await asyncio.to_thread(write_spooled, self._spool, name, prompt.tensors, prompt.values)
+            parameters = prompt.parameters.model_dump(mode="json")
+            self._send({"run": number, "prompt": name, "seed": prompt.seed, "parameters": parameters})
             return self._read_output(await run.outcome)
         except asyncio.CancelledError:
             self._send({"cancel": number})
@@ -141,14 +145,11 @@ class EngineProcess:
             raise
         finally:
             del self._runs[number]
+            self._spool.remove(name)
 
     def _read_output(self, name: str) -> OmniModelRunnerOutput:
-        try:
-            outputs = self._spool.read(name)
-        finally:
-            self._spool.remove(name)
-        values = outputs.pop("values")
-        return OmniModelRunnerOutput(multimodal_outputs=outputs, values=values)
+        tensors, values = read_spooled(self._spool, name)
+        return OmniModelRunnerOutput(multimodal_outputs=tensors, values=values)
 
     async def close(self) -> None:
         """End the process; runs in progress raise EngineDead. Safe to call twice."""
@@ -205,6 +206,22 @@ class EngineProcess:
         for run in self._runs.values():
             if not run.outcome.done():
                 run.outcome.set_exception(EngineDead(reason, stage=self._args.stage))
+
+
+def write_spooled(spool: SpoolFiles, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:
+    """Write (tensors, values) to the spool file ``name``. Raises ModelError for a tensor that is called ``values``."""
+    if _VALUES in tensors:
+        raise ModelError("no tensor may have this name", field=f"tensors.{_VALUES}")
+    spool.write(name, {**tensors, _VALUES: dict(values)})
+
+
+def read_spooled(spool: SpoolFiles, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the (tensors, values) of a spool file and remove it; the tensors are read-only views of what was in it."""
+    try:
+        tensors = spool.read(name)
+    finally:
+        spool.remove(name)
+    return tensors, tensors.pop(_VALUES)
 
 
 def _end_process(process: subprocess.Popen[bytes], within_s: float) -> None:

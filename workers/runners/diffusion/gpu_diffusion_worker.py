@@ -2,22 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead
-from omni_jobs.pipelines.declarations import components_of
-from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
+from omni_jobs.pipelines.declarations import ComponentDeclaration, family
+from omni_jobs.pipelines.plugins import named_object
+from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
-from workers.stages.engine_args import OmniEngineArgs
+from workers.runners.diffusion.model import LoadDiffusionModel
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
 logger = logging.getLogger(__name__)
-
-# (architecture, component) of a stage's model → the function that loads it
-_LOADERS: Mapping[tuple[str, str | None], Callable[..., Token2Wav]] = {
-    ("qwen2_5_omni", "code2wav"): load_token2wav,
-}
 
 
 class GPUDiffusionWorker:
@@ -25,20 +22,18 @@ class GPUDiffusionWorker:
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Choose the device; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
-        model = args.model
-        if (model.architecture, model.component) not in _LOADERS:
-            known = ", ".join(f"{architecture}/{component}" for architecture, component in _LOADERS)
+        self._model, component = _model_of(args)
+        if not isinstance(args.engine, DiffusionEngine):
+            raise ConfigError("no settings of a diffusion engine", field="engine", stage=args.stage)
+        self.engine = args.engine
+        if component.dtypes is not None and self.engine.dtype not in (None, *component.dtypes):
+            known = " or ".join(sorted(component.dtypes))
             raise ConfigError(
-                f"no diffusion model {model.architecture}/{model.component}; known: {known}",
-                field="component",
+                f"{self._model.component} runs in {known}, not {self.engine.dtype}",
+                field="engine.dtype",
                 stage=args.stage,
             )
-        dtypes = components_of(model.architecture)[model.component].dtypes
-        if dtypes is not None and args.engine.dtype not in (None, *dtypes):
-            known = " or ".join(sorted(dtypes))
-            raise ConfigError(
-                f"{model.component} runs in {known}, not {args.engine.dtype}", field="engine.dtype", stage=args.stage
-            )
+        self._implementation = component.implementation or ""
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")
         self._args = args
@@ -47,12 +42,12 @@ class GPUDiffusionWorker:
     def load_model(self) -> None:
         """Load the model onto the device. Raises ConfigError when the checkpoint lacks a part of it."""
         begun = time.monotonic()
-        share = self._args.engine.gpu_memory_utilization
+        share = self.engine.gpu_memory_utilization
         if self.device.type == "cuda" and share is not None:
             torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
-        model = self._args.model
-        load = _LOADERS[model.architecture, model.component]
-        self._model_runner = GPUDiffusionModelRunner(load(model.path, self.device, voices=model.voices))
+        load = cast("LoadDiffusionModel", named_object(self._implementation, object))
+        model = load(self._model, self.device, self.engine.dtype)
+        self._model_runner = GPUDiffusionModelRunner(model, self.device)
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
 
     @property
@@ -67,3 +62,21 @@ class GPUDiffusionWorker:
         self._model_runner = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _model_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, ComponentDeclaration]:
+    """Return the stage's model and its component's declaration. Raises ConfigError if no diffusion stage runs it."""
+    if args.model is None:
+        raise ConfigError("a diffusion stage needs a model", field="model", stage=args.stage)
+    components = family(args.model.family).components
+    declared = components.get(args.model.component)
+    if declared is None or declared.runner != "diffusion" or declared.implementation is None:
+        known = ", ".join(
+            f"{args.model.family}/{name}" for name, each in components.items() if each.runner == "diffusion"
+        )
+        raise ConfigError(
+            f"no diffusion model {args.model.family}/{args.model.component}; known: {known or 'none'}",
+            field="component",
+            stage=args.stage,
+        )
+    return args.model, declared

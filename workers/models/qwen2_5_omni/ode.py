@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from omni_jobs.pipelines.parameters import OdeSolver
+from workers.models.qwen2_5_omni.parameters import OdeSolver
 
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a time float32 [] and a state float32 [...]; returns the state's change per unit of time, of its shape."""

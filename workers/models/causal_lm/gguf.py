@@ -1,6 +1,6 @@
 """Convert a GGUF file of a Llama-family model to a checkpoint directory in the Hugging Face layout.
 
-    python -m workers.checkpoints.gguf FILE.gguf DIRECTORY
+    python -m workers.models.causal_lm.gguf FILE.gguf DIRECTORY
 
 GGUF is llama.cpp's format: one file with the tokenizer, the chat template and the weights in blocks of few
 bits. Transformers reads the file and unpacks the weights to bfloat16; the precision lost in quantization
@@ -110,14 +110,14 @@ def _end_ids(metadata: Mapping[str, Any], file: Path) -> list[int]:
 
 def main() -> None:
     description = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m workers.checkpoints.gguf", description=description)
+    parser = argparse.ArgumentParser(prog="python -m workers.models.causal_lm.gguf", description=description)
     parser.add_argument("file", type=Path)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     try:
         print(convert_gguf(arguments.file, arguments.directory))
     except ConfigError as error:
-        sys.exit(f"workers.checkpoints.gguf: {error}")
+        sys.exit(f"workers.models.causal_lm.gguf: {error}")
 
 
 if __name__ == "__main__":

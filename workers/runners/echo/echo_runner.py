@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_jobs.errors import ModelError
+from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.runner import ProgressSink
-from workers.stages.types import EchoPrompt, EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +25,9 @@ _IN_THREAD_BYTES = 1 << 20  # fewer are made faster than a thread is called
 
 class EchoRunner:
     """Echoes prompts, any number at once, for stages without a model. Implements ``Runner``."""
+
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Do nothing: there is nothing to configure."""
 
     async def start(self) -> None:
         """Do nothing: there is no model."""

@@ -5,12 +5,13 @@ from typing import Any
 
 from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
-from omni_jobs.pipelines.parameters import ArParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
-from workers.stages.types import OmniTextPrompt, OmniTokensPrompt, StageInput
+from workers.stages.types import StageInput
 
 AUDIO_SAMPLING_RATE = 16_000  # Hz, Whisper's
 
@@ -25,7 +26,7 @@ class ChatProcessor:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
         if model is None:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
-        self._renderer = load_renderer(model.architecture, model.path)
+        self._renderer = load_renderer(model.family, model.path)
 
     def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
         """Return the request's embeddings, token ids if the renderer makes them, or rendered text with decoded media.

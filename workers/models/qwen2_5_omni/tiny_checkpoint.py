@@ -1,6 +1,6 @@
 """Build a complete tiny Qwen2.5-Omni checkpoint with random weights, for tests and the demo.
 
-    python -m workers.checkpoints.tiny DIR --seed 0
+    python -m workers.models.qwen2_5_omni.tiny_checkpoint DIR --seed 0
 
 It has 4.0 M parameters and 16 MB, and is built in a few seconds. Like the real checkpoint it has the thinker,
 the talker and token2wav under their prefixes, a tokenizer, a chat template, a preprocessor and speakers. Its
@@ -343,7 +343,9 @@ def _token2wav_config() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m workers.checkpoints.tiny", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.models.qwen2_5_omni.tiny_checkpoint", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -53,7 +53,7 @@ class CausalLmPromptRenderer:
         return self._tokenizer.count(_as_text(request["messages"]), self.max_model_len)
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        lengths = [stage.engine.max_model_len or self.max_model_len for stage in stages]
+        lengths = [stage.engine.get("max_model_len") or self.max_model_len for stage in stages]
         return min(*lengths, self.max_model_len) - 1  # room for a reply of one token
 
 

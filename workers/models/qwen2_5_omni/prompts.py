@@ -78,7 +78,9 @@ class QwenOmniPromptRenderer:
         for stage in stages:
             if stage.component in _MIN_ADDED_TOKENS:
                 context = self._context[stage.component]
-                limits.append(min(stage.engine.max_model_len or context, context) - _MIN_ADDED_TOKENS[stage.component])
+                limits.append(
+                    min(stage.engine.get("max_model_len") or context, context) - _MIN_ADDED_TOKENS[stage.component]
+                )
         return min(limits, default=self.max_model_len - 1)
 
     def _media_tokens(self, info: MediaInfo, field: str) -> int:

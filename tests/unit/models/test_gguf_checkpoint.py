@@ -1,4 +1,4 @@
-"""workers.checkpoints.gguf: a tiny model written as GGUF comes back as it was."""
+"""workers.models.causal_lm.gguf: a tiny model written as GGUF comes back as it was."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omni_jobs.errors import ConfigError
 from omni_jobs.prompts import load_renderer
 from tests.oracles.causal_lm import CHAT_TEMPLATE, CONTEXT, STOP
-from workers.checkpoints.gguf import convert_gguf
+from workers.models.causal_lm.gguf import convert_gguf
 
 LAYERS = {
     "input_layernorm": "attn_norm",

@@ -3,10 +3,11 @@
 from typing import Any
 
 from omni_jobs.errors import ModelError
-from omni_jobs.pipelines.parameters import EchoParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import EchoPrompt, StageInput
+from workers.stages.types import StageInput
 
 
 class EchoProcessor:

@@ -1,0 +1,39 @@
+"""``EngineSettings``: what a stage config may say under ``engine``, one class for each runner."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+Device = Literal["cpu", "cuda"]
+
+
+class EngineSettings(BaseModel):
+    """Base class of the engine settings of each runner. This one is for runners without any."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def on(self, device: Device) -> Self:
+        """Return the settings that hold on this kind of device; a runner may have overrides for one of them."""
+        del device
+        return self
+
+    def with_memory_shares(
+        self, device: Device, *, gpu_memory_utilization: float | None, kv_cache_memory_bytes: int | None
+    ) -> Self:
+        """Return the settings on this kind of device, with an environment's memory shares in place of their own.
+
+        ``gpu_memory_utilization`` is for GPUs, ``kv_cache_memory_bytes`` for the CPU, each for runners that have such
+        a setting. None leaves the stage config's.
+        """
+        engine = self.on(device)
+        if (
+            device == "cuda"
+            and gpu_memory_utilization is not None
+            and "gpu_memory_utilization" in type(self).model_fields
+        ):
+            return engine.model_copy(update={"gpu_memory_utilization": gpu_memory_utilization})
+        return engine
+
+    def decisive(self) -> dict[str, Any]:
+        """Return those settings that decide a job's result and are not left at their defaults, as JSON."""
+        return {}

@@ -1,0 +1,54 @@
+"""``encode_image``: pixels as a PNG, JPEG or WebP file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from omni_jobs.errors import ModelError
+from workers.encoders.flow_data import check_format, check_sides, tensor_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format as Pillow knows it; ``longest`` is its longest side in pixels."""
+
+    name: str
+    longest: int
+    options: Mapping[str, Any]
+
+
+_FORMATS: Mapping[str, _Format] = {
+    "png": _Format("PNG", 65_500, {"compress_level": 6}),
+    # A model's picture is often text or flat colour, whose edges blur where colours have half the resolution.
+    "jpeg": _Format("JPEG", 65_500, {"quality": 90, "subsampling": "4:4:4"}),
+    "webp": _Format("WEBP", 16_383, {"quality": 90, "method": 4}),
+}
+
+
+def encode_image(tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any], format: str) -> bytes:
+    """Return pixels as the bytes of a picture: png (lossless), jpeg (quality 90, 4:4:4) or webp (quality 90).
+
+    ``tensors`` has ``pixels``: uint8 [H, W, 3], RGB. No value is read.
+
+    Raises ModelError naming ``pixels`` for another type or shape, no pixels, or a side longer than the format's: 65,500
+    pixels for png and jpeg, 16,383 for webp; ConfigError for another format.
+    """
+    check_format(format, _FORMATS)
+    pixels = tensor_of(tensors, "pixels", np.uint8, "HW3")
+    known = _FORMATS[format]
+    check_sides(pixels, "pixels", format, known.longest)
+    file = io.BytesIO()
+    try:
+        Image.fromarray(pixels).save(file, known.name, **known.options)
+    except (OSError, ValueError) as error:  # Pillow's, where its encoder gives up
+        raise ModelError(f"the pixels do not encode as {format}: {error}", field="pixels") from error
+    return file.getvalue()

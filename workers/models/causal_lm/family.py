@@ -1,0 +1,8 @@
+"""The family ``causal_lm``: any causal language model of the Hugging Face layout that vLLM knows."""
+
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family
+
+CAUSAL_LM = Family(
+    components={None: ComponentDeclaration("ar", produces=frozenset({"text", "token_ids", "hidden_states"}))},
+    prompts="workers.models.causal_lm.prompts:CausalLmPromptRenderer",
+)

@@ -1,0 +1,41 @@
+"""The family ``qwen2_5_omni``: thinker and talker on vLLM, and code2wav, a diffusion transformer with a vocoder."""
+
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+
+_HERE = "workers.models.qwen2_5_omni"
+
+TALKER_MODEL = "OmniJobsQwen2_5OmniTalker"
+"""The name under which vLLM gets the talker's model class."""
+
+QWEN2_5_OMNI = Family(
+    components={
+        "thinker": ComponentDeclaration(
+            "ar", produces=frozenset({"text", "hidden_states"}), implementation=f"{_HERE}.ar_components:THINKER"
+        ),
+        "talker": ComponentDeclaration(
+            "ar",
+            produces=frozenset({"codes"}),
+            needs=frozenset({"hidden_states"}),
+            implementation=f"{_HERE}.ar_components:TALKER",
+        ),
+        "code2wav": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"waveform"}),
+            needs=frozenset({"codes"}),
+            dtypes=frozenset({"auto", "float32"}),
+            parameters=f"{_HERE}.parameters:OdeParameters",
+            implementation=f"{_HERE}.code2wav:load_code2wav",
+        ),
+    },
+    prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",
+    processors={
+        "thinker2talker": ProcessorDeclaration(
+            f"{_HERE}.thinker2talker:Thinker2TalkerProcessor", "ar", consumes=frozenset({"hidden_states"})
+        ),
+        "talker2code2wav": ProcessorDeclaration(
+            f"{_HERE}.talker2code2wav:Talker2Code2WavProcessor", "diffusion", consumes=frozenset({"codes"})
+        ),
+    },
+    vllm_models={TALKER_MODEL: f"{_HERE}.talker:Qwen2_5OmniTalkerForConditionalGeneration"},
+    tiny_checkpoint=f"{_HERE}.tiny_checkpoint",
+)

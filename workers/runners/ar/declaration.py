@@ -1,0 +1,19 @@
+"""The runner ``ar``: an autoregressive model on vLLM."""
+
+from omni_jobs.pipelines.declarations import ProcessorDeclaration, RunnerDeclaration
+
+_HERE = "workers.runners.ar"
+
+AR = RunnerDeclaration(
+    implementation=f"{_HERE}.ar_runner:ARRunner",
+    engine=f"{_HERE}.engine_settings:ArEngine",
+    parameters=f"{_HERE}.parameters:ArParameters",
+    processors={
+        "chat": ProcessorDeclaration(f"{_HERE}.chat_processor:ChatProcessor", "ar"),
+        "embeds": ProcessorDeclaration(
+            f"{_HERE}.embeds_processor:EmbedsProcessor", "ar", consumes=frozenset({"embeds"})
+        ),
+    },
+    packages={"vllm": "pip install 'omni-jobs[worker-cuda]' on a GPU host, 'omni-jobs[worker-cpu]' elsewhere"},
+    torch=True,
+)

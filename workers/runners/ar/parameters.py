@@ -1,0 +1,48 @@
+"""``ArParameters``: the sampling parameters of AR stages."""
+
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from omni_jobs.pipelines.parameters import StageParameters
+
+
+class ArParameters(StageParameters):
+    """Sampling parameters of an autoregressive stage, with the names and meanings of vLLM's ``SamplingParams``."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16, strict=False)
+    ] = ()
+    ignore_eos: bool = False
+    lora: Annotated[
+        str | None, Field(min_length=1, max_length=64, description="a name in the stage's engine.lora_modules")
+    ] = None
+
+    @field_validator("lora")
+    @classmethod
+    def _listed(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Check the name against the stage's engine settings, where these are the validation's context."""
+        if value is None or info.context is None:
+            return value
+        listed = getattr(info.context, "lora_modules", {})
+        if value not in listed:
+            known = ", ".join(sorted(listed)) or "none"
+            raise ValueError(f"the stage lists no LoRA module {value!r}; it lists {known}")
+        return value
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        most = info.data.get("max_tokens")
+        if most is not None and value > most:
+            raise ValueError(f"{value} is more than max_tokens, {most}")
+        return value

@@ -1,0 +1,48 @@
+"""``DiffusionEngine``: the settings of a diffusion stage's engine."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from omni_jobs.pipelines.engine_settings import Device, EngineSettings
+
+
+class _Overrides(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="rows in one batch; None: the slots")] | None = None
+    max_batch_cost: (
+        Annotated[
+            int,
+            Field(
+                ge=1, description="the cost of all rows of a batch, in the model's own unit; None: the model's choice"
+            ),
+        ]
+        | None
+    ) = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class DiffusionEngine(_Overrides, EngineSettings):
+    """The settings of a diffusion stage's engine, and those that replace them on one kind of host."""
+
+    cpu: _Overrides | None = None
+    cuda: _Overrides | None = None
+
+    def on(self, device: Device) -> Self:
+        """Return the settings on this kind of host: those under its name replace the others."""
+        base = self.model_dump(exclude={"cpu", "cuda"}, exclude_unset=True)
+        overrides = self.cpu if device == "cpu" else self.cuda
+        return (
+            type(self)(**base) if overrides is None else type(self)(**base | overrides.model_dump(exclude_unset=True))
+        )
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the dtypes that are set, because they decide a result."""
+        decisive: dict[str, Any] = {} if self.dtype is None else {"dtype": self.dtype}
+        for name in ("cpu", "cuda"):
+            overrides: _Overrides | None = getattr(self, name)
+            if overrides is not None and overrides.dtype is not None:
+                decisive[name] = {"dtype": overrides.dtype}
+        return decisive
