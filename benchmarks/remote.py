@@ -4,8 +4,8 @@
 
 The same chat completions of about 60 tokens, 64 new tokens each, greedy, all at once, from the first request to the
 last answer. The runner streams them, as a worker does, so that jobs have progress; the client streams them as well, and
-asks for them whole beside that. The sides take turns. The processor time is this process's, and not the server's. Without --model SmolLM2-135M-Instruct is fetched once; --quick
-uses a tiny model with random weights.
+asks for them whole beside that. The sides take turns. The processor time is this process's, and not the server's.
+Without --model SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with random weights.
 """
 
 import argparse

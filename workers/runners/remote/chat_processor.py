@@ -16,7 +16,7 @@ class RemoteChatProcessor:
     """Makes the prompt of a first remote stage. Media are sent as they came. Its name is ``remote_chat``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Check the stage's endpoint and parameters. Raises ConfigError."""
+        """Check the stage's endpoint. Raises ConfigError."""
         del model
         self._parts = StageParts(stage, "chat", "responses")
 

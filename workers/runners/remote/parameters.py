@@ -6,7 +6,7 @@ None, the default of nearly all, leaves a choice to the server. A field that the
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from omni_jobs.pipelines.parameters import StageParameters
 
@@ -85,12 +85,6 @@ class VideoParameters(_PictureParameters):
     num_frames: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
-class RemoteParameters(
-    ChatParameters, SpeechParameters, TranscriptionParameters, ImageParameters, VideoParameters, ResponsesParameters
-):
-    """The parameters of all endpoints. A stage takes those of its own endpoint."""
-
-
 PARAMETERS_OF_ENDPOINT: Mapping[Endpoint, type[StageParameters]] = {
     "chat": ChatParameters,
     "responses": ResponsesParameters,
@@ -99,6 +93,22 @@ PARAMETERS_OF_ENDPOINT: Mapping[Endpoint, type[StageParameters]] = {
     "images": ImageParameters,
     "videos": VideoParameters,
 }
+
+
+class RemoteParameters(
+    ChatParameters, SpeechParameters, TranscriptionParameters, ImageParameters, VideoParameters, ResponsesParameters
+):
+    """The parameters of all endpoints. A stage takes those of its own endpoint, which its engine settings name."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_endpoint(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a parameter of another endpoint than that of the engine settings, which are the context."""
+        endpoint: Endpoint | None = getattr(info.context, "endpoint", None)
+        if endpoint is not None and info.field_name not in PARAMETERS_OF_ENDPOINT[endpoint].model_fields:
+            known = ", ".join(PARAMETERS_OF_ENDPOINT[endpoint].model_fields)
+            raise ValueError(f"no parameter of the endpoint {endpoint}, which has {known}")
+        return value
 
 
 def given(parameters: StageParameters) -> dict[str, Any]:

@@ -19,10 +19,7 @@ class StageParts:
     """The engine settings of a processor's stage."""
 
     def __init__(self, stage: StageConfig, *endpoints: Endpoint) -> None:
-        """Check that the processor serves the stage's endpoint, and that the stage's own parameters are of it.
-
-        Raises ConfigError.
-        """
+        """Check that the processor serves the stage's endpoint. Raises ConfigError."""
         engine = stage.engine_settings
         if not isinstance(engine, RemoteEngine):
             raise ConfigError(f"processor {stage.processor} is for remote stages", field="processor", stage=stage.name)
@@ -34,11 +31,6 @@ class StageParts:
             )
         self.engine = engine
         self._stage = stage.name
-        try:
-            engine.parameters_type.model_validate(stage.parameters)
-        except ValidationError as error:
-            field, message = _first(error)
-            raise ConfigError(message, field=f"parameters.{field}", stage=stage.name) from None
 
     def parameters(self, stage_input: StageInput) -> StageParameters:
         """Return a job's parameters as those of the endpoint. Raises InvalidRequest for one of another endpoint."""
@@ -48,13 +40,9 @@ class StageParts:
         try:
             return wanted.model_validate(given.model_dump(exclude_unset=True))
         except ValidationError as error:
-            field, message = _first(error)
-            raise InvalidRequest(message, field=f"stages.{self._stage}.{field}", stage=self._stage) from None
-
-
-def _first(error: ValidationError) -> tuple[str, str]:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return ".".join(str(part) for part in first["loc"]), first["msg"]
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in ("stages", self._stage, *first["loc"]))
+            raise InvalidRequest(first["msg"], field=field, stage=self._stage) from None
 
 
 def media_of(stage_input: StageInput, *kinds: MediaKind) -> list[RemoteFile]:

@@ -19,7 +19,7 @@ class RemoteTextProcessor:
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Check the stage's endpoint and parameters. Raises ConfigError."""
+        """Check the stage's endpoint. Raises ConfigError."""
         del model
         self._parts = StageParts(stage, "chat", "responses", "speech", "images", "videos")
 

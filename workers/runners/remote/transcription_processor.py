@@ -18,7 +18,7 @@ class RemoteTranscriptionProcessor:
     """Makes the prompt of a transcription. Its name in a stage config is ``remote_transcription``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Check the stage's endpoint and parameters. Raises ConfigError."""
+        """Check the stage's endpoint. Raises ConfigError."""
         del model
         self._parts = StageParts(stage, "transcriptions")
 

@@ -82,3 +82,11 @@ def test_only_what_is_given_is_sent() -> None:
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RemoteParameters.model_validate(wrong)
+
+
+def test_a_parameter_of_another_endpoint_is_refused_by_name() -> None:
+    engine = RemoteEngine.model_validate({**NEEDED, "endpoint": "images"})
+    assert RemoteParameters.model_validate({"size": "64x64", "n": 1}, context=engine).size == "64x64"
+    with pytest.raises(ValidationError, match="no parameter of the endpoint images, which has size") as caught:
+        RemoteParameters.model_validate({"size": "64x64", "max_tokens": 4}, context=engine)
+    assert [error["loc"] for error in caught.value.errors()] == [("max_tokens",)]

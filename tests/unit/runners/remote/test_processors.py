@@ -131,12 +131,6 @@ def test_a_parameter_of_another_endpoint_is_named() -> None:
     assert caught.value.field == "stages.llm.size"
 
 
-def test_a_parameter_of_another_endpoint_in_the_stage_config_is_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        RemoteTextProcessor(stage("speech", parameters={"max_tokens": 3}), None)
-    assert caught.value.field == "parameters.max_tokens"
-
-
 @pytest.mark.parametrize(
     ("processor", "endpoint"),
     [
