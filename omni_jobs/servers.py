@@ -79,3 +79,9 @@ class Server(BaseModel):
         if not _KEY.fullmatch(text):
             raise ConfigError(f"{self.key_file} has to hold one line, the key itself: {_NOT_A_KEY}", field="key_file")
         return SecretStr(text)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the server as JSON, from which another process reads it, with the key in the clear if it has one."""
+        files = {"key_file": self.key_file, "ca_file": self.ca_file}
+        json = {"url": self.url, **{name: str(path.absolute()) for name, path in files.items() if path is not None}}
+        return json if self.key is None else {**json, "key": self.key.get_secret_value()}

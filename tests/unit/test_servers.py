@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.servers import Server
@@ -39,6 +39,16 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, content: bytes | No
     with pytest.raises(ConfigError) as caught:
         Server(url="http://localhost", key_file=file).read_key()
     assert caught.value.field == "key_file"
+
+
+def test_another_process_reads_the_same_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for server in (
+        Server(url="http://localhost", key=SecretStr(KEY)),
+        Server(url="https://localhost", key_file=tmp_path / "key", ca_file=tmp_path / "ca.pem"),
+    ):
+        assert Server.model_validate(server.to_json()) == server
+    monkeypatch.chdir(tmp_path)
+    assert Server(url="http://localhost", key_file=Path("key")).to_json()["key_file"] == str(tmp_path / "key")
 
 
 def test_a_server_may_want_no_key() -> None:
