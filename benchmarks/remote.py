@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.remote --json FILE [--jobs 64] [--runs 5] [--model PATH] [--quick]
 
 The same chat completions of about 60 tokens, 64 new tokens each, greedy, all at once, from the first request to the
-last answer. The runner streams them, as a worker does, so that jobs have progress; the client streams them as well, and
-asks for them whole beside that. The sides take turns. The processor time is this process's, and not the server's.
-Without --model SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with random weights.
+last answer. The runner streams them, as a worker does, so that jobs have progress; the client streams them as well.
+Beside that both ask for them whole, which a stage config may choose. The sides take turns. The processor time is this
+process's, and not the server's. Without --model SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with
+random weights.
 """
 
 import argparse
@@ -38,7 +39,8 @@ from workers.runners.remote.remote_runner import RemoteRunner
 Side = Callable[[Sequence[str]], Awaitable[None]]
 """Has all these texts answered at once, each with ``NEW_TOKENS`` tokens, and checks the answers."""
 
-RUNNER, STREAMED, WHOLE = "the remote runner", "the stock client, streaming", "the stock client, whole"
+RUNNER, RUNNER_WHOLE = "the remote runner", "the remote runner, whole"
+STREAMED, WHOLE = "the stock client, streaming", "the stock client, whole"
 _TIME_LIMIT_S = 1800.0
 
 
@@ -91,8 +93,9 @@ async def _measure(server: VllmServer, texts: Sequence[str], runs: int) -> Mappi
     """Return each side's runs, by its name."""
     async with AsyncExitStack() as held:
         sides: dict[str, Side] = {
-            RUNNER: await _runner(server, len(texts), held),
+            RUNNER: await _runner(server, len(texts), held, stream=True),
             STREAMED: await _client(server, held, stream=True),
+            RUNNER_WHOLE: await _runner(server, len(texts), held, stream=False),
             WHOLE: await _client(server, held, stream=False),
         }
         times: dict[str, list[Run]] = {name: [] for name in sides}
@@ -113,9 +116,9 @@ class _Args:
     max_in_flight: int
 
 
-async def _runner(server: VllmServer, jobs: int, held: AsyncExitStack) -> Side:
+async def _runner(server: VllmServer, jobs: int, held: AsyncExitStack, *, stream: bool) -> Side:
     """Return our side: a remote stage's runner, as a worker has it."""
-    engine = RemoteEngine(server="vllm", endpoint="chat", model=MODEL, send_seed=False, extra_body={})
+    engine = RemoteEngine(server="vllm", endpoint="chat", model=MODEL, send_seed=False, stream=stream, extra_body={})
     servers = {"vllm": Server(url=server.url, key=SecretStr(KEY))}
     runner = RemoteRunner(_Args(engine, servers, "llm", jobs))
     await runner.start()
@@ -178,7 +181,8 @@ def _figures(times: Mapping[str, Sequence[Run]], jobs: int) -> list[Figure]:
             for name, runs in each
         ),
         _ratio(f"the remote runner / openai {openai.__version__}, streaming", times[STREAMED], times[RUNNER], 0.95),
-        _ratio(f"the remote runner / openai {openai.__version__}, whole", times[WHOLE], times[RUNNER]),
+        _ratio(f"the remote runner / openai {openai.__version__}, whole", times[WHOLE], times[RUNNER_WHOLE]),
+        _ratio("the remote runner, streaming / whole", times[RUNNER_WHOLE], times[RUNNER]),
     ]
 
 

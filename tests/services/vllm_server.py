@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,11 @@ class VllmServer:
         self.kill()
         raise RuntimeError(self._log.read_text(errors="replace")[-3000:])
 
+    def freeze(self) -> None:
+        """Stop it and its engine where they are, until ``kill``."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
     def kill(self) -> None:
         """End it and its engine with SIGKILL, and wait until they are gone."""
         process, self._process = self._process, None
@@ -88,10 +94,8 @@ class VllmServer:
             return
         all_of_them = [process.pid, *descendants(process.pid)]
         for pid in all_of_them:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         process.wait()
         until_gone(all_of_them, 30)
 

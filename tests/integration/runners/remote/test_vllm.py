@@ -14,7 +14,9 @@ from tests.remote_stages import Args, Recorded, engine_settings, prompt
 from tests.services.vllm_server import KEY, MODEL, SEATS, VllmServer
 from workers.runners.remote.failures import RemoteUnavailable
 from workers.runners.remote.remote_runner import RemoteRunner
+from workers.stages.types import Progress
 
+LONG = {"temperature": 0.0, "max_tokens": 900, "ignore_eos": True}
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
 
 
@@ -93,24 +95,22 @@ async def test_as_many_at_once_as_slots(vllm_server: VllmServer) -> None:
 
 
 async def test_a_cancel_frees_its_seat(vllm_server: VllmServer) -> None:
-    long = {"max_tokens": 900, "ignore_eos": True}
-    begun = [asyncio.Event() for _ in range(SEATS)]
+    """Each run is cancelled by its own first words. If vLLM went on, it would make all of the tokens."""
+    before = vllm_server.metric("vllm:generation_tokens_total")
+    runs: list[asyncio.Task[Any]] = []
     async with runner_of(vllm_server) as runner:
-        runs = [
-            asyncio.create_task(
-                runner.run(prompt(parameters=long), lambda each, event=event: event.set() if each.text else None)
-            )
-            for event in begun
-        ]
-        for event in begun:
-            await event.wait()
-        assert await asyncio.to_thread(requests, vllm_server) > 0
-        for run in runs:
-            run.cancel()
-        async with asyncio.timeout(1):
-            await asyncio.wait(runs)
+        for number in range(SEATS):
+
+            def cancel(progress: Progress, number: int = number) -> None:
+                if progress.text:
+                    runs[number].cancel()
+
+            runs.append(asyncio.create_task(runner.run(prompt(parameters=LONG), cancel)))
+        await asyncio.wait(runs)
         assert all(run.cancelled() for run in runs)
         await running(vllm_server, lambda count: count == 0)
+        made = vllm_server.metric("vllm:generation_tokens_total") - before
+        assert made < 0.8 * SEATS * LONG["max_tokens"]
         assert (await runner.run(prompt(parameters=GREEDY), Recorded())).finish_reason == "length"
 
 
@@ -132,13 +132,19 @@ async def test_a_wrong_key_is_told_at_the_start(vllm_server: VllmServer) -> None
 
 async def test_a_server_that_is_killed_is_waited_for(vllm_server: VllmServer) -> None:
     """Killed in the middle of four answers. One run is not patient, and fails; the others end, as if nothing was."""
-    long = {"temperature": 0.0, "max_tokens": 900, "ignore_eos": True}
     progress = [Recorded() for _ in range(3)]
+    talking = asyncio.Event()
+
+    def freeze(each: Progress) -> None:
+        if each.text and not talking.is_set():
+            vllm_server.freeze()  # at once, so that no answer is whole
+            talking.set()
+
     async with runner_of(vllm_server, tries=2, wait_s=200) as patient, runner_of(vllm_server) as impatient:
-        expected = await patient.run(prompt(parameters=long), Recorded())
-        runs = [asyncio.create_task(patient.run(prompt(parameters=long), each)) for each in progress]
-        lost = asyncio.create_task(impatient.run(prompt(parameters=long), Recorded()))
-        await running(vllm_server, lambda count: count == 4)
+        expected = await patient.run(prompt(parameters=LONG), Recorded())
+        runs = [asyncio.create_task(patient.run(prompt(parameters=LONG), each)) for each in progress]
+        lost = asyncio.create_task(impatient.run(prompt(parameters=LONG), freeze))
+        await talking.wait()
         await asyncio.to_thread(vllm_server.kill)
         with pytest.raises(RemoteUnavailable, match="connection") as caught:
             await lost
