@@ -17,11 +17,10 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 import orjson
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
 from omni_jobs.servers import Server
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import (
-    RemoteUnavailable,
     ServerError,
     Setback,
     bad_answer,

@@ -14,15 +14,11 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError, RequestTooLarge, StageError
+from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError, RequestTooLarge
 
 _MAX_MESSAGE = 500  # characters of what the server says
 _NOT_READABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 _PROMPT = ("messages", "input", "prompt", "file")  # where the servers' APIs have what a job says
-
-
-class RemoteUnavailable(StageError, code="remote_unavailable", http_status=503, retryable=True, retry_class="storage"):
-    """The remote server does not answer."""
 
 
 class Setback(Exception):

@@ -5,8 +5,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from omni_jobs.errors import RemoteUnavailable
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.failures import RemoteUnavailable, Setback
+from workers.runners.remote.failures import Setback
 from workers.runners.remote.recovery import Recovery
 from workers.runners.runner import ProgressSink
 from workers.stages.types import WAITING, Progress

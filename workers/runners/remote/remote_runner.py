@@ -11,13 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
 from omni_jobs.servers import Server
 from workers.runners.remote.call import Call
 from workers.runners.remote.chat import chat
 from workers.runners.remote.client import RemoteClient
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.failures import RemoteUnavailable, Setback
+from workers.runners.remote.failures import Setback
 from workers.runners.remote.images import images
 from workers.runners.remote.parameters import Endpoint
 from workers.runners.remote.patience import Patience

@@ -7,10 +7,10 @@ stops its making.
 import asyncio
 from contextlib import suppress
 
-from omni_jobs.errors import ModelError, OmniJobsError
+from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from workers.runners.remote.answers import Video, parse_answer
 from workers.runners.remote.call import Call, text_of
-from workers.runners.remote.failures import RemoteUnavailable, ServerError, Setback, bad_answer
+from workers.runners.remote.failures import ServerError, Setback, bad_answer
 from workers.runners.remote.images import refuse_successors
 from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ModelError, RemoteUnavailable
 from tests.remote_stages import KEY, Recorded, prompt, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -21,7 +21,6 @@ from tests.services.openai_server import (
     json_answer,
     piece,
 )
-from workers.runners.remote.failures import RemoteUnavailable
 
 CHAT = "POST /v1/chat/completions"
 MOST = 1 << 20

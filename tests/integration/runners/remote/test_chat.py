@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidRequest, ModelError, RequestTooLarge
+from omni_jobs.errors import InvalidRequest, ModelError, RemoteUnavailable, RequestTooLarge
 from tests.remote_stages import KEY, Recorded, prompt, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -18,7 +18,6 @@ from tests.services.openai_server import (
     json_answer,
     piece,
 )
-from workers.runners.remote.failures import RemoteUnavailable
 
 CHAT = "POST /v1/chat/completions"
 RESPONSES = "POST /v1/responses"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_jobs.errors import ModelError, OmniJobsError
+from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from tests.remote_stages import Recorded, prompt, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -20,7 +20,6 @@ from tests.services.openai_server import (
     error_answer,
     json_answer,
 )
-from workers.runners.remote.failures import RemoteUnavailable
 from workers.runners.remote.prompt import RemoteFile
 
 SPEECH = "POST /v1/audio/speech"

@@ -6,10 +6,9 @@ from email.utils import formatdate
 
 import pytest
 
-from omni_jobs.errors import ConfigError
+from omni_jobs.errors import ConfigError, RemoteUnavailable
 from tests.remote_stages import Args, Recorded, engine_settings, prompt, remote_runner
 from tests.services.openai_server import Answer, Connection, OpenAIServer, Request, completion, error_answer, reset
-from workers.runners.remote.failures import RemoteUnavailable
 from workers.runners.remote.remote_runner import RemoteRunner
 
 CHAT = "POST /v1/chat/completions"

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, RemoteUnavailable
 from omni_jobs.servers import Server
 from tests.remote_stages import Args, Recorded, engine_settings, prompt
 from tests.services.vllm_server import KEY, MODEL, SEATS, VllmServer
-from workers.runners.remote.failures import RemoteUnavailable
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.types import Progress
 
