@@ -73,8 +73,8 @@ class Admissions:
         missing: dict[str, OmniJobsError] = {}
         for name in pipelines:
             pipeline = self._pipelines.get(name)
-            if pipeline is None or self._renderers.are_loaded(pipeline):
-                continue
+            if pipeline is None or self._pipelines.broken(name) or self._renderers.are_loaded(pipeline):
+                continue  # ``admit`` refuses the first two
             if name not in self._loads:
                 load = run_sync(self._renderers.of, pipeline, limiter=self._load_threads, abandon_on_cancel=True)
                 self._loads[name] = asyncio.ensure_future(load)

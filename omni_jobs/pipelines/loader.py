@@ -63,15 +63,16 @@ class Pipelines(Mapping[str, Pipeline]):
             if name not in self:
                 known = ", ".join(self) or "none"
                 raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
-        return Pipelines((self[name] for name in names), self._files, self._broken)
+        broken = {name: self._broken[name] for name in names if name in self._broken}
+        return Pipelines((self[name] for name in names), self._files, broken)
 
     def named(self, name: str, *, field: str = "model") -> Pipeline:
         """Return the pipeline of this name. Raises NotFound, which names ``field`` and the known pipelines.
 
         Raises PluginBroken for a pipeline that cannot run because of a broken plug-in.
         """
-        if name in self._broken:
-            raise self._broken[name]
+        if (error := self._broken.get(name)) is not None:  # kept, so each caller gets one of its own to raise
+            raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
         try:
             return self._by_name[name]
         except KeyError:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -15,8 +15,18 @@ from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
 
 
+class PromptTemplate(Protocol):
+    """Writes messages as the text of a prompt."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the messages as a prompt's text, up to the reply. Raise InvalidRequest for messages it cannot write.
+
+        A message's content is a string, or parts for a model that takes media.
+        """
+
+
 class ChatTemplate:
-    """The chat template of one checkpoint, which writes messages as the text of a prompt."""
+    """A ``PromptTemplate``: the chat template of one checkpoint, which writes messages as the text of a prompt."""
 
     def __init__(self, model_dir: Path) -> None:
         """Load and compile the template. Raise ConfigError when there is none or it does not compile."""

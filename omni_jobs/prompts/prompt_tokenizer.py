@@ -12,15 +12,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from omni_jobs.errors import ConfigError, InvalidRequest
-from omni_jobs.prompts.chat_template import ChatTemplate
+from omni_jobs.prompts.chat_template import PromptTemplate
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class PromptTokenizer:
-    """The tokenizer of one checkpoint with its chat template. Safe for threads."""
+    """The tokenizer of one checkpoint with the template of its prompts. Safe for threads."""
 
-    def __init__(self, model_dir: Path, template: ChatTemplate) -> None:
+    def __init__(self, model_dir: Path, template: PromptTemplate) -> None:
         """Load ``tokenizer.json``. Raise ConfigError when it is missing or cannot be read."""
         self._template = template
         self._tokenizer = _tokenizer(model_dir)

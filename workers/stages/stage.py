@@ -170,8 +170,7 @@ class Stage:
             additional_information=AdditionalInformationPayload(tensors, self._values_of(output, stage_input)),
         )
         for each in self._flows_taken:
-            if (problem := each.problem(payload)) is not None:
-                raise ModelError(f"the output is no {each.name}: {problem.message}", field=problem.field)
+            _check_flow(each, payload)
         return payload
 
     @cached_property
@@ -210,10 +209,23 @@ class Stage:
             format_, data = made.format(encoded.format), encoded.data
         else:
             format_ = made.format((stage_input.request.get(made.modality) or {}).get("format"))
-            named = {name: output.multimodal_outputs.get(name) for name in flow(made.flow).tensors}
-            tensors = {name: _to_numpy(tensor) for name, tensor in named.items() if tensor is not None}
+            tensors = self._tensors_of(flow(made.flow), output, stage_input)
             data = self._encoder(made)(tensors, output.values, format_.name)
         return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
+
+    def _tensors_of(
+        self, contract: Flow, output: OmniModelRunnerOutput, stage_input: StageInput
+    ) -> "dict[str, NDArray[Any]]":
+        """Return the tensors of which an output of this flow is encoded. Raises ModelError where they break the flow.
+
+        The payload that is checked here is never written: a last stage has none.
+        """
+        named = {name: output.multimodal_outputs.get(name) for name in contract.tensors}
+        tensors = convert_tensors({name: each for name, each in named.items() if each is not None}, _to_wire)
+        manifest = Manifest(kind=contract.name, job_id=stage_input.job_id, stage=self.name, attempt=1)
+        information = AdditionalInformationPayload(tensors, output.values)
+        _check_flow(contract, Payload(manifest, additional_information=information))
+        return {name: each.numpy() for name, each in tensors.items()}
 
     def _encoder(self, made: Output) -> Encoder:
         if made.encoder is None:
@@ -261,8 +273,10 @@ class Stage:
             raise
 
 
-def _to_numpy(tensor: Any) -> "NDArray[Any]":
-    return tensor if isinstance(tensor, np.ndarray) else _to_wire(tensor).numpy()
+def _check_flow(contract: Flow, payload: Payload) -> None:
+    """Raise ModelError, naming the field, for a stage's output that breaks a flow."""
+    if (problem := contract.problem(payload)) is not None:
+        raise ModelError(f"the output is no {contract.name}: {problem.message}", field=problem.field)
 
 
 def _to_wire(tensor: Any) -> Tensor:

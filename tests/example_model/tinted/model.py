@@ -56,9 +56,10 @@ class TintedLlamaForCausalLM(LlamaForCausalLM):
             embeds[rows.begin : rows.end] += rows.information.at(rows.position, rows.end - rows.begin)
 
     def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> dict[str, TensorTree]:
-        """A tensor [H], a list of them per eight rows, a dict of them per part."""
+        """Tensors [H] and [P + N - 1], a list of tensors per eight rows, a dict of tensors per part."""
         return {
             "mean": rows.mean(dim=0),
+            "norms": rows.norm(dim=1),
             "per_eight": [part.mean(dim=0) for part in rows.split(8)],
             "per_part": {"prompt": rows[:prompt_tokens].mean(dim=0), "answer": rows[prompt_tokens - 1 :].mean(dim=0)},
         }

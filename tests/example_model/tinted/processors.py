@@ -55,7 +55,7 @@ class SummaryProcessor:
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information")
         rows = information.tensor("hidden_states", rank=2).shape[0]
-        mean = information.tensor("mean", dtypes=frozenset({"F32"}), rank=1).shape[0]
+        mean = information.tensor("mean", rank=1).shape[0]
         per_eight, per_part = information.tensors.get("per_eight"), information.tensors.get("per_part")
         if not isinstance(per_eight, list) or not isinstance(per_part, Mapping):
             raise PayloadCorrupt("no list and dict of tensors", field="tensors.per_eight")

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
-from omni_jobs.errors import ConfigError, ModelError
-from omni_jobs.payloads import Payload, PayloadLimits
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.payloads import Payload, PayloadLimits, Tensor
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
@@ -32,10 +33,10 @@ from workers.runners.ar.ar_runner import ARRunner, component_of
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, StageInput
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, StageInput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -65,6 +66,14 @@ class Tinted:
         assert isinstance(made, OmniTokensPrompt)
         return made if tint is not None else replace(made, additional_information={})
 
+    def summary_of(self, payload: Payload) -> EnginePrompt:
+        """The second stage's prompt, of the first one's payload."""
+        summary = self.stage("summary")
+        upstream = {"tint": payload}
+        return summary.make_prompt(
+            summary.input_of(job_id="job-1", request={}, media=[], upstream=upstream, seed=1, has_successors=False)
+        )
+
     async def run(self, prompt: OmniTokensPrompt) -> OmniModelRunnerOutput:
         return await self.llm.runner.run(prompt, quiet)
 
@@ -87,8 +96,9 @@ class Tinted:
         assert output.hidden_states is not None
         close(output.hidden_states, expected.rows)
         named, prompt_tokens = output.multimodal_outputs, len(prompt.prompt_token_ids)
-        assert set(named) == {"mean", "per_eight", "per_part"}
+        assert set(named) == {"mean", "norms", "per_eight", "per_part"}
         close(named["mean"], expected.rows.mean(dim=0))
+        close(named["norms"], expected.rows.norm(dim=1))
         assert isinstance(named["per_eight"], list)
         for found, part in zip(named["per_eight"], expected.rows.split(8), strict=True):
             close(found, part.mean(dim=0))
@@ -141,10 +151,29 @@ async def test_from_a_request_to_the_next_stages_input(tinted: Tinted) -> None:
     tinted.check(output, prompt)
     sent = b"".join(tinted.llm.stage.payload_of(output, stage_input, attempt=1).buffers())
     payload = Payload.decode(sent, PayloadLimits(max_bytes=len(sent)))
-    summary = StageInput("job-1", {}, [], {"tint": payload}, EchoParameters(), seed=1, capture=False)
     rows = len(prompt.prompt_token_ids) + len(output.token_ids) - 1
-    made = tinted.stage("summary").make_prompt(summary)
+    made = tinted.summary_of(payload)
+    assert isinstance(made, EchoPrompt)
     assert made.text == f"{rows} rows of {HIDDEN}; {-(-rows // 8)} in eights; parts prompt, answer"
+
+
+async def test_the_examples_own_flow_is_a_contract(tinted: Tinted) -> None:
+    """Tensors that do not go together are refused by the stage that reads them."""
+    stage_input = tinted.stage_input("Hello there")
+    payload = tinted.llm.stage.payload_of(await tinted.llm.generate(stage_input, quiet), stage_input, attempt=1)
+    information = payload.additional_information
+    assert information is not None
+    tensors = dict(information.tensors)
+    rows = len(tensors["norms"].numpy())
+    for name, made, field, message in (
+        ("norms", np.zeros(rows + 1, np.float32), "tensors.norms.shape", f"{rows + 1} rows, and {rows} elsewhere"),
+        ("mean", np.zeros(HIDDEN, np.int32), "tensors.mean.dtype", "I32, not"),
+        ("token_ids", np.zeros(1, np.int64), "tensors.hidden_states.shape", f"{rows} rows where"),
+    ):
+        broken = replace(information, tensors={**tensors, name: Tensor.from_numpy(made)})
+        with pytest.raises(PayloadCorrupt, match=message) as caught:
+            tinted.summary_of(replace(payload, additional_information=broken))
+        assert (caught.value.stage, caught.value.field) == ("summary", field)
 
 
 async def test_information_changes_what_is_said(tinted: Tinted) -> None:

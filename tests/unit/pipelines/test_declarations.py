@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from omni_jobs.errors import ConfigError, PluginBroken
+from omni_jobs.errors import ConfigError, NotFound, PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, RUNNERS, family, runner
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
@@ -105,7 +105,7 @@ def test_a_graph_that_no_worker_can_run_is_refused(tmp_path: Path, broken: Broke
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    inputs: {tint: hidden_states}\n", "", "input processor tint_summary needs an input of hidden_states"),
+        ("    inputs: {tint: tinted_states}\n", "", "input processor tint_summary needs an input of tinted_states"),
         ("processor: tint\n", "processor: tint_summary\n", "tint_summary makes input for echo stages, not ar"),
         ("    kind: ar\n", "    kind: ar\n    component: tint\n", "its checkpoint is run whole"),
     ],
@@ -135,8 +135,14 @@ def check_broken(tmp_path: Path, old: str, new: str, message: str, line: int, fi
     assert set(pipelines) == {"echo", "omni"}
     assert pipelines.named("echo").digest
     assert str(pipelines.broken("omni")) == str(pipelines.refusal("omni")) == str(caught.value)
-    with pytest.raises(PluginBroken, match=message):
+    with pytest.raises(PluginBroken, match=message) as refused:
         pipelines.named("omni")
+    assert str(refused.value) == str(caught.value)
+    assert refused.value is not pipelines.broken("omni"), "an error that is kept would collect the frames of all raises"
+    others = pipelines.served(["echo"])
+    assert others.broken("omni") is None
+    with pytest.raises(NotFound):
+        others.named("omni")
 
 
 @pytest.mark.parametrize(

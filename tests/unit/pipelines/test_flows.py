@@ -15,9 +15,11 @@ from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, 
 from omni_jobs.payloads.additional_information import TensorEntry
 from omni_jobs.pipelines.flows import FLOWS, Flow, TensorField, ValueField, flow
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.stage_config import Pipeline
 from tests.unit.pipelines.test_declarations import installed
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput
+from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 NAMES = ("bytes", "text", "token_ids", "embeds", "hidden_states", "codes", "waveform", "latents", "pixels")
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
@@ -139,6 +141,28 @@ def test_an_output_that_breaks_its_flow_is_refused_when_written() -> None:
     with pytest.raises(ModelError, match="the output is no bytes: F32, not U8") as caught:
         first.finish(lie, stage_input)
     assert (caught.value.stage, caught.value.field) == ("first", "tensors.bytes.dtype")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message", "field"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "the output is no pixels: F32, not U8", "tensors.pixels.dtype"),
+        (np.zeros((3, 8, 8), np.uint8), r"\[3, 8, 8\] where \['height', 'width', 3\] is due", "tensors.pixels.shape"),
+        ([np.zeros((8, 8, 3), np.uint8)], "not one tensor", "tensors.pixels"),
+        (None, "missing", "tensors.pixels"),
+    ],
+)
+def test_an_output_that_breaks_its_flow_is_not_encoded(pixels: Any, message: str, field: str) -> None:
+    """A last stage writes no payload, and an encoder of another package may trust the contract."""
+    stage = {"name": "draw", "kind": "echo", "processor": "echo", "produces": "bytes"}
+    outputs = {"image": {"stage": "draw"}}
+    pipeline = Pipeline.model_validate({"name": "drawn", "version": "1", "stages": {"draw": stage}, "outputs": outputs})
+    draw = Stage(pipeline, pipeline.stage("draw"), None)
+    asked = {"modalities": ["image"], "image": {"format": "png"}}
+    stage_input = StageInput("job-1", asked, (), {}, StageParameters(), seed=1, capture=False)
+    with pytest.raises(ModelError, match=message) as caught:
+        draw.finish(OmniModelRunnerOutput(multimodal_outputs={"pixels": pixels}), stage_input)
+    assert (caught.value.stage, caught.value.field) == ("draw", field)
 
 
 def test_a_payload_that_breaks_its_flow_is_refused_when_read() -> None:

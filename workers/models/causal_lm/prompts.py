@@ -7,7 +7,7 @@ from typing import Any
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media import MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.chat_template import ChatTemplate
+from omni_jobs.prompts.chat_template import ChatTemplate, PromptTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
@@ -32,8 +32,12 @@ class CausalLmPromptRenderer:
         text = nested if isinstance(nested, dict) else config
         self.max_model_len = positive(config, (*within, _first(text, _LENGTHS)), file)
         self.hidden_size = positive(config, (*within, _first(text, _SIZES)), file)
-        self._template = ChatTemplate(model_dir)
+        self._template = self.load_template(model_dir)
         self._tokenizer = PromptTokenizer(model_dir, self._template)
+
+    def load_template(self, model_dir: Path) -> PromptTemplate:
+        """Return the template of the prompts: the checkpoint's own. A family with another format overrides this."""
+        return ChatTemplate(model_dir)
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:

@@ -1,0 +1,19 @@
+"""The family. Light: the API reads it, without torch."""
+
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+
+__all__ = ["PASTEL"]
+
+PASTEL = Family(
+    components={
+        None: ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"pixels"}),
+            parameters="pastel.parameters:PastelParameters",
+            implementation="pastel.model:load_pastel",
+        )
+    },
+    processors={"pastel": ProcessorDeclaration("pastel.processors:PastelProcessor", "diffusion")},
+    checkpoint_files=("config.json", "model.safetensors"),
+    tiny_checkpoint="pastel.tiny_checkpoint",
+)

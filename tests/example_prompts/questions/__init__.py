@@ -1,0 +1,1 @@
+"""An example of a causal language model with prompts of its own."""
