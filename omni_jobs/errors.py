@@ -29,6 +29,7 @@
     │   ├── TimeLimitExceeded       it took longer than the stage's time limit
     │   ├── WorkerLost              retryable; the worker's lease ran out while it held the stage run
     │   ├── EngineDead              retryable; the engine under the runner is gone
+    │   ├── RemoteUnavailable       retryable; the server of a remote stage is away, too busy, or loses its answers
     │   └── Quarantined             the stage run was lost with its worker too often to be tried again
     ├── Expired                 a job ran out of time; says whether it ever started
     │   ├── DeadlineExceeded        its own deadline passed
@@ -55,7 +56,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "model_error", "time_limit"]
+RetryClass = Literal["worker_lost", "fenced", "out_of_memory", "storage", "remote", "model_error", "time_limit"]
 """The kind of a failure, by which a stage's ``retries`` bound the attempts. Bad input has none."""
 
 
@@ -271,6 +272,10 @@ class WorkerLost(StageError, code="worker_lost", retryable=True, retry_class="wo
 
 class EngineDead(StageError, code="engine_dead", retryable=True, retry_class="worker_lost"):
     """The engine under the runner is gone."""
+
+
+class RemoteUnavailable(StageError, code="remote_unavailable", http_status=503, retryable=True, retry_class="remote"):
+    """The remote server does not answer."""
 
 
 class Quarantined(StageError, code="quarantined"):

@@ -26,6 +26,7 @@ class RetryLimits(BaseModel):
     fenced: _Times = 10  # then it is quarantined, because it may be what keeps its workers from renewing their leases
     out_of_memory: _Times = 3
     storage: _Times = 6
+    remote: _Times = 10  # each after a stage run has waited for the server, for as long as its engine settings say
     model_error: _Times = 0
     time_limit: _Times = 0
 

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.servers import Server
 
 _SECRETS: Final = ("broker_url", "database_url")
 _MAX_SECRET_BYTES: Final = 65_536
@@ -32,7 +33,7 @@ BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk
 class Settings(BaseSettings):
     """The settings of one process; frozen. A name that ends in ``_s`` is in seconds, one in ``_bytes`` in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="OMNI_JOBS_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="OMNI_JOBS_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     # Services, files and addresses. The defaults are those of the embedded stack.
     data_dir: Path = Path("~/.local/share/omni-jobs").expanduser()
@@ -48,6 +49,8 @@ class Settings(BaseSettings):
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
     # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint.
     models: dict[str, Path] = {}
+    # Name → {url, key or key_file, ca_file} of an OpenAI-compatible server that remote stages may use.
+    servers: dict[str, Server] = {}
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
@@ -201,6 +204,8 @@ class Settings(BaseSettings):
                 value = value.get_secret_value()
             elif isinstance(value, tuple):
                 value = ",".join(value)
+            elif name == "servers":
+                value = json.dumps({key: server.to_json() for key, server in value.items()})
             elif isinstance(value, dict):
                 value = json.dumps({key: str(part) for key, part in value.items()})
             if value is not None:

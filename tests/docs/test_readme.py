@@ -12,6 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from omni_jobs.cli import app
+from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobView
@@ -102,3 +103,18 @@ def test_the_celery_line_is_the_one_the_command_prints() -> None:
     shown = next(line for line in OPERATIONS.splitlines() if line.startswith("CELERY_CUSTOM_WORKER_POOL="))
     printed = CliRunner().invoke(app, ["worker", "-p", "qwen2_5_omni", "-s", "thinker", "--dry-run"])
     assert printed.output.strip() == shown
+
+
+def test_the_stage_config_of_a_remote_server_is_right(tmp_path: Path) -> None:
+    (block,) = blocks(README, "yaml")
+    (tmp_path / "remote_chat.yaml").write_text(block, encoding="utf-8")
+    pipeline = load_pipeline(tmp_path / "remote_chat.yaml")
+    assert pipeline.name in README.partition("omni-jobs up --pipeline remote_chat")[1]
+
+
+def test_the_servers_of_the_docs_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = re.findall(r"OMNI_JOBS_SERVERS='(.*?)'", BOTH)
+    assert len(shown) >= 2
+    for value in shown:
+        monkeypatch.setenv("OMNI_JOBS_SERVERS", value)
+        assert set(Settings().servers) == {"local"}

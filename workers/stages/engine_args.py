@@ -11,6 +11,7 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint
+from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from workers.stages.devices import Device, resolve_device
 
@@ -66,6 +67,7 @@ class OmniEngineArgs:
     engine: EngineSettings = field(default_factory=EngineSettings)  # of the runner's own class
     spool_dir: Path | None = None  # the directory of tensors between engine and worker; None: /dev/shm
     min_free_bytes: int = 0  # bytes that stay free in the spool's filesystem
+    servers: Mapping[str, Server] = field(default_factory=dict)  # that remote stages may use, by name
     capture_bytes: int | None = None  # limit of hidden states kept at a time; None: from the host's memory
 
     @classmethod
@@ -91,6 +93,7 @@ class OmniEngineArgs:
             engine=engine,
             spool_dir=settings.spool_dir,
             min_free_bytes=settings.min_free_bytes,
+            servers=settings.servers,
             capture_bytes=settings.capture_bytes,
         )
 

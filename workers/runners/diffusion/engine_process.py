@@ -107,7 +107,7 @@ class EngineProcess:
         return reader
 
     async def _wait_until_loaded(self, reader: asyncio.StreamReader) -> None:
-        args = ARGS.dump_python(replace(self._args, engine=EngineSettings()), mode="json")
+        args = ARGS.dump_python(replace(self._args, engine=EngineSettings(), servers={}), mode="json")
         engine = self._args.engine.model_dump(mode="json", exclude_unset=True)
         spool = self._spool
         self._send(

@@ -1,0 +1,195 @@
+"""The remote runner against OpenAI's own client, before the same server: vLLM's, with SmolLM2-135M on the CPU.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.remote --json FILE [--jobs 64] [--runs 5] [--model PATH] [--quick]
+
+The same chat completions of about 60 tokens, 64 new tokens each, greedy, all at once, from the first request to the
+last answer. The runner streams them, as a worker does, so that jobs have progress; the client streams them as well.
+Beside that both ask for them whole, which a stage config may choose. The sides take turns. The processor time is this
+process's, and not the server's. Without --model SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with
+random weights.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openai
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.engine import NEW_TOKENS, WORDS
+from benchmarks.figures import Figure, figure, report
+from omni_jobs.demo.checkpoints import smollm2_checkpoint
+from omni_jobs.servers import Server
+from tests.services.vllm_server import KEY, MODEL, VllmServer
+from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.parameters import ChatParameters
+from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.remote_runner import RemoteRunner
+
+Side = Callable[[Sequence[str]], Awaitable[None]]
+"""Has all these texts answered at once, each with ``NEW_TOKENS`` tokens, and checks the answers."""
+
+RUNNER, RUNNER_WHOLE = "the remote runner", "the remote runner, whole"
+STREAMED, WHOLE = "the stock client, streaming", "the stock client, whole"
+_TIME_LIMIT_S = 1800.0
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.quick:
+        arguments.jobs, arguments.runs = 8, 1
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    texts = [f"Day {number}. {WORDS}Tell it." for number in range(arguments.jobs)]
+    with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
+        model = arguments.model or _model(Path(directory), quick=arguments.quick)
+        server = VllmServer(model, Path(directory) / "log", seats=arguments.jobs)
+        try:
+            with Console().status("starting vLLM's server"):
+                server.start()
+                server.wait()
+            times = asyncio.run(_measure(server, texts, arguments.runs))
+        finally:
+            server.kill()
+    report(_figures(times, arguments.jobs), arguments.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--model", type=Path, help="a causal LM's checkpoint directory")
+    parser.add_argument("--jobs", type=int, default=64, help="at once (default 64)")
+    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, few jobs, one run: whether it works")
+    return parser.parse_args()
+
+
+def _model(directory: Path, *, quick: bool) -> Path:
+    if not quick:
+        return smollm2_checkpoint(Console())
+    from tests.oracles.causal_lm import build_causal_lm
+
+    (directory / "checkpoint").mkdir()
+    return build_causal_lm(directory / "checkpoint")
+
+
+class Run(NamedTuple):
+    """The seconds that one side took for all texts: by the clock, and of processor time in this process."""
+
+    wall_s: float
+    cpu_s: float
+
+
+async def _measure(server: VllmServer, texts: Sequence[str], runs: int) -> Mapping[str, list[Run]]:
+    """Return each side's runs, by its name."""
+    async with AsyncExitStack() as held:
+        sides: dict[str, Side] = {
+            RUNNER: await _runner(server, len(texts), held, stream=True),
+            STREAMED: await _client(server, held, stream=True),
+            RUNNER_WHOLE: await _runner(server, len(texts), held, stream=False),
+            WHOLE: await _client(server, held, stream=False),
+        }
+        times: dict[str, list[Run]] = {name: [] for name in sides}
+        for turn in track(range(runs + 1), description="alternating"):
+            for name in list(sides)[:: 1 if turn % 2 else -1]:
+                begin, cpu_begin = time.perf_counter(), time.process_time()
+                await asyncio.wait_for(sides[name](texts), _TIME_LIMIT_S)
+                if turn:  # the first warms all
+                    times[name].append(Run(time.perf_counter() - begin, time.process_time() - cpu_begin))
+    return times
+
+
+@dataclass(frozen=True)
+class _Args:
+    engine: RemoteEngine
+    servers: Mapping[str, Server]
+    stage: str
+    max_in_flight: int
+
+
+async def _runner(server: VllmServer, jobs: int, held: AsyncExitStack, *, stream: bool) -> Side:
+    """Return our side: a remote stage's runner, as a worker has it."""
+    engine = RemoteEngine(server="vllm", endpoint="chat", model=MODEL, send_seed=False, stream=stream, extra_body={})
+    servers = {"vllm": Server(url=server.url, key=SecretStr(KEY))}
+    runner = RemoteRunner(_Args(engine, servers, "llm", jobs))
+    await runner.start()
+    held.push_async_callback(runner.close)
+    parameters = ChatParameters(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+
+    async def one(text: str) -> None:
+        prompt = RemotePrompt(parameters=parameters, seed=0, messages=[{"role": "user", "content": text}])
+        output = await runner.run(prompt, lambda progress: None)
+        _check(None if output.usage is None else output.usage["completion_tokens"])
+
+    return _at_once(one)
+
+
+async def _client(server: VllmServer, held: AsyncExitStack, *, stream: bool) -> Side:
+    """Return the stock client's side, with the same requests."""
+    client = await held.enter_async_context(AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0))
+
+    async def one(text: str) -> None:
+        body: dict[str, Any] = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": 0.0,
+            "max_tokens": NEW_TOKENS,
+            "extra_body": {"ignore_eos": True},
+        }
+        if not stream:
+            whole = await client.chat.completions.create(**body)
+            _check(whole.usage and whole.usage.completion_tokens)
+            return
+        usage = None
+        async for chunk in await client.chat.completions.create(
+            **body, stream=True, stream_options={"include_usage": True}
+        ):
+            usage = chunk.usage or usage
+        _check(usage and usage.completion_tokens)
+
+    return _at_once(one)
+
+
+def _at_once(one: Callable[[str], Awaitable[None]]) -> Side:
+    async def all_of(texts: Sequence[str]) -> None:
+        await asyncio.gather(*(one(text) for text in texts))
+
+    return all_of
+
+
+def _check(tokens: int | None) -> None:
+    if tokens != NEW_TOKENS:
+        raise SystemExit(f"an answer has {tokens} tokens, not {NEW_TOKENS}")
+
+
+def _figures(times: Mapping[str, Sequence[Run]], jobs: int) -> list[Figure]:
+    tokens = jobs * NEW_TOKENS
+    each = times.items()
+    return [
+        *(figure(f"{jobs} chats, {name}", "tokens/s", [tokens / run.wall_s for run in runs]) for name, runs in each),
+        *(
+            figure(f"processor time, {name}", "µs/token", [run.cpu_s * 1e6 / tokens for run in runs])
+            for name, runs in each
+        ),
+        _ratio(f"the remote runner / openai {openai.__version__}, streaming", times[STREAMED], times[RUNNER], 0.95),
+        _ratio(f"the remote runner / openai {openai.__version__}, whole", times[WHOLE], times[RUNNER_WHOLE]),
+        _ratio("the remote runner, streaming / whole", times[RUNNER_WHOLE], times[RUNNER]),
+    ]
+
+
+def _ratio(name: str, theirs: Sequence[Run], ours: Sequence[Run], at_least: float | None = None) -> Figure:
+    ratios = [other.wall_s / own.wall_s for other, own in zip(theirs, ours, strict=True)]
+    return figure(name, "×", ratios, at_least=at_least)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""``Server``: an OpenAI-compatible server that remote stages may use. Only settings name its URL and key.
+
+    OMNI_JOBS_SERVERS='{"local": {"url": "http://127.0.0.1:8000/v1", "key_file": "/run/secrets/local-key"}}'
+
+A stage config names a server by its name, so neither a job nor a stage config can send a request or a key elsewhere.
+"""
+
+import re
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, SecretStr, field_validator, model_validator
+
+from omni_jobs.errors import ConfigError
+
+_MAX_KEY_CHARACTERS = 8192
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{_MAX_KEY_CHARACTERS}}}")
+_NOT_A_KEY = f"not 1 to {_MAX_KEY_CHARACTERS} printable ASCII characters without a space"
+
+
+class Server(BaseModel):
+    """A server's base URL, as OpenAI's clients take it, and what is needed to be let in.
+
+    url       ``http://host:port/v1``; requests go to paths below it
+    key       sent as a bearer token; or in ``key_file``, a file of one line, which is read when a worker starts
+    ca_file   certificates (PEM) to trust in place of the system's, for a server with a private authority
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str
+    key: SecretStr | None = None
+    key_file: Path | None = None
+    ca_file: Path | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _is_base_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ValueError("not a URL") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise ValueError("not http://host[:port][/path], nor https://…")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("a key stands in key or key_file, not in the URL")
+        if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+            raise ValueError("a base URL has no query, no fragment and no special characters")
+        return url.rstrip("/")
+
+    @field_validator("key")
+    @classmethod
+    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not _KEY.fullmatch(key.get_secret_value()):
+            raise ValueError(_NOT_A_KEY)
+        return key
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> Self:
+        if self.key is not None and self.key_file is not None:
+            raise ValueError("give key or key_file, not both")
+        return self
+
+    def read_key(self) -> SecretStr | None:
+        """Return the key, from its file if it has one; None: the server wants none.
+
+        Raises ConfigError, which never shows the key, for a file that cannot be read or holds something else.
+        """
+        if self.key_file is None:
+            return self.key
+        try:
+            with self.key_file.open("rb") as file:
+                content = file.read(_MAX_KEY_CHARACTERS + 3)
+        except OSError as error:
+            raise ConfigError(f"{self.key_file} cannot be read: {error.strerror}", field="key_file") from None
+        text = content.decode("latin-1").rstrip("\r\n")
+        if not _KEY.fullmatch(text):
+            raise ConfigError(f"{self.key_file} has to hold one line, the key itself: {_NOT_A_KEY}", field="key_file")
+        return SecretStr(text)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the server as JSON, from which another process reads it, with the key in the clear if it has one."""
+        files = {"key_file": self.key_file, "ca_file": self.ca_file}
+        json = {"url": self.url, **{name: str(path.absolute()) for name, path in files.items() if path is not None}}
+        return json if self.key is None else {**json, "key": self.key.get_secret_value()}

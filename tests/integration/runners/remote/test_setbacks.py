@@ -1,0 +1,127 @@
+"""A server that is away, busy or forgetful: a stage run waits and tries again, and its time limit stands still."""
+
+import asyncio
+import time
+from email.utils import formatdate
+
+import pytest
+
+from omni_jobs.errors import ConfigError, RemoteUnavailable
+from tests.remote_stages import Args, Recorded, engine_settings, prompt, remote_runner
+from tests.services.openai_server import Answer, Connection, OpenAIServer, Request, completion, error_answer, reset
+from workers.runners.remote.remote_runner import RemoteRunner
+
+CHAT = "POST /v1/chat/completions"
+
+
+@pytest.mark.parametrize("status", [401, 429, 503])
+async def test_a_busy_server_is_waited_for(openai_server: OpenAIServer, status: int) -> None:
+    openai_server.answers[CHAT] = [error_answer(status)] * 2 + [completion("Hi")]
+    seen = Recorded()
+    async with remote_runner(openai_server.url, wait_s=20) as runner:
+        assert (await runner.run(prompt(parameters={"max_tokens": 8}), seen)).text == "Hi"
+    assert seen.waits == 2
+    units = [each.unit for each in seen]
+    assert units[:5] == ["tokens", "waiting", "tokens", "waiting", "tokens"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "at_least_s"),
+    [
+        ({"Retry-After": "0.3"}, 0.3),
+        ({"retry-after-ms": "300", "Retry-After": "9"}, 0.3),
+        ({"Retry-After": "1000000"}, 1.0),  # longest_pause_s
+        ({"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}, 1.0),
+        ({"Retry-After": formatdate(0, usegmt=True)}, 0.0),
+        ({"Retry-After": "soon"}, 0.25),
+        ({"Retry-After": "NaN"}, 0.25),
+        ({"Retry-After": "-5"}, 0.0),
+    ],
+)
+async def test_the_wait_is_what_the_server_says(
+    openai_server: OpenAIServer, headers: dict[str, str], at_least_s: float
+) -> None:
+    openai_server.answers[CHAT] = [Answer(b"", 429, headers=headers), completion("Hi")]
+    async with remote_runner(openai_server.url, wait_s=20, longest_pause_s=1) as runner:
+        began = time.monotonic()
+        assert (await runner.run(prompt(), Recorded())).text == "Hi"
+        assert at_least_s <= time.monotonic() - began < at_least_s + 1
+
+
+async def test_a_busy_server_is_not_waited_for_for_ever(openai_server: OpenAIServer) -> None:
+    openai_server.answers[CHAT] = [error_answer(503, "loading")]
+    async with remote_runner(openai_server.url, wait_s=0.4) as runner:
+        with pytest.raises(RemoteUnavailable, match="503: loading") as caught:
+            await runner.run(prompt(), Recorded())
+        assert runner.healthy
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("answer", [reset, Answer(b"", 500), Answer(b"", 504)])
+async def test_a_lost_answer_is_asked_for_again(openai_server: OpenAIServer, answer: Answer) -> None:
+    openai_server.answers[CHAT] = [answer, completion("Hi")]
+    async with remote_runner(openai_server.url, tries=2, wait_s=20) as runner:
+        assert (await runner.run(prompt(), Recorded())).text == "Hi"
+
+
+async def test_answers_are_not_lost_for_ever(openai_server: OpenAIServer) -> None:
+    """A request that kills its server kills it ``tries`` times."""
+    openai_server.answers[CHAT] = [reset]
+    async with remote_runner(openai_server.url, tries=3, wait_s=20) as runner:
+        with pytest.raises(RemoteUnavailable, match="in 3 tries"):
+            await runner.run(prompt(), Recorded())
+    assert openai_server.paths().count("/v1/chat/completions") == 3
+
+
+async def test_a_server_that_died_is_waited_for_by_all(openai_server: OpenAIServer) -> None:
+    together = asyncio.Barrier(9)
+
+    async def silent(request: Request, connection: Connection) -> None:
+        await together.wait()
+        await connection.closed()
+
+    openai_server.answers[CHAT] = [silent] * 8 + [completion("Hi")]
+    progress = [Recorded() for _ in range(8)]
+    async with remote_runner(openai_server.url, tries=2, wait_s=30) as runner:
+        runs = [asyncio.create_task(runner.run(prompt(), each)) for each in progress]
+        await together.wait()
+        await openai_server.stop()
+        while not all(each.waits for each in progress):
+            await asyncio.sleep(0.01)
+        await openai_server.start()
+        assert {(await run).text for run in runs} == {"Hi"}
+        assert runner.healthy
+
+
+async def test_a_waiting_run_can_be_cancelled(openai_server: OpenAIServer) -> None:
+    waiting = asyncio.Event()
+    await openai_server.stop()
+    async with remote_runner(openai_server.url, wait_s=60) as runner:
+        run = asyncio.create_task(runner.run(prompt(), lambda each: waiting.set() if each.waiting else None))
+        await waiting.wait()
+        run.cancel()
+        async with asyncio.timeout(1):
+            with pytest.raises(asyncio.CancelledError):
+                await run
+
+
+async def test_a_server_that_is_away_is_no_engine_that_is_dead(openai_server: OpenAIServer) -> None:
+    await openai_server.stop()
+    async with remote_runner(openai_server.url, wait_s=0.3) as runner:
+        with pytest.raises(RemoteUnavailable, match="no connection"):
+            await runner.run(prompt(), Recorded())
+        assert runner.healthy
+
+
+async def test_a_refused_key_is_told_at_the_start(openai_server: OpenAIServer) -> None:
+    openai_server.answers["GET /v1/models"] = [error_answer(401)]
+    with pytest.raises(ConfigError, match="401") as caught:
+        async with remote_runner(openai_server.url):
+            pass
+    assert caught.value.field == "servers.local"
+
+
+def test_an_unknown_server_is_told_before_the_start() -> None:
+    with pytest.raises(ConfigError, match="no server 'local'") as caught:
+        RemoteRunner(Args(engine_settings(), {}))
+    assert caught.value.field == "engine.server"

@@ -1,0 +1,66 @@
+"""Remote stages for tests: their runner, prompts and recorded progress."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from omni_jobs.servers import Server
+from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.remote_runner import RemoteRunner
+from workers.stages.types import Progress
+
+KEY = "sk-hidden-word"
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a RemoteRunner reads of ``OmniEngineArgs``."""
+
+    engine: RemoteEngine
+    servers: Mapping[str, Server]
+    stage: str = "llm"
+    max_in_flight: int = 64
+
+
+def engine_settings(endpoint: str = "chat", **settings: Any) -> RemoteEngine:
+    """Engine settings that lose no time in tests."""
+    quick = {"connect_s": 2, "silence_s": 10, "wait_s": 0, "tries": 1, "poll_s": 0.01, "longest_pause_s": 0.2}
+    return RemoteEngine.model_validate({"server": "local", "model": "smol", "endpoint": endpoint, **quick, **settings})
+
+
+@asynccontextmanager
+async def remote_runner(url: str, endpoint: str = "chat", **settings: Any) -> AsyncIterator[RemoteRunner]:
+    """A started runner of a stage ``llm``, with a key."""
+    server = Server(url=url, key=SecretStr(KEY))
+    runner = RemoteRunner(Args(engine_settings(endpoint, **settings), {"local": server}))
+    await runner.start()
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+def prompt(runner_endpoint: str = "chat", text: str = "Say hi.", **fields: Any) -> RemotePrompt:
+    """A prompt of an endpoint, with its parameters' defaults or ``parameters``."""
+    kind = engine_settings(runner_endpoint).parameters_type
+    given = fields.pop("parameters", {})
+    messages = [{"role": "user", "content": text}] if runner_endpoint in ("chat", "responses") else ()
+    return RemotePrompt(
+        **{"parameters": kind.model_validate(given), "seed": 7, "messages": messages, "text": text, **fields}
+    )
+
+
+class Recorded(list[Progress]):
+    """A progress sink that keeps what it gets."""
+
+    def __call__(self, progress: Progress) -> None:
+        self.append(progress)
+
+    @property
+    def waits(self) -> int:
+        """How often the run said that it waits."""
+        return sum(progress.waiting for progress in self)

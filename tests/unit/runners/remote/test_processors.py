@@ -1,0 +1,216 @@
+"""The processors of remote stages: from a job, or what earlier stages made, to a prompt."""
+
+import base64
+import io
+import wave
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.stage_config import StageConfig
+from tests.remote_stages import engine_settings
+from workers.runners.remote.chat_processor import RemoteChatProcessor
+from workers.runners.remote.parameters import ChatParameters, ImageParameters, RemoteParameters
+from workers.runners.remote.text_processor import RemoteTextProcessor
+from workers.runners.remote.transcription_processor import RemoteTranscriptionProcessor
+from workers.stages.types import StageInput
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+WAV = b"RIFF\0\0\0\0WAVEfmt "
+MP4 = b"\0\0\0\x18ftypmp42"
+
+
+def stage(endpoint: str, processor: str = "remote_x", parameters: Mapping[str, Any] | None = None) -> StageConfig:
+    """A stage config of an endpoint, whose runner need not be installed."""
+    config = StageConfig.model_construct(name="llm", kind="remote", processor=processor, parameters=parameters or {})
+    config.__dict__["engine_settings"] = engine_settings(endpoint)
+    config.__dict__["engine"] = config.__dict__["engine_settings"]
+    return config
+
+
+def stage_input(
+    request: Mapping[str, Any] | None = None,
+    *,
+    media: list[bytes] | None = None,
+    upstream: Mapping[str, Payload] | None = None,
+    parameters: StageParameters | None = None,
+    has_successors: bool = False,
+) -> StageInput:
+    return StageInput(
+        job_id="job_1",
+        request=request or {},
+        media=media or [],
+        upstream=upstream or {},
+        parameters=parameters or RemoteParameters(),
+        seed=3,
+        capture=False,
+        has_successors=has_successors,
+    )
+
+
+def payload(tensors: Mapping[str, Tensor], values: Mapping[str, Any] | None = None) -> Payload:
+    return Payload(
+        manifest=Manifest(kind="text", job_id="job_1", stage="think", attempt=1),
+        additional_information=AdditionalInformationPayload(tensors=dict(tensors), values=dict(values or {})),
+    )
+
+
+def text_payload(text: bytes) -> Payload:
+    return payload({"text": Tensor("U8", (len(text),), memoryview(text))})
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+# Chat.
+
+
+def test_messages_carry_their_media_in_the_format_that_is_found() -> None:
+    kinds = ("image", "audio", "video")
+    content = [{"type": "text", "text": "What?"}, *({"type": kind, "media": n} for n, kind in enumerate(kinds))]
+    request = {"messages": [{"role": "system", "content": "Be brief."}, *user(content)["messages"]]}
+    prompt = RemoteChatProcessor(stage("chat"), None)(stage_input(request, media=[PNG, WAV, MP4], has_successors=True))
+    assert prompt.messages == [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "What?"},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_base64(PNG)}"}},
+                {"type": "input_audio", "input_audio": {"data": _base64(WAV), "format": "wav"}},
+                {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{_base64(MP4)}"}},
+            ],
+        },
+    ]
+    assert (prompt.seed, prompt.capture, type(prompt.parameters)) == (3, True, ChatParameters)
+
+
+def test_voice_and_format_are_those_of_the_job() -> None:
+    request = {**user("Hi"), "audio": {"voice": "alloy", "format": "mp3"}}
+    prompt = RemoteChatProcessor(stage("chat"), None)(stage_input(request))
+    assert (prompt.voice, prompt.audio_format) == ("alloy", "mp3")
+
+
+def test_a_medium_of_no_known_format_is_named() -> None:
+    content = [{"type": "text", "text": "What?"}, {"type": "image", "media": 0}]
+    with pytest.raises(InvalidRequest, match="no image") as caught:
+        RemoteChatProcessor(stage("chat"), None)(stage_input(user(content), media=[WAV]))
+    assert caught.value.field == "messages.0.content.1"
+
+
+def test_embeddings_are_refused() -> None:
+    with pytest.raises(ModelError, match="messages"):
+        RemoteChatProcessor(stage("chat"), None)(stage_input({"prompt_embeds": {"media": 0}}))
+
+
+# Parameters.
+
+
+def test_parameters_become_those_of_the_endpoint() -> None:
+    given = RemoteParameters(size="64x64", quality="high")
+    prompt = RemoteTextProcessor(stage("images"), None)(stage_input(user("A cat."), parameters=given))
+    assert prompt.parameters == ImageParameters(size="64x64", quality="high")
+
+
+def test_parameters_of_the_endpoint_stay() -> None:
+    given = ChatParameters(temperature=0.5)
+    prompt = RemoteChatProcessor(stage("chat"), None)(stage_input(user("Hi"), parameters=given))
+    assert prompt.parameters is given
+
+
+def test_a_parameter_of_another_endpoint_is_named() -> None:
+    given = RemoteParameters(temperature=0.5, size="64x64")
+    with pytest.raises(InvalidRequest) as caught:
+        RemoteChatProcessor(stage("chat"), None)(stage_input(user("Hi"), parameters=given))
+    assert caught.value.field == "stages.llm.size"
+
+
+@pytest.mark.parametrize(
+    ("processor", "endpoint"),
+    [
+        (RemoteChatProcessor, "speech"),
+        (RemoteTextProcessor, "transcriptions"),
+        (RemoteTranscriptionProcessor, "chat"),
+    ],
+)
+def test_a_processor_is_refused_for_another_endpoint(processor: Any, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=f"not {endpoint}") as caught:
+        processor(stage(endpoint), None)
+    assert caught.value.field == "processor"
+
+
+# Text.
+
+
+def test_a_text_is_what_earlier_stages_made() -> None:
+    upstream = {"think": text_payload("Grüße".encode()), "more": text_payload(b"Bye")}
+    prompt = RemoteTextProcessor(stage("speech"), None)(stage_input(user("Hi"), upstream=upstream))
+    assert (prompt.text, prompt.messages) == ("Grüße\n\nBye", ())
+
+
+def test_a_text_is_the_last_user_message_of_a_first_stage() -> None:
+    content = [{"type": "text", "text": "A cat"}, {"type": "image", "media": 0}, {"type": "text", "text": "asleep"}]
+    request = {"messages": [*user("A dog")["messages"], *user(content)["messages"]]}
+    prompt = RemoteTextProcessor(stage("images"), None)(stage_input(request, media=[PNG]))
+    assert prompt.text == "A cat\nasleep"
+    assert [(file.name, file.media_type, file.data) for file in prompt.files] == [("image.png", "image/png", PNG)]
+
+
+def test_a_text_becomes_the_message_of_a_chat() -> None:
+    prompt = RemoteTextProcessor(stage("chat"), None)(stage_input(upstream={"listen": text_payload(b"What?")}))
+    assert prompt.messages == [{"role": "user", "content": "What?"}]
+
+
+@pytest.mark.parametrize("text", [b"", b" \n"])
+def test_no_text_is_refused(text: bytes) -> None:
+    with pytest.raises(ModelError, match="no text"):
+        RemoteTextProcessor(stage("speech"), None)(stage_input(upstream={"think": text_payload(text)}))
+
+
+@pytest.mark.parametrize("broken", [text_payload(b"\xff\xfe"), payload({})])
+def test_a_payload_that_is_no_text_is_named(broken: Payload) -> None:
+    with pytest.raises(ModelError, match="think") as caught:
+        RemoteTextProcessor(stage("speech"), None)(stage_input(upstream={"think": broken}))
+    assert caught.value.field == "think.tensors.text"
+
+
+# Transcriptions.
+
+
+def test_the_sound_of_a_job_is_sent_as_it_came() -> None:
+    request = user([{"type": "audio", "media": 0}])
+    prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[WAV]))
+    assert [(file.name, file.media_type, file.data) for file in prompt.files] == [("audio.wav", "audio/wav", WAV)]
+
+
+def test_a_waveform_is_sent_as_a_wav() -> None:
+    samples = np.array([0.0, 1.0, -1.0, 5.0, np.nan, 0.5], np.float32)
+    upstream = {"speak": payload({"waveform": Tensor.from_numpy(samples)}, {"sampling_rate": 24_000})}
+    prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(upstream=upstream))
+    with wave.open(io.BytesIO(prompt.files[0].data)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        sent = np.frombuffer(file.readframes(9), "<i2")
+    assert sent.tolist() == [0, 32767, -32767, 32767, 0, 16384]
+
+
+@pytest.mark.parametrize("sounds", [0, 2])
+def test_a_transcription_takes_one_sound(sounds: int) -> None:
+    request = user([{"type": "audio", "media": n} for n in range(sounds)])
+    with pytest.raises(ModelError, match=f"there are {sounds}"):
+        RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[WAV] * 2))
+
+
+def test_a_payload_that_is_no_waveform_is_named() -> None:
+    with pytest.raises(ModelError) as caught:
+        RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(upstream={"speak": payload({})}))
+    assert caught.value.field == "speak.tensors.waveform"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

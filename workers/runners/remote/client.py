@@ -1,0 +1,280 @@
+"""``RemoteClient``: requests to one server of the settings, and answers of bounded size.
+
+Everything that the network, the server or its HTTP can do wrong becomes one of the errors of ``failures``. Nothing is
+sent to another host: redirects are refused, and a URL in an answer must have the server's own origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+import orjson
+
+from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
+from omni_jobs.servers import Server
+from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.failures import (
+    ServerError,
+    Setback,
+    bad_answer,
+    failure_of_status,
+    pause_of,
+    readable,
+)
+from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT
+from workers.runners.remote.prompt import RemoteFile
+
+_PIECE_COST = 32  # bytes that a piece of an answer counts for beside its own, because tiny pieces cost time
+_ERROR_BYTES = 64 << 10  # of the body that explains a refusal
+_END_S = 1.0  # for the end of a stream's connection, after its last event
+_IDLE_S = 2.0  # uvicorn's servers close an idle connection after 5 s, and a request on its way would be lost
+_SPARE_CONNECTIONS = 8
+_KEPT_CONNECTIONS = 32  # idle ones, each of which httpcore2 asks the kernel about before every request
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class RemoteClient:
+    """Sends a stage's requests to its server. ``open`` it, then ``exchange`` any number at once, then ``close`` it."""
+
+    def __init__(self, server: Server, engine: RemoteEngine, stage: str, connections: int) -> None:
+        """Prepare for up to ``connections`` exchanges at once; nothing is opened or read yet."""
+        self._server = server
+        self._engine = engine
+        self._stage = stage
+        self._connections = connections + _SPARE_CONNECTIONS
+        self._parameters: Collection[str] = PARAMETERS_OF_ENDPOINT[engine.endpoint].model_fields
+        self._http: httpx2.AsyncClient | None = None
+        self._secret: str | None = None
+
+    async def open(self) -> None:
+        """Read the key and the certificates. Raises ConfigError if one of them cannot be used."""
+        try:
+            key = await asyncio.to_thread(self._server.read_key)
+            verify = await asyncio.to_thread(self._trust)
+        except ConfigError as error:
+            raise ConfigError(
+                error.message, field=f"servers.{self._engine.server}.{error.field}", stage=self._stage
+            ) from None
+        self._secret = None if key is None else key.get_secret_value()
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for each request
+        parts = urlsplit(self._server.url)
+        self._http = httpx2.AsyncClient(
+            headers=self._headers(),
+            verify=verify,
+            trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
+            follow_redirects=False,
+            timeout=httpx2.Timeout(self._engine.silence_s, connect=self._engine.connect_s),
+            limits=httpx2.Limits(
+                max_connections=self._connections,
+                max_keepalive_connections=_KEPT_CONNECTIONS,
+                keepalive_expiry=_IDLE_S,
+            ),
+        )
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        if not self._server.url.startswith("https:"):
+            return False  # nothing to verify, and certificates take long to load
+        if self._server.ca_file is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self._server.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{self._server.ca_file} holds no certificates: {error}", field="ca_file") from None
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"User-Agent": "omni-jobs", "Accept": "*/*", "Accept-Encoding": "identity"}  # no gzip bombs
+        if self._secret is not None:
+            headers["Authorization"] = f"Bearer {self._secret}"
+        return headers
+
+    async def close(self) -> None:
+        """Close all connections; safe to call twice, and before ``open``."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def greet(self) -> int:
+        """Ask the server for its models and return the answer's status. Raises Setback if no answer comes soon."""
+        try:
+            async with asyncio.timeout(2 * self._engine.connect_s), self._response("GET", "models") as response:
+                return response.status_code
+        except TimeoutError:
+            raise Setback("no answer", unreachable=True) from None
+
+    async def is_back(self) -> bool:
+        """Return whether the server answers at all, be it with a refusal. Raises RemoteUnavailable once closed."""
+        try:
+            return await self.greet() < 500
+        except Setback:
+            return False
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        form: Mapping[str, Any] | None = None,
+        files: Iterable[tuple[str, RemoteFile]] = (),
+        kept: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Send a request and give the answer to a block, whose end closes the connection unless all of it was read.
+
+        ``path`` is below the server's base URL, or begins with a slash and is below its origin. The body is ``json``,
+        or a ``form`` with ``files`` by field. ``kept``: the path names something that the server should have kept.
+
+        Raises Setback, also out of the block, ModelError for a redirect, InvalidRequest, RequestTooLarge or ModelError
+        for what the server refuses, and RemoteUnavailable for something that it has not kept, and once the client is
+        closed.
+        """
+        content: dict[str, Any] = {}
+        if json is not None:
+            content = {"content": _dump(json), "headers": {"Content-Type": "application/json"}}
+        elif form is not None:
+            parts = [(field, (file.name, file.data, file.media_type)) for field, file in files]
+            # A form without a file has to be multipart, too.
+            content = {"files": [*((name, (None, _as_text(value))) for name, value in form.items()), *parts]}
+        try:
+            async with asyncio.timeout(self._engine.total_s), self._response(method, path, **content) as response:
+                answer = Answer(response, self._engine.max_answer_bytes)
+                if kept and answer.status == 404:
+                    raise RemoteUnavailable("the server no longer has what it made", stage=self._stage)
+                if not response.is_success:
+                    raise await self._refusal(answer)
+                yield answer
+        except TimeoutError:
+            raise Setback(f"no whole answer within {self._engine.total_s:g} s", counts=True) from None
+
+    @asynccontextmanager
+    async def _response(self, method: str, path: str, **content: Any) -> AsyncIterator[httpx2.Response]:
+        if self._http is None:
+            raise RemoteUnavailable("the runner was closed", stage=self._stage)
+        parts = urlsplit(self._server.url)
+        url = f"{parts.scheme}://{parts.netloc}{path if path.startswith('/') else f'{parts.path}/{path}'}"
+        try:
+            async with self._http.stream(method, url, **content) as response:
+                yield response
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
+            raise Setback(f"no connection: {_words(error)}", unreachable=True) from error
+        except httpx2.TimeoutException as error:
+            raise Setback(f"silence for {self._engine.silence_s:g} s ({_words(error)})", counts=True) from error
+        except httpx2.HTTPError as error:
+            raise Setback(f"the connection broke: {_words(error)}", counts=True, unreachable=True) from error
+
+    async def _refusal(self, answer: Answer) -> Exception:
+        """Return the error that an answer without success means. Its explanation is read as far as that is easy."""
+        body = b""
+        with suppress(Setback, ModelError):
+            body = await answer.body(_ERROR_BYTES)
+        headers = answer.headers
+        return self.failure(
+            answer.status,
+            ServerError.parse_body(body),
+            pause_s=pause_of(headers.get("retry-after-ms"), headers.get("retry-after")),
+        )
+
+    def failure(self, status: int, error: ServerError, *, pause_s: float | None = None) -> Exception:
+        """Return what the server's error means, as ``failure_of_status`` does."""
+        return failure_of_status(
+            status,
+            error,
+            message=self.words(error),
+            parameters=self._parameters,
+            stage=self._stage,
+            pause_s=pause_s,
+        )
+
+    def words(self, error: ServerError) -> str:
+        """Return what the server says, fit for people and without the key."""
+        return readable(error.message, self._secret)
+
+    def own_path(self, url: str) -> str:
+        """Return the path of a URL that an answer names. Raises ModelError unless it has the server's own origin."""
+        try:
+            parts = urlsplit(urljoin(self._server.url, url))
+            own = urlsplit(self._server.url)
+            same = _origin(parts) == _origin(own) and parts.username is None and parts.password is None
+        except ValueError:
+            same = False
+        if not same or not url.isascii() or not url.isprintable():
+            raise bad_answer(f"it names {readable(url, self._secret)[:200]!r}, which is not on the server itself")
+        return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+class Answer:
+    """An answer of success whose body has not been read. It has at most ``max_bytes``."""
+
+    def __init__(self, response: httpx2.Response, max_bytes: int) -> None:
+        self._response = response
+        self._max_bytes = max_bytes
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self.content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def length(self) -> int | None:
+        """The bytes of the body, if the server says so."""
+        length = self.headers.get("content-length", "")
+        return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body as it comes. Raises ModelError for a longer one, or an encoded one."""
+        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise bad_answer("it is compressed, which was not asked for")
+        if (self.length or 0) > self._max_bytes:
+            raise self._too_long()
+        taken = 0
+        async with aclosing(self._response.aiter_raw()) as pieces:
+            async for piece in pieces:
+                taken += len(piece) + _PIECE_COST
+                if taken > self._max_bytes:
+                    raise self._too_long()
+                yield piece
+
+    def _too_long(self) -> ModelError:
+        return bad_answer(f"it has more than max_answer_bytes, {self._max_bytes}")
+
+    async def body(self, most: int | None = None) -> bytes:
+        """Return the whole body, or about its first ``most`` bytes. Raises what ``pieces`` raises."""
+        body = bytearray()
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if most is not None and len(body) >= most:
+                    break
+        return bytes(body)
+
+    async def read_end(self, pieces: AsyncIterator[bytes]) -> None:
+        """Read what follows the last event, so that the connection can be used again; not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                async for _ in pieces:
+                    pass
+
+
+def _dump(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise ModelError(f"the request is no JSON: {error}") from None
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _origin(parts: Any) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)

@@ -1,0 +1,143 @@
+"""What can go wrong between a remote stage and its server, as errors that say who is to blame.
+
+Setback               nobody's fault but the server's or the network's: the same request may be answered later
+RemoteUnavailable     setbacks went on for longer than a stage run waits; another attempt may do better
+InvalidRequest, RequestTooLarge, ModelError     final: the server refuses this input, or its answer is unusable
+"""
+
+import re
+from collections.abc import Collection
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError, RequestTooLarge
+
+_MAX_MESSAGE = 500  # characters of what the server says
+_NOT_READABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+_PROMPT = ("messages", "input", "prompt", "file")  # where the servers' APIs have what a job says
+
+
+class Setback(Exception):
+    """An exchange that came to no end, for which the request is not to blame.
+
+    reason       for people
+    unreachable  no connection: there is no use in another request before the server is back
+    counts       the request may have caused it, so it may happen only so often
+    pause_s      for how long the server asks to be left alone
+    """
+
+    def __init__(
+        self, reason: str, *, unreachable: bool = False, counts: bool = False, pause_s: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.unreachable = unreachable
+        self.counts = counts
+        self.pause_s = pause_s
+
+
+class ServerError(BaseModel):
+    """The ``error`` object of an OpenAI-compatible server, read leniently because it only explains."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    message: str = ""
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+    @classmethod
+    def parse(cls, value: Any) -> "ServerError":
+        """Return the error that a JSON value holds; an empty one if it holds none of a known form."""
+        if isinstance(value, dict):
+            inner = value.get("error", value)
+            inner = {"message": inner} if isinstance(inner, str) else inner
+            if isinstance(inner, dict) and "message" not in inner and "detail" in inner:
+                inner = {"message": str(inner["detail"])}  # FastAPI's
+            try:
+                return cls.model_validate(inner)
+            except ValidationError:
+                pass
+        return cls()
+
+    @classmethod
+    def parse_body(cls, body: bytes) -> "ServerError":
+        """Return the error that an answer's body holds; one with its text if the body is no JSON."""
+        try:
+            return cls.parse(orjson.loads(body))
+        except orjson.JSONDecodeError:
+            return cls(message=body[: 4 * _MAX_MESSAGE].decode("utf-8", errors="replace"))
+
+
+def readable(text: str, secret: str | None) -> str:
+    """Return a server's words without the key, in one line, and not too many of them."""
+    if secret:
+        text = text.replace(secret, "[key]")
+    text = _NOT_READABLE.sub(" ", text).strip()
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
+
+
+def failure_of_status(
+    status: int, error: ServerError, *, message: str, parameters: Collection[str], stage: str, pause_s: float | None
+) -> Setback | OmniJobsError:
+    """Return what an answer with a status that is no success means.
+
+    ``message`` is the server's, made readable; ``parameters`` are the names of the stage's; ``pause_s`` is how long
+    the server asks to wait.
+    """
+    said = f"the server answers {status}" + (f": {message}" if message else "")
+    if status in (401, 407, 429, 503):  # a key that ran out is the operator's to replace, and the jobs can wait for it
+        return Setback(said, pause_s=pause_s)
+    if status >= 500 or status in (408, 409, 425):
+        return Setback(said, counts=True, pause_s=pause_s)
+    if 300 <= status < 400:
+        return ModelError(f"the server answers {status}, a redirect, and redirects are not followed")
+    if status == 413:
+        return RequestTooLarge(said)
+    if error.param == "model":  # the stage config's, and not the job's
+        return ModelError(said, field="engine.model")
+    if error.param and status in (400, 422):
+        return InvalidRequest(said, field=_field(error.param, parameters, stage))
+    return ModelError(said)
+
+
+def _field(param: str, parameters: Collection[str], stage: str) -> str:
+    """Return a job's name for what the server calls ``param``."""
+    path = re.sub(r"\[(\w+)\]", r".\1", readable(param, None))[:128]
+    name, _, rest = path.partition(".")
+    if name in ("max_completion_tokens", "max_output_tokens"):
+        name = "max_tokens"
+    if name in parameters:
+        return f"stages.{stage}.{name}"
+    if name in _PROMPT:
+        return f"messages.{rest}" if name == "messages" and rest else "messages"
+    return path
+
+
+def bad_answer(what: str) -> ModelError:
+    """Return the error for an answer that cannot be used; ``what`` is wrong with it."""
+    return ModelError(f"the server's answer cannot be used: {what}")
+
+
+def pause_of(retry_after_ms: str | None, retry_after: str | None) -> float | None:
+    """Return the seconds that ``retry-after-ms`` or ``Retry-After`` ask to wait; None: none, or no understandable one.
+
+    ``Retry-After`` is in seconds or a date.
+    """
+    for value, scale in ((retry_after_ms, 1e-3), (retry_after, 1.0)):
+        if value is None:
+            continue
+        try:
+            pause = float(value) * scale
+        except ValueError:
+            try:
+                pause = parsedate_to_datetime(value).timestamp() - time()
+            except (ValueError, TypeError, OverflowError):
+                continue
+        if pause < float("inf"):  # neither that nor NaN
+            return max(pause, 0.0)
+    return None

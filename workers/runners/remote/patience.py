@@ -1,0 +1,74 @@
+"""``Patience``: how one stage run meets setbacks. It waits and tries again, within its engine settings' bounds."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from omni_jobs.errors import RemoteUnavailable
+from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.failures import Setback
+from workers.runners.remote.recovery import Recovery
+from workers.runners.runner import ProgressSink
+from workers.stages.types import WAITING, Progress
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+
+
+class Patience:
+    """The waits of one stage run. They are reported as ``WAITING``, so the stage's time limit does not count them."""
+
+    def __init__(self, engine: RemoteEngine, recovery: Recovery, progress: ProgressSink) -> None:
+        self._engine = engine
+        self._recovery = recovery
+        self._progress = progress
+        self._lost = 0  # setbacks that count
+        self._setbacks = 0
+        self._waited_s = 0.0
+
+    async def until_answered(self, exchange: Callable[[], Awaitable[T]], begin: Progress) -> T:
+        """Return what ``exchange`` returns. Call it again after a setback, with ``begin`` as progress.
+
+        Raises RemoteUnavailable when setbacks that count are as many as the settings' ``tries``, or the waits as long
+        as ``wait_s``. Other errors pass.
+        """
+        while True:
+            try:
+                return await exchange()
+            except Setback as setback:
+                await self.wait_out(setback)
+            self._progress(begin)
+
+    async def wait_out(self, setback: Setback) -> None:
+        """Wait as long as a setback asks, and until the server is back. Raises RemoteUnavailable once that is enough.
+
+        It is never EngineDead, because the worker can go on, and no lost worker, because the job may be innocent.
+        """
+        self._lost += setback.counts
+        if self._lost >= self._engine.tries:
+            tries = f", in {self._lost} tries" if self._lost > 1 else ""
+            raise RemoteUnavailable(f"{setback.reason}{tries}")
+        left_s = self._engine.wait_s - self._waited_s
+        if left_s <= 0:
+            raise RemoteUnavailable(f"{setback.reason}, after {self._waited_s:.0f} s of waiting")
+        self._progress(Progress(0, None, WAITING))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(left_s):
+                await asyncio.sleep(min(self._pause_s(setback), 0.9 * left_s))
+                if setback.unreachable:
+                    await self._recovery.wait()
+        except TimeoutError:
+            raise RemoteUnavailable(f"{setback.reason}, for {self._engine.wait_s:g} s") from None
+        finally:
+            self._waited_s += loop.time() - began
+
+    def _pause_s(self, setback: Setback) -> float:
+        self._setbacks += 1
+        if setback.pause_s is not None:
+            return min(setback.pause_s, self._engine.longest_pause_s)
+        pause = min(_FIRST_PAUSE_S * 2.0 ** min(self._setbacks - 1, 10), _LONGEST_PAUSE_S)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 — spreads the requests of many stage runs

@@ -1,0 +1,40 @@
+"""``RemotePrompt``: the engine prompt of a remote stage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omni_jobs.pipelines.parameters import StageParameters
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A medium that is sent as a file of a form."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrompt:
+    """What a remote stage asks its server.
+
+    parameters    of the stage's endpoint
+    seed          the job's, 0 … 2**63-1
+    messages      of chat and responses, in the form of chat completions
+    text          to speak, or to make a picture of
+    files         the sound to transcribe, or the pictures to start from
+    voice         the job's; None: the server's choice
+    audio_format  the format of the speech that the job wants; None: it wants none
+    capture       whether a later stage takes the output
+    """
+
+    parameters: StageParameters
+    seed: int
+    messages: Sequence[Mapping[str, Any]] = ()
+    text: str = ""
+    files: Sequence[RemoteFile] = ()
+    voice: str | None = None
+    audio_format: str | None = None
+    capture: bool = False

@@ -1,0 +1,78 @@
+"""What the processors of remote stages share: the stage's engine and parameters, and what a job says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.media_type import MediaKind, media_format, media_type
+from workers.runners.remote.parameters import Endpoint
+from workers.runners.remote.prompt import RemoteFile
+from workers.stages.types import StageInput
+
+
+class StageParts:
+    """The engine settings of a processor's stage."""
+
+    def __init__(self, stage: StageConfig, *endpoints: Endpoint) -> None:
+        """Check that the processor serves the stage's endpoint. Raises ConfigError."""
+        engine = stage.engine_settings
+        if not isinstance(engine, RemoteEngine):
+            raise ConfigError(f"processor {stage.processor} is for remote stages", field="processor", stage=stage.name)
+        if engine.endpoint not in endpoints:
+            raise ConfigError(
+                f"processor {stage.processor} is for the endpoints {', '.join(endpoints)}, not {engine.endpoint}",
+                field="processor",
+                stage=stage.name,
+            )
+        self.engine = engine
+        self._stage = stage.name
+
+    def parameters(self, stage_input: StageInput) -> StageParameters:
+        """Return a job's parameters as those of the endpoint. Raises InvalidRequest for one of another endpoint."""
+        wanted, given = self.engine.parameters_type, stage_input.parameters
+        if type(given) is wanted:
+            return given
+        try:
+            return wanted.model_validate(given.model_dump(exclude_unset=True))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in ("stages", self._stage, *first["loc"]))
+            raise InvalidRequest(first["msg"], field=field, stage=self._stage) from None
+
+
+def media_of(stage_input: StageInput, *kinds: MediaKind) -> list[RemoteFile]:
+    """Return the media of these kinds in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
+    return [
+        medium(stage_input, part, f"messages.{position}.content.{place}")
+        for position, message in enumerate(stage_input.request.get("messages", ()))
+        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ())
+        if part["type"] in kinds
+    ]
+
+
+def medium(stage_input: StageInput, part: Mapping[str, Any], field: str) -> RemoteFile:
+    """Return the medium that a part of a message names. Raises InvalidRequest for bytes of no known format."""
+    kind: MediaKind = part["type"]
+    data = bytes(stage_input.media[part["media"]])
+    found = media_format(kind, data)
+    if found is None:
+        raise InvalidRequest(f"no {kind} of a known format", field=field)
+    return RemoteFile(f"{kind}.{found}", media_type(kind, found), data)
+
+
+def upstream_texts(stage_input: StageInput) -> list[str]:
+    """Return the texts of earlier stages, of their flow ``text``. Raises ModelError for one that is no text."""
+    texts = []
+    for stage, payload in stage_input.upstream.items():
+        information = payload.additional_information
+        tensor = None if information is None else information.tensors.get("text")
+        try:
+            texts.append(bytes(tensor.data).decode())  # type: ignore[union-attr]
+        except (AttributeError, UnicodeDecodeError):
+            raise ModelError(f"stage {stage} left no text in UTF-8", field=f"{stage}.tensors.text") from None
+    return texts

@@ -1,0 +1,53 @@
+"""``RemoteTextProcessor``: a text of an earlier stage, or of the job, is spoken, drawn or answered."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_jobs.errors import ModelError
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.stage_parts import StageParts, media_of, upstream_texts
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class RemoteTextProcessor:
+    """Makes a prompt of a text alone. Its name in a stage config is ``remote_text``.
+
+    The text is what earlier stages made, or else the last user message. Of chat and responses it becomes the user's
+    message. Images and videos take the job's pictures, too, to start from.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Check the stage's endpoint. Raises ConfigError."""
+        del model
+        self._parts = StageParts(stage, "chat", "responses", "speech", "images", "videos")
+
+    def __call__(self, stage_input: StageInput) -> RemotePrompt:
+        """Return the prompt. Raises ModelError for no text, InvalidRequest naming a parameter or a picture."""
+        texts = upstream_texts(stage_input) or [_last_user_text(stage_input.request.get("messages", ()))]
+        text = "\n\n".join(texts)
+        if not text.strip():
+            raise ModelError("there is no text", field="messages")
+        endpoint = self._parts.engine.endpoint
+        audio = stage_input.request.get("audio") or {}
+        return RemotePrompt(
+            parameters=self._parts.parameters(stage_input),
+            seed=stage_input.seed,
+            messages=[{"role": "user", "content": text}] if endpoint in ("chat", "responses") else (),
+            text=text,
+            files=media_of(stage_input, "image") if endpoint in ("images", "videos") else (),
+            voice=audio.get("voice"),
+            audio_format=audio.get("format"),
+            capture=stage_input.has_successors,
+        )
+
+
+def _last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    for message in reversed(messages):
+        if message["role"] == "user":
+            content = message["content"]
+            if isinstance(content, str):
+                return content
+            return "\n".join(part["text"] for part in content if part["type"] == "text")
+    return ""

@@ -1,0 +1,100 @@
+"""Videos: create one, poll it until it is made, fetch it.
+
+The server keeps a video under its id. If the stage run ends before it is fetched, the video is deleted there, which
+stops its making.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
+from workers.runners.remote.answers import Video, parse_answer
+from workers.runners.remote.call import Call, text_of
+from workers.runners.remote.failures import ServerError, Setback, bad_answer
+from workers.runners.remote.images import refuse_successors
+from workers.runners.remote.media_type import media_format
+from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.speech import receive
+from workers.stages.types import WAITING, EncodedOutput, OmniModelRunnerOutput, Progress
+
+_FORMATS = ("mp4", "webm")
+_DELETE_S = 5.0
+_POLL_HEADER = "openai-poll-after-ms"
+_LONGEST_POLL_S = 60.0
+
+
+async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
+    """Return a video, encoded as the server encodes it, of a text and a picture to start from if the job has one."""
+    refuse_successors(prompt)
+    video, poll_s = await _create(prompt, call)
+    kept = False
+    try:
+        async with asyncio.timeout(call.engine.total_s):
+            await _made(video, poll_s, call)
+        data = await _content(video, call)
+        kept = call.engine.keep_videos
+    except TimeoutError:
+        raise RemoteUnavailable(f"the video is not made after {call.engine.total_s:g} s") from None
+    finally:
+        if not kept:
+            call.clean_up(_delete(video, call))
+    found = media_format("video", data)
+    if found not in _FORMATS:
+        raise bad_answer(f"the video is none of {', '.join(_FORMATS)}")
+    return OmniModelRunnerOutput(encoded={"video": EncodedOutput(data, found)})
+
+
+async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
+    form = call.body(prompt, prompt=text_of(prompt), seed=call.seed(prompt))
+    files = [("input_reference", file) for file in prompt.files[:1]]
+
+    async def exchange() -> tuple[Video, float]:
+        async with call.client.exchange("POST", "videos", form=form, files=files) as answer:
+            return parse_answer(Video, await answer.body()), _poll_s(answer.headers.get(_POLL_HEADER), call)
+
+    return await call.until_answered(exchange, Progress(0, 100, "percent"))
+
+
+async def _made(video: Video, poll_s: float, call: Call) -> None:
+    """Poll a video until it is made. Time in which the server has no room for it is no time of the stage run's.
+
+    Raises ModelError for one that fails, RemoteUnavailable if the server has lost it.
+    """
+
+    async def exchange() -> tuple[Video, float]:
+        async with call.client.exchange("GET", f"videos/{video.id}", kept=True) as answer:
+            return parse_answer(Video, await answer.body()), _poll_s(answer.headers.get(_POLL_HEADER), call)
+
+    while video.status in ("queued", "in_progress"):
+        progress = Progress(min(max(int(video.progress or 0), 0), 100), 100, "percent")
+        call.progress(Progress(0, None, WAITING) if video.status == "queued" else progress)
+        await asyncio.sleep(poll_s)
+        video, poll_s = await call.patience.until_answered(exchange, progress)
+    if video.status != "completed":
+        error = ServerError.parse(video.error)
+        if video.status == "failed" and error.code in ("server_error", "rate_limit_exceeded"):
+            raise RemoteUnavailable(f"the video failed: {call.client.words(error)}")
+        raise ModelError(f"the video is {video.status!r:.40}: {call.client.words(error)}".removesuffix(": "))
+
+
+async def _content(video: Video, call: Call) -> bytes:
+    async def exchange() -> bytes:
+        async with call.client.exchange("GET", f"videos/{video.id}/content", kept=True) as answer:
+            return await receive(answer, call)
+
+    return await call.until_answered(exchange, Progress(100, 100, "percent"))
+
+
+async def _delete(video: Video, call: Call) -> None:
+    """Delete a video as well as can be: what goes wrong here harms nobody's job."""
+    with suppress(Setback, OmniJobsError, TimeoutError):
+        async with asyncio.timeout(_DELETE_S), call.client.exchange("DELETE", f"videos/{video.id}"):
+            pass
+
+
+def _poll_s(asked_ms: str | None, call: Call) -> float:
+    try:
+        asked_s = float(asked_ms or "") / 1000
+    except ValueError:
+        return call.engine.poll_s
+    return min(max(asked_s, call.engine.poll_s), _LONGEST_POLL_S) if asked_s == asked_s else call.engine.poll_s
