@@ -1,55 +1,113 @@
-"""docs/models.md shows the example model as it stands in tests/example_model, which tests run."""
+"""docs/models.md shows the example packages as they stand in tests/, which tests run, and all fields that there are."""
 
 import re
+import shlex
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from omni_jobs.pipelines.declarations import ComponentDeclaration, ProcessorDeclaration
+from omni_jobs.cli import app
+from omni_jobs.pipelines.declarations import (
+    FAMILIES,
+    RUNNERS,
+    ComponentDeclaration,
+    Family,
+    ProcessorDeclaration,
+    RunnerDeclaration,
+)
+from omni_jobs.pipelines.flows import FLOWS, Flow, TensorField, ValueField
+from omni_jobs.pipelines.outputs import OUTPUTS, Output, OutputFormat
+from workers.runners.ar.component import ArComponent
+from workers.runners.diffusion.model import Cost
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "tests" / "example_model"
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-FILES = {"toml": "pyproject.toml", "yaml": "tinted.yaml", "python": "tinted/*.py"}
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", MODELS, re.DOTALL | re.MULTILINE)
+WALKS = {
+    "A causal language model with prompts of its own": "example_prompts",
+    "Two stages with a flow of their own": "example_model",
+    "A diffusion model of one's own": "example_diffusion",
+    "A runner of one's own": "example_runner",
+}
+FILES = {"toml": "pyproject.toml", "yaml": "*.yaml", "python": "*/*.py"}
+DECLARATIONS = [
+    Family, ComponentDeclaration, ProcessorDeclaration, RunnerDeclaration, Flow, TensorField, ValueField, Output,
+    OutputFormat, ArComponent, Cost,
+]  # fmt: skip
 
 
-def test_there_are_blocks_of_every_kind() -> None:
-    assert {language for language, _ in BLOCKS} == set(FILES)
+def section(heading: str) -> str:
+    found: str = re.split(r"^## ", MODELS.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return found
 
 
-@pytest.mark.parametrize(("language", "block"), BLOCKS)
-def test_the_shown_code_is_the_example_models(language: str, block: str) -> None:
-    assert any(block in path.read_text(encoding="utf-8") for path in EXAMPLE.glob(FILES[language]))
+def blocks(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_fields_of_a_component_are_all_there() -> None:
-    [table] = re.findall(r"^\| Field \| Default .*?\n\n", MODELS, re.DOTALL | re.MULTILINE)
-    shown = re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.MULTILINE)
-    assert [name for name, _ in shown] == [field.name for field in fields(Component)]
+SHOWN = [(walk, *block) for walk in WALKS for block in blocks(section(walk)) if block[0] != "bash"]
+COMMANDS = [line for _, text in blocks(MODELS) for line in text.splitlines() if re.search(r"(^| )omni-jobs ", line)]
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_each_walk_has_blocks_of_every_kind(walk: str) -> None:
+    assert {language for language, _ in blocks(section(walk))} >= set(FILES)
+
+
+def test_no_code_stands_outside_of_the_walks() -> None:
+    assert len(blocks(MODELS)) == sum(len(blocks(section(walk))) for walk in WALKS)
+
+
+@pytest.mark.parametrize(("walk", "language", "block"), SHOWN)
+def test_the_shown_code_is_the_examples(walk: str, language: str, block: str) -> None:
+    files = (ROOT / "tests" / WALKS[walk]).glob(FILES[language])
+    assert any(block in path.read_text(encoding="utf-8") for path in files)
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_all_entry_points_of_an_example_are_shown(walk: str) -> None:
+    text = (ROOT / "tests" / WALKS[walk] / "pyproject.toml").read_text(encoding="utf-8")
+    [shown] = [block for language, block in blocks(section(walk)) if language == "toml"]
+    assert text.endswith(shown)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_line_is_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)
+    words = words[words.index("omni-jobs") + 1 :]
+    command = get_command(app)
+    context = command.make_context("omni-jobs", words, resilient_parsing=False)
+    while (rest := [*context._protected_args, *context.args]) and hasattr(command, "commands"):
+        command = command.commands[rest[0]]
+        context = command.make_context(rest[0], rest[1:], parent=context)
+
+
+def test_the_groups_are_all_there() -> None:
+    groups = re.findall(r"^\| `(omni_jobs\.\w+)` \| .* \| an? `(\w+)`:", section("What a package names"), re.MULTILINE)
+    assert groups == [
+        (FAMILIES, "Family"), (RUNNERS, "RunnerDeclaration"), (FLOWS, "Flow"), (OUTPUTS, "Output")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("declaration", DECLARATIONS)
+def test_the_fields_of_a_declaration_are_all_there(declaration: type[Any]) -> None:
+    heading = rf"^\| Field of `{declaration.__name__}` \| Default .*?\n\n"
+    [table] = re.findall(heading, MODELS, re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.MULTILINE)
+    known = fields(declaration)
+    assert [name for name, _ in shown] == [field.name for field in known]
+    required = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
+    assert [name for name, default in shown if not default] == required
     of_bools = {name: default for name, default in shown if default in ("true", "false")}
-    assert of_bools == {
-        field.name: str(field.default).lower()
-        for field in fields(Component)
-        if field.default is not MISSING and isinstance(field.default, bool)
-    }
-
-
-@pytest.mark.parametrize(
-    ("heading", "declaration"), [("Of a component", ComponentDeclaration), ("Of a processor", ProcessorDeclaration)]
-)
-def test_the_fields_of_a_declaration_are_all_there(heading: str, declaration: type[Any]) -> None:
-    [table] = re.findall(rf"^\| {heading} \| Default .*?\n\n", MODELS, re.DOTALL | re.MULTILINE)
-    shown = re.findall(r"^\| `(\w+)` \| (\w*) ?\|", table, re.MULTILINE)
-    assert [name for name, _ in shown] == [field.name for field in fields(declaration)]
-    assert [name for name, default in shown if not default] == [
-        field.name for field in fields(declaration) if field.default is MISSING
-    ]
+    assert of_bools == {field.name: str(field.default).lower() for field in known if isinstance(field.default, bool)}
 
 
 def test_links_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", MODELS)
     assert targets
     assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
+    headings = [re.sub(r"[^\w -]", "", line).lower() for line in re.findall(r"^#+ (.*)", MODELS, re.MULTILINE)]
+    assert {*re.findall(r"\]\(#([^)]+)\)", MODELS)} <= {heading.replace(" ", "-") for heading in headings}
