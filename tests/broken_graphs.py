@@ -153,10 +153,12 @@ BROKEN = [
     ),
     Broken(
         "unknown processor", "processor: chat", "processor: chatter", 9, "stages.thinker.processor",
-        "no input processor 'chatter' for this stage; known: chat, embeds, talker2code2wav, thinker2talker",
+        "no input processor 'chatter' for this stage; known: chat, chat_of_transcript, embeds, talker2code2wav, "
+        "thinker2talker",
     ),
     Broken(
         "unknown family", "family: qwen2_5_omni", "family: qwen9", 4, "model.family",
-        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, qwen2_5_omni",
+        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, hibari, "
+        "qwen2_5_omni, whisper",
     ),
 ]  # fmt: skip

@@ -93,6 +93,7 @@ JOB: dict[str, Any] = {
     "waiting": None,
     "warnings": [],
     "result": None,
+    "result_so_far": None,
     "artifacts": [],
     "error": None,
     "metadata": {},

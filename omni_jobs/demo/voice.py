@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omni_jobs.views import JobView, StageRunView
 
 QUESTION = "What should I do when I cannot sleep at night?"
+MANNER = "You are a helpful assistant. Answer in one or two short sentences."
 VICTIM = "listen"
 """The stage whose worker is killed: it starts anew within seconds."""
 
@@ -52,7 +53,7 @@ class VoiceDemo:
         recording = self._audio or self._speak(scene)
         request = {
             "model": "voice",
-            "messages": [user_message(audio=[recording])],
+            "messages": [{"role": "system", "content": MANNER}, user_message(audio=[recording])],
             "modalities": ["text", "audio"],
             "seed": 0,
         }

@@ -1,7 +1,7 @@
 """``Runner``: the interface of all runners. A runner loads one stage's model and runs its prompts in batches.
 
 A stage's ``kind`` names a runner: an entry point of ``omni_jobs.runners``. A charter: only what all runners share
-belongs here. tests/runner_contract.py holds what each of them must do.
+belongs here.
 """
 
 from collections.abc import Callable

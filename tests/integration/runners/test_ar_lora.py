@@ -12,14 +12,15 @@ import pytest_asyncio
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from omni_jobs.pipelines.parameters import ArParameters
 from tests.oracles.ar import quiet
 from tests.oracles.lora import build_adapter, merge
 from tests.oracles.tinted import TintedReference, build_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import OmniModelRunnerOutput, OmniTokensPrompt
+from workers.stages.types import OmniModelRunnerOutput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

@@ -234,7 +234,7 @@ def test_parameters_merge_over_the_defaults() -> None:
     [
         ("version:", "color: red\nversion:", 2, "color", "unknown key"),
         ("    inputs:", "    speed: 3\n    inputs:", 11, "stages.two.speed", "unknown key"),
-        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "no such flow 'smell'; known: bytes,"),
+        ("    produces: bytes", "    produces: smell", 7, "stages.one.produces", "no such flow 'smell'; known: "),
         ("    kind: echo", "    kind: magic", 5, "stages.one.kind", "no such plug-in 'magic' of omni_jobs.runners"),
         ("processor: echo", "processor: os.system", 6, "stages.one.processor", "pattern"),
         ("processor: echo", "processor: nothing", 6, "stages.one.processor", "no input processor 'nothing'"),

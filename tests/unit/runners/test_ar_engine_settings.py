@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from omni_jobs.pipelines.parameters import ArParameters
+from omni_jobs.pipelines.engine_settings import Device
 from tests.oracles.recorded_values import values
 from workers.runners.ar.engine_settings import DECISIVE, ArEngine
+from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.recorded_arguments import recorded_arguments
 from workers.runners.ar.refused_arguments import ALLOWED_TEXT, NUMBERS_ONLY, REFUSED
 
@@ -172,12 +173,16 @@ def test_memory_by_environment() -> None:
     both = engine(
         gpu_memory_utilization=0.9, cpu={"kv_cache_memory_bytes": 1 << 26}, cuda={"kv_cache_memory_bytes": 1 << 30}
     )
-    assert both.with_memory("cuda", None, 1 << 21).vllm_args("cuda") == both.vllm_args("cuda")
-    assert both.with_memory("cuda", 0.4, 1 << 21).vllm_args("cuda") == {"gpu_memory_utilization": 0.4}
-    assert both.with_memory("cpu", 0.4, 1 << 21).vllm_args("cpu")["kv_cache_memory_bytes"] == 1 << 21
-    assert both.with_memory("cpu", 0.4, None).vllm_args("cpu") == both.vllm_args("cpu")
+
+    def shares(device: Device, gpu: float | None, cpu: int | None) -> ArEngine:
+        return both.with_memory_shares(device, gpu_memory_utilization=gpu, kv_cache_memory_bytes=cpu)
+
+    assert shares("cuda", None, 1 << 21).vllm_args("cuda") == both.vllm_args("cuda")
+    assert shares("cuda", 0.4, 1 << 21).vllm_args("cuda") == {"gpu_memory_utilization": 0.4}
+    assert shares("cpu", 0.4, 1 << 21).vllm_args("cpu")["kv_cache_memory_bytes"] == 1 << 21
+    assert shares("cpu", 0.4, None).vllm_args("cpu") == both.vllm_args("cpu")
     with pytest.raises(ValidationError, match="greater than or equal"):
-        both.with_memory("cpu", None, 1)
+        shares("cpu", None, 1)
 
 
 def test_lora_modules_turn_lora_on() -> None:

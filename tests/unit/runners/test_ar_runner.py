@@ -14,11 +14,10 @@ from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 @pytest.mark.parametrize(
     "settings", [{"hf_overrides": {"rope_theta": 1e6}}, {"cpu": {"generation_config": "auto"}}], ids=str
 )
-async def test_an_argument_that_the_component_sets_itself(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_an_argument_that_the_component_sets_itself(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = OmniModelConfig(tmp_path, "qwen2_5_omni", "talker")
     engine: Any = ArEngine.model_validate(settings)
-    runner = ARRunner(OmniEngineArgs("talker", model, "cpu", None, 1, engine, spool_dir=tmp_path / "spool"))
     name = next(iter(settings.get("cpu", settings)))
     with pytest.raises(ConfigError, match="component talker sets it itself") as caught:
-        await runner.start()
+        ARRunner(OmniEngineArgs("talker", model, "cpu", None, 1, engine, spool_dir=tmp_path / "spool"))
     assert (caught.value.field, caught.value.stage) == (f"engine.{name}", "talker")
