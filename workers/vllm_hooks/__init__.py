@@ -33,14 +33,14 @@ def register() -> None:
     vLLM calls this in each of its processes, even in those of other programs on this installation. It imports a model
     class only when it builds the model.
     """
+    engine = os.getppid()
+    if os.environ.get(ENGINE_PID) == str(engine):
+        end_with_parent(engine)  # first, because another package's plug-in may fail below
     from vllm import ModelRegistry
 
     for name, model_class in _model_classes():
         if name not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(name, model_class)
-    engine = os.getppid()
-    if os.environ.get(ENGINE_PID) == str(engine):
-        end_with_parent(engine)
 
 
 def _model_classes() -> Iterator[tuple[str, str]]:
