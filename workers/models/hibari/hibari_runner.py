@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from workers.models.hibari.engine_settings import HibariEngine
 from workers.models.hibari.hibari_prompts import HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.speakable import check_speakable
+from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from workers.models.hibari.voice import Voice
-
-T = TypeVar("T")
 
 _COMPONENTS = ("acoustic", "vocoder")
 
@@ -47,16 +44,15 @@ class HibariRunner:
         self._engine = args.engine
         self._workers = args.engine.num_workers or min(args.max_in_flight, len(os.sched_getaffinity(0)))
         self._voices: Mapping[str, Voice] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ModelThreads(self._workers, args.stage)
         self._started = False
 
     async def start(self) -> None:
         """Load the voices of the pipeline, or what makes sound. Raises ConfigError naming the file that is wrong."""
-        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="hibari")
         if self._model.component == "acoustic":
-            self._voices = await self._on_thread(self._load_voices)
+            self._voices = await self._threads.run(self._load_voices)
         else:
-            await self._on_thread(_load_vocoder)
+            await self._threads.run(_load_vocoder)
         self._started = True
 
     def _load_voices(self) -> dict[str, Voice]:
@@ -86,13 +82,13 @@ class HibariRunner:
     async def _features(self, prompt: TextPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         check_speakable(prompt.text, ModelError, "text")
         voice = self._voice(prompt.voice)
-        sentences = await self._on_thread(lambda: voice.sentences(prompt.text))
+        sentences = await self._threads.run(lambda: voice.sentences(prompt.text))
         pieces: list[list[NDArray[Any]]] = []
         frames = 0
         for number, sentence in enumerate(sentences):
             progress(Progress(number, len(sentences), "sentences"))
-            for phonemes in await self._on_thread(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
-                piece = await self._on_thread(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
+            for phonemes in await self._threads.run(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
+                piece = await self._threads.run(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
                 if piece:
                     pieces.append(piece)
                     frames += len(piece[-1])
@@ -100,7 +96,7 @@ class HibariRunner:
         if not pieces:
             raise ModelError("there is nothing to say: no word of the text has a sound", field="text")
         progress(Progress(len(sentences), len(sentences), "sentences"))
-        tensors = await self._on_thread(lambda: _joined(pieces))
+        tensors = await self._threads.run(lambda: _joined(pieces))
         return OmniModelRunnerOutput(multimodal_outputs=tensors, values={"sampling_rate": SAMPLING_RATE})
 
     def _voice(self, name: str | None) -> Voice:
@@ -129,22 +125,16 @@ class HibariRunner:
             progress(Progress(number, total, "sentences"))
             if number:
                 speech.append(silence)
-            speech.append(await self._on_thread(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
+            speech.append(await self._threads.run(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
         progress(Progress(total, total, "sentences"))
         return OmniModelRunnerOutput(
             multimodal_outputs={"waveform": np.concatenate(speech)}, values={"sampling_rate": SAMPLING_RATE}
         )
 
-    async def _on_thread(self, call: Callable[[], T]) -> T:
-        if self._threads is None:
-            raise EngineDead("the runner of speech is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
     async def close(self) -> None:
         """End the threads once the sentences in them are done, and free the voices."""
-        threads, self._threads, self._voices, self._started = self._threads, None, {}, False
-        if threads is not None:
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        self._voices, self._started = {}, False
+        await self._threads.close()
 
     @property
     def healthy(self) -> bool:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from workers.models.whisper.engine_settings import WhisperEngine
 from workers.models.whisper.transcript import Segment, Transcript, joined_text, values_of
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
+from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from workers.models.whisper.transcriber import Transcriber
-
-T = TypeVar("T")
 
 
 class WhisperRunner:
@@ -45,13 +41,12 @@ class WhisperRunner:
         self._device = args.device
         self._device_index = args.device_index or 0
         self._workers = args.engine.num_workers or min(args.max_in_flight, _cores() // args.engine.cpu_threads or 1)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ModelThreads(self._workers, args.stage)
         self._transcriber: Transcriber | None = None
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError naming the file or the setting that is wrong, and OutOfMemory."""
-        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="whisper")
-        self._transcriber = await self._on_thread(self._load)
+        self._transcriber = await self._threads.run(self._load)
 
     def _load(self) -> Transcriber:
         from workers.models.whisper.transcriber import Transcriber  # loads CTranslate2 and onnxruntime: 0.5 s
@@ -88,7 +83,7 @@ class WhisperRunner:
         while begin < len(recording.samples):
             report.advance(begin, segments)
             at, known = begin, language
-            heard = await self._on_thread(
+            heard = await self._threads.run(
                 lambda: transcriber.hear(recording.samples, at, prompt.parameters, known)  # noqa: B023 awaited here
             )
             segments.extend(heard.segments)
@@ -96,16 +91,10 @@ class WhisperRunner:
             begin = heard.next
         return Transcript(recording.media, language, recording.duration_s, segments)
 
-    async def _on_thread(self, call: Callable[[], T]) -> T:
-        if self._threads is None:
-            raise EngineDead("the Whisper runner is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
     async def close(self) -> None:
         """End the threads once the windows in them are done, and free the model."""
-        threads, self._threads, self._transcriber = self._threads, None, None
-        if threads is not None:
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        self._transcriber = None
+        await self._threads.close()
 
     @property
     def healthy(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import EngineDead, ModelError
 from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -27,7 +27,9 @@ class EchoRunner:
     """Echoes prompts, any number at once, for stages without a model. Implements ``Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
-        """Do nothing: there is nothing to configure."""
+        """There is nothing to configure."""
+        self._stage = args.stage
+        self._closed = False
 
     async def start(self) -> None:
         """Do nothing: there is no model."""
@@ -37,12 +39,14 @@ class EchoRunner:
 
         Its ``values`` are the first 1000 characters as ``text``, and ``upstream_bytes``. If ``prompt.capture`` is set,
         it has a tensor ``bytes`` too: uint8 [``payload_bytes``], pseudo-random from the prompt's seed. Raises
-        ModelError for a prompt that is no EchoPrompt.
+        ModelError for a prompt that is no EchoPrompt, and EngineDead once closed.
         """
         if not isinstance(prompt, EchoPrompt):
             raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")
+        if self._closed:
+            raise EngineDead("the runner is closed", stage=self._stage)
         if prompt.parameters.delay_s:
-            await _wait(prompt.parameters.delay_s, progress)
+            await self._wait(prompt.parameters.delay_s, progress)
         outputs = {}
         if prompt.capture:
             size = prompt.parameters.payload_bytes
@@ -58,19 +62,21 @@ class EchoRunner:
         )
 
     async def close(self) -> None:
-        """Do nothing: there is no model."""
+        """End the runs that wait with EngineDead."""
+        self._closed = True
 
     @property
     def healthy(self) -> bool:
-        return True
+        return not self._closed
 
-
-async def _wait(delay_s: float, progress: ProgressSink) -> None:
-    total = round(delay_s * 1000)
-    started = time.monotonic()
-    while (left := delay_s - (time.monotonic() - started)) > 0:
-        progress(Progress(done=round((delay_s - left) * 1000), total=total, unit="ms"))
-        await asyncio.sleep(min(left, _TICK_S))
+    async def _wait(self, delay_s: float, progress: ProgressSink) -> None:
+        total = round(delay_s * 1000)
+        started = time.monotonic()
+        while (left := delay_s - (time.monotonic() - started)) > 0:
+            progress(Progress(done=round((delay_s - left) * 1000), total=total, unit="ms"))
+            await asyncio.sleep(min(left, _TICK_S))
+            if self._closed:
+                raise EngineDead("the runner was closed", stage=self._stage)
 
 
 def _bytes(seed: int, size: int) -> NDArray[Any]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
+from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from omni_jobs.servers import Server
 from workers.runners.remote.call import Call
 from workers.runners.remote.chat import chat
@@ -105,12 +105,12 @@ class RemoteRunner:
 
         Raises RemoteUnavailable, which is retryable, when the server is away or busy for longer than the engine
         settings allow, or loses too many answers; ModelError, InvalidRequest and RequestTooLarge for what it refuses,
-        and ModelError for an answer that cannot be used. It never raises EngineDead.
+        ModelError for an answer that cannot be used, and EngineDead only once this runner is closed.
         """
         if not isinstance(prompt, RemotePrompt):
             raise ModelError(f"a remote stage takes no {type(prompt).__name__}", field="kind")
         if not self._open:
-            raise RemoteUnavailable("the runner was closed", stage=self._stage)
+            raise EngineDead("the runner was closed", stage=self._stage)
         task = asyncio.create_task(self._run(prompt, progress))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
@@ -119,7 +119,7 @@ class RemoteRunner:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if not self._open and caller is not None and not caller.cancelling():
-                raise RemoteUnavailable("the runner was closed", stage=self._stage) from None
+                raise EngineDead("the runner was closed", stage=self._stage) from None
             raise
 
     async def _run(self, prompt: RemotePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
@@ -133,7 +133,7 @@ class RemoteRunner:
         task.add_done_callback(self._cleaning.discard)
 
     async def close(self) -> None:
-        """End the runs in progress, which raise RemoteUnavailable, and close all connections. Safe to call twice."""
+        """End the runs in progress, which raise EngineDead, and close all connections. Safe to call twice."""
         self._open = False
         for run in self._runs:
             run.cancel()

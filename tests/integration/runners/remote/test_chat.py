@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidRequest, ModelError, RemoteUnavailable, RequestTooLarge
+from omni_jobs.errors import EngineDead, InvalidRequest, ModelError, RemoteUnavailable, RequestTooLarge
 from tests.remote_stages import KEY, Recorded, prompt, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -142,10 +142,10 @@ async def test_close_ends_the_runs(openai_server: OpenAIServer) -> None:
         run = asyncio.create_task(runner.run(prompt(), Recorded()))
         await asked.wait()
         await runner.close()
-        with pytest.raises(RemoteUnavailable, match="closed"):
+        with pytest.raises(EngineDead, match="closed"):
             await run
         assert not runner.healthy
-        with pytest.raises(RemoteUnavailable, match="closed"):
+        with pytest.raises(EngineDead, match="closed"):
             await runner.run(prompt(), Recorded())
         await runner.close()
 

@@ -1,0 +1,142 @@
+"""Each runner of ours keeps the contract of all runners."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from omni_jobs.pipelines.declarations import RUNNERS
+from omni_jobs.pipelines.plugins import names
+from omni_jobs.servers import Server
+from tests.integration.runners import codec_prompts
+from tests.integration.runners.test_hibari import SENTENCES, packaged_voice, text_prompt
+from tests.integration.runners.test_hibari import args as hibari_args
+from tests.integration.runners.test_whisper import args as whisper_args
+from tests.integration.runners.test_whisper import packaged_model
+from tests.oracles import ar
+from tests.remote_stages import engine_settings
+from tests.remote_stages import prompt as remote_prompt
+from tests.runner_contract import Subject, check
+from tests.services.openai_server import Connection, OpenAIServer, Request, completion, piece
+from tests.spoken import speech
+from workers.models.hibari.hibari_runner import HibariRunner
+from workers.models.qwen2_5_omni.parameters import OdeParameters
+from workers.models.whisper.parameters import WhisperParameters
+from workers.models.whisper.whisper_prompt import Recording, WhisperPrompt
+from workers.models.whisper.whisper_runner import WhisperRunner
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt
+from workers.runners.diffusion.engine_process import EngineProcess
+from workers.runners.echo.echo_runner import EchoRunner
+from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.prompt import EchoPrompt
+from workers.runners.remote.remote_runner import RemoteRunner
+from workers.stages.engine_args import OmniEngineArgs
+
+COVERED = {"ar", "diffusion", "echo", "hibari", "remote", "whisper"}
+
+
+def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
+    return EchoPrompt(text, 0, EchoParameters.model_validate(parameters), 1, True)
+
+
+def test_every_runner_of_ours_is_covered() -> None:
+    assert set(names(RUNNERS)) == COVERED
+
+
+async def test_echo() -> None:
+    args = OmniEngineArgs("first", None, "cpu", None, 4)
+    foreign = codec_prompts.prompt()
+    await check(
+        Subject(
+            lambda: EchoRunner(args),
+            lambda number: echo(str(number), payload_bytes=100, delay_s=0.01),
+            echo(delay_s=30),
+            foreign,
+        )
+    )
+
+
+async def test_diffusion(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    args = replace(codec_prompts.args(tiny_checkpoint), spool_dir=tmp_path)
+    await check(
+        Subject(
+            lambda: EngineProcess(args),
+            lambda number: codec_prompts.prompt(5 + number),
+            codec_prompts.prompt(60, parameters=OdeParameters(steps=1000)),
+            echo(),
+            slots=8,
+            exact=False,
+        )
+    )
+
+
+async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def prompt(text: str, tokens: int) -> OmniTextPrompt:
+        parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return OmniTextPrompt(text, {}, parameters, seed=1, capture=False)
+
+    await check(
+        Subject(
+            lambda: ar.runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=4096, max_num_seqs=4),
+            lambda number: prompt("word " * (1 + number), 8),
+            prompt("word", 2000),
+            echo(),
+        )
+    )
+
+
+async def test_whisper() -> None:
+    sentence = speech(SENTENCES[0])
+    long = [sentence for _ in range(60)]  # three minutes
+
+    def prompt(*sounds: object) -> WhisperPrompt:
+        recordings = [Recording(sound, number, f"messages.0.content.{number}") for number, sound in enumerate(sounds)]  # type: ignore[arg-type]
+        return WhisperPrompt(recordings, WhisperParameters(), 0)
+
+    await check(
+        Subject(
+            lambda: WhisperRunner(whisper_args(packaged_model())),
+            lambda number: prompt(speech(SENTENCES[0], seed=number)),
+            prompt(*long),
+            echo(),
+        )
+    )
+
+
+async def test_hibari() -> None:
+    args = hibari_args("acoustic", directory=packaged_voice(), max_speech_s=3600)
+    await check(
+        Subject(
+            lambda: HibariRunner(args),
+            lambda number: text_prompt(f"{SENTENCES[0]} {'And so on. ' * number}"),
+            text_prompt(f"{SENTENCES[0]} " * 400),
+            echo(),
+        )
+    )
+
+
+async def test_remote() -> None:
+    async def answer(request: Request, connection: Connection) -> None:
+        if "at length" not in request.json["messages"][0]["content"]:
+            await completion("Hello", " there")(request, connection)
+            return
+        await connection.head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
+        gone = asyncio.create_task(connection.closed())
+        while not gone.done():
+            await connection.chunk(b"data: " + json.dumps(piece("word ")).encode() + b"\n\n")
+            await asyncio.wait({gone}, timeout=0.05)
+
+    async with OpenAIServer() as server:
+        server.answers["POST /v1/chat/completions"] = [answer]
+        args = OmniEngineArgs(
+            "llm", None, "auto", None, 4, engine_settings(), servers={"local": Server(url=server.url)}
+        )
+        await check(
+            Subject(
+                lambda: RemoteRunner(args),
+                lambda number: remote_prompt(text=f"Say hi, {number}."),
+                remote_prompt(text="Speak at length."),
+                echo(),
+            )
+        )
