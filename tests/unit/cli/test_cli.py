@@ -152,7 +152,8 @@ def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.Mo
 def test_list() -> None:
     assert "thinker → talker → code2wav" in run("pipelines", "list").output
     listed = json.loads(run("pipelines", "list", "--json").output)
-    assert [pipeline["name"] for pipeline in listed] == ["chat", "echo", "qwen2_5_omni"]
+    named = [pipeline["name"] for pipeline in listed]
+    assert named == ["chat", "echo", "qwen2_5_omni", "speech", "transcribe", "voice"]
 
 
 def test_the_worker_command_is_stock_celery() -> None:

@@ -1,6 +1,7 @@
 """A remote stage before vLLM's own OpenAI server: the real other side."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -132,18 +133,18 @@ async def test_a_wrong_key_is_told_at_the_start(vllm_server: VllmServer) -> None
 async def test_a_server_that_is_killed_is_waited_for(vllm_server: VllmServer) -> None:
     """Killed in the middle of four answers. One run is not patient, and fails; the others end, as if nothing was."""
     progress = [Recorded() for _ in range(3)]
-    talking = asyncio.Event()
 
-    def freeze(each: Progress) -> None:
-        if each.text and not talking.is_set():
-            vllm_server.freeze()  # at once, so that no answer is whole
-            talking.set()
+    def freeze() -> None:
+        until = time.monotonic() + 20
+        while requests(vllm_server) < 4 and time.monotonic() < until:
+            time.sleep(0.01)  # on a thread, because the event loop may lag behind the server
+        vllm_server.freeze()  # at once, so that no answer is whole
 
     async with runner_of(vllm_server, tries=2, wait_s=200) as patient, runner_of(vllm_server) as impatient:
         expected = await patient.run(prompt(parameters=LONG), Recorded())
         runs = [asyncio.create_task(patient.run(prompt(parameters=LONG), each)) for each in progress]
-        lost = asyncio.create_task(impatient.run(prompt(parameters=LONG), freeze))
-        await talking.wait()
+        lost = asyncio.create_task(impatient.run(prompt(parameters=LONG), Recorded()))
+        await asyncio.to_thread(freeze)
         await asyncio.to_thread(vllm_server.kill)
         with pytest.raises(RemoteUnavailable, match="connection") as caught:
             await lost
