@@ -16,6 +16,7 @@ from omni_jobs.cli.live import show_progress
 from omni_jobs.client import user_message
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.demo.sound import show_sound
+from omni_jobs.demo.text import SMOLLM2_SAMPLING
 from omni_jobs.demo.walk import Scene, completed
 from omni_jobs.errors import StageError
 from omni_jobs.states import StageRunState
@@ -55,6 +56,7 @@ class VoiceDemo:
             "model": "voice",
             "messages": [{"role": "system", "content": MANNER}, user_message(audio=[recording])],
             "modalities": ["text", "audio"],
+            "stages": {} if self._model else {"think": SMOLLM2_SAMPLING},
             "seed": 0,
         }
         scene.title(f"One job over HTTP: {recording.name} to {scene.stack.url}/v1/jobs")
