@@ -36,7 +36,8 @@ class OmniModelConfig:
             return None
         if path is None:
             raise ConfigError(
-                f"stage {stage.name} of {pipeline.name} needs a checkpoint: give --model PATH or OMNI_JOBS_MODELS",
+                f"stage {stage.name} of {pipeline.name} needs a checkpoint: give --model PATH, or OMNI_JOBS_MODELS "
+                f"with the key {pipeline.name} or {pipeline.name}.{stage.name}",
                 field="model.path",
                 stage=stage.name,
             )

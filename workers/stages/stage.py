@@ -55,7 +55,7 @@ class Stage:
     def __init__(
         self, pipeline: Pipeline, config: StageConfig, model_path: Path | None, wall: MediaWall | None = None
     ) -> None:
-        """Make the stage of a stage config, with the model at ``model_path``; None: at the pipeline's own path.
+        """Make the stage of a stage config, with the model at ``model_path``; None: the stage has no model.
 
         ``wall`` decodes media; without one, ``make_prompt`` raises ConfigError for a job with media.
         Raises ConfigError when the checkpoint is missing or cannot be used.
