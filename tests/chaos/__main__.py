@@ -68,10 +68,10 @@ def main() -> None:
         _list_kinds()
         return
     namespaces = _enter_namespaces()
-    if options.pipeline == "qwen2_5_omni":
-        from tests.chaos.qwen import run_qwen
+    if options.pipeline != "echo":
+        from tests.chaos.real_models import run_real_models
 
-        sys.exit(run_qwen(options))
+        sys.exit(run_real_models(options))
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         sys.exit(Run(options, namespaces).carry_out())
@@ -94,7 +94,12 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="default: sqlite")
-    parser.add_argument("--pipeline", choices=("echo", "qwen2_5_omni"), default="echo", help="default: echo")
+    parser.add_argument(
+        "--pipeline",
+        choices=("echo", "qwen2_5_omni", "voice"),
+        default="echo",
+        help="default: echo; the others: real models, on SQLite",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of faults and clients; default: 1")
     parser.add_argument("--minutes", type=float, default=2.0, metavar="M", help="of faults; default: 2")
     parser.add_argument("--jobs", type=int, metavar="N", help="submit no more than these; default: as time allows")

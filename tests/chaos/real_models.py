@@ -1,7 +1,8 @@
-"""The same question asked of a real model: the tiny Qwen2.5-Omni on the embedded stack, few jobs, slow.
+"""The same question asked of pipelines of real models: on the embedded stack, few jobs, slow.
 
-Its engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one
-of a few whose results were taken undisturbed at the start: whatever dies, the same comes out.
+``qwen2_5_omni`` has three engines and a tiny checkpoint. ``voice`` hears, thinks and speaks with real weights. The
+engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one of a few whose results
+were taken undisturbed at the start: whatever dies, the same comes out.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +25,9 @@ import numpy as np
 from rich.console import Console
 from sqlalchemy import create_engine
 
-from omni_jobs.client import Client
+from omni_jobs.client import Client, user_message
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.stack.sentinel import processes_of
@@ -33,17 +36,28 @@ from tests.chaos.checker import Sampler, StoredBytes, check, unfinished, wait_un
 from tests.chaos.clients import Record
 from tests.chaos.recovery import Recoveries, percentile
 
-__all__ = ["run_qwen"]
+__all__ = ["PIPELINES", "run_real_models"]
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("thinker", "talker", "code2wav")
 LEASE_S = 5.0
 EVERY_S = 20.0
 OPEN_JOBS = 4
 LIMIT_S = 300.0
 WAV_HEADER_BYTES = 44
-ROUNDING = 4  # of 32767: 1e-4, by which code2wav differs between batches
 KINDS = ("kill_worker", "kill_engine", "stop_worker_past_its_lease", "stop_worker_briefly", "kill_api", "kill_rescuer")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pipeline under faults. ``models``: where its checkpoints are, or are made in a directory.
+
+    ``bodies``: its jobs, the same every time. ``rounding``: by how much two samples of the same job may differ, of
+    32,767.
+    """
+
+    models: Callable[[Path], dict[str, Path]]
+    bodies: Callable[[Path], list[dict[str, Any]]]
+    rounding: int
 
 
 @dataclass(frozen=True)
@@ -55,17 +69,16 @@ class _Asked:
     sounds: dict[str, bytes]  # name → WAV
 
 
-def run_qwen(options: argparse.Namespace) -> int:
+def run_real_models(options: argparse.Namespace) -> int:
     """One run; the exit code."""
-    from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
-
     console = Console()
+    subject = PIPELINES[options.pipeline]
     directory = Path(tempfile.mkdtemp(prefix="omni-jobs-chaos-"))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # an EngineCore process under each worker
     settings = Settings(
         data_dir=directory / "data",
         stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": build_tiny_checkpoint(directory / "checkpoint", seed=0)},
+        models=subject.models(directory),
         spool_dir=directory / "spool",
         lease_s=LEASE_S,
         heartbeat_s=0.5,
@@ -73,9 +86,9 @@ def run_qwen(options: argparse.Namespace) -> int:
         sweep_every_s=3.0,
         keep_payloads_s=30.0,
     )
-    with EmbeddedStack(settings, pipelines=["qwen2_5_omni"]) as stack, Client(stack.url) as client:
-        console.print(f"qwen2_5_omni is up at {stack.url}; the undisturbed results first")
-        report = _Run(stack, client, options, console).carry_out()
+    with EmbeddedStack(settings, pipelines=[options.pipeline]) as stack, Client(stack.url) as client:
+        console.print(f"{options.pipeline} is up at {stack.url}; the undisturbed results first")
+        report = _Run(stack, client, options, subject, console).carry_out(subject.bodies(directory))
     for sentence in report["violations"]:
         console.print(f"violation: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(
@@ -91,10 +104,20 @@ def run_qwen(options: argparse.Namespace) -> int:
 
 
 class _Run:
-    def __init__(self, stack: EmbeddedStack, client: Client, options: argparse.Namespace, console: Console) -> None:
+    def __init__(
+        self,
+        stack: EmbeddedStack,
+        client: Client,
+        options: argparse.Namespace,
+        subject: Subject,
+        console: Console,
+    ) -> None:
         self._stack = stack
         self._client = client
         self._options = options
+        self._subject = subject
+        stages = load_pipelines(stack.settings.resolved_stage_configs)[options.pipeline].stages
+        self._workers = [f"worker {options.pipeline}.{stage}" for stage in stages]
         self._console = console
         self._random = random.Random(options.seed)
         self._engine = create_engine(stack.settings.resolved_database_url, connect_args={"timeout": 30})
@@ -104,8 +127,8 @@ class _Run:
         self._faults: Counter[str] = Counter()
         self._violations: list[str] = []
 
-    def carry_out(self) -> dict[str, Any]:
-        undisturbed = [self._undisturbed(body) for body in _bodies()]
+    def carry_out(self, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        undisturbed = [self._undisturbed(body) for body in bodies]
         self._recoveries.start()
         self._sampler.start()
         fault: threading.Thread | None = None
@@ -137,7 +160,7 @@ class _Run:
         killed = [each.seconds for each in found if each.kind.startswith("kill")]
         return {
             "database": "sqlite",
-            "pipeline": "qwen2_5_omni",
+            "pipeline": self._options.pipeline,
             "seed": self._options.seed,
             "minutes": self._options.minutes,
             "lease_s": LEASE_S,
@@ -195,15 +218,17 @@ class _Run:
         """The same result and the same sound, to the rounding that another batch brings."""
         if (job.result, {each.name for each in job.artifacts}) != (asked.result, set(asked.sounds)):
             return False
-        return all(_differ_by(self._sound(job, name), sound) <= ROUNDING for name, sound in asked.sounds.items())
+        return all(
+            _differ_by(self._sound(job, name), sound) <= self._subject.rounding for name, sound in asked.sounds.items()
+        )
 
     def _sound(self, job: JobView, name: str) -> bytes:
         return self._client.artifact(job.id, name)
 
     def _strike(self, kind: str) -> None:
-        stage = self._random.choice(STAGES)
-        name = {"kill_api": "api", "kill_rescuer": "rescuer"}.get(kind, f"worker qwen2_5_omni.{stage}")
-        pid = next(child.pid for child in self._stack.children() if child.name == name)
+        names = {"kill_api": ["api"], "kill_rescuer": ["rescuer"]}.get(kind) or self._workers_for(kind)
+        name = self._random.choice(names) if names else None
+        pid = None if name is None else self._pid(name)
         if pid is None:
             return
         held, at = self._recoveries.held_by(pid), time.time()
@@ -214,14 +239,26 @@ class _Run:
                 time.sleep(LEASE_S + 3 if "past" in kind else 2)
                 os.kill(pid, signal.SIGCONT)
             elif kind == "kill_engine":
-                engines = [each for each in processes_of([pid]) if each != pid]
-                if not engines:
-                    return
-                os.kill(self._random.choice(engines), signal.SIGKILL)
+                os.kill(self._random.choice(_engines_of(pid)), signal.SIGKILL)
             else:
                 os.kill(pid, signal.SIGKILL)
         self._faults[kind] += 1
         self._recoveries.follow(kind, held, at)
+
+    def _workers_for(self, kind: str) -> list[str]:
+        """The workers that a fault of this kind can strike: those with an engine's process, or all."""
+        workers = {name: self._pid(name) for name in self._workers}
+        return [
+            name for name, pid in workers.items() if pid is not None and (kind != "kill_engine" or _engines_of(pid))
+        ]
+
+    def _pid(self, name: str) -> int | None:
+        return next(child.pid for child in self._stack.children() if child.name == name)
+
+
+def _engines_of(worker: int) -> list[int]:
+    """The processes under a worker's."""
+    return [each for each in processes_of([worker]) if each != worker]
 
 
 def _differ_by(one: bytes, other: bytes) -> int:
@@ -230,7 +267,13 @@ def _differ_by(one: bytes, other: bytes) -> int:
     return 1 << 16 if found[0].size != found[1].size else int(np.abs(found[0] - found[1]).max(initial=0))
 
 
-def _bodies() -> list[dict[str, Any]]:
+def _tiny_qwen2_5_omni(directory: Path) -> dict[str, Path]:
+    from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
+
+    return {"qwen2_5_omni": build_tiny_checkpoint(directory / "checkpoint", seed=0)}
+
+
+def _qwen2_5_omni_bodies(directory: Path) -> list[dict[str, Any]]:
     """Greedy and seeded: the same every time."""
     found = []
     for number, (text, modalities) in enumerate(
@@ -248,3 +291,35 @@ def _bodies() -> list[dict[str, Any]]:
         }
         found.append(body)
     return found
+
+
+def _smollm2(directory: Path) -> dict[str, Path]:
+    from omni_jobs.demo.checkpoints import smollm2_checkpoint
+
+    return {"voice.think": smollm2_checkpoint(Console())}
+
+
+def _voice_bodies(directory: Path) -> list[dict[str, Any]]:
+    """Spoken questions, answered with seeds by text, speech, or both."""
+    from tests.spoken import hibari, wav
+
+    found = []
+    for number, (question, modalities) in enumerate(
+        (
+            ("What should I do when I cannot sleep at night?", ["text", "audio"]),
+            ("Why is the sky blue?", ["audio"]),
+            ("How do I bake bread?", ["text"]),
+        )
+    ):
+        sound = directory / f"question-{number}.wav"
+        sound.write_bytes(wav(hibari()(question, seed=number), 24_000))
+        message = user_message(audio=[sound])
+        found.append({"model": "voice", "messages": [message], "modalities": modalities, "seed": number})
+    return found
+
+
+PIPELINES = {
+    # code2wav's samples differ by 1e-4 between batches.
+    "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, _qwen2_5_omni_bodies, rounding=4),
+    "voice": Subject(_smollm2, _voice_bodies, rounding=0),
+}
