@@ -84,16 +84,28 @@ class _Request:
 class OmniLLM:
     """A pipeline with its engines, which are child processes. A context manager; otherwise call :meth:`close`."""
 
-    def __init__(self, pipeline: str, *, model: str | Path | None = None, settings: Settings | None = None) -> None:
-        """Load every stage of a pipeline at once. ``model``: the checkpoint to use in place of the pipeline's own.
+    def __init__(
+        self,
+        pipeline: str,
+        *,
+        model: str | Path | Mapping[str, str | Path] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Load every stage of a pipeline at once.
 
-        Raises ConfigError, NotFound when no pipeline has this name, and EngineDead when an engine ends in its start.
+        ``model`` is the checkpoint to use in place of the pipeline's own. A mapping has the checkpoints of stages with
+        a model of their own, by the stage's name.
+
+        Raises ConfigError, NotFound when no pipeline or stage has this name, and EngineDead when an engine ends in its
+        start.
         """
         settings = settings or Settings()
-        if model is not None:
-            settings = settings.model_copy(update={"models": {**settings.models, pipeline: Path(model)}})
-        self._settings = settings
         self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
+        if isinstance(model, Mapping):
+            given = {f"{pipeline}.{self.pipeline.stage(stage).name}": Path(path) for stage, path in model.items()}
+        else:
+            given = {} if model is None else {pipeline: Path(model)}
+        self._settings = settings = settings.model_copy(update={"models": {**settings.models, **given}})
         self._wall = MediaWall(settings)
         self._meters = {name: StageMeter() for name in self.pipeline.stages}
         self._stages = {name: StageLLM.create(self.pipeline, name, settings) for name in self.pipeline.stages}

@@ -35,9 +35,13 @@ class OmniModelConfig:
         if stage.model is None or stage.family is None:
             return None
         if path is None:
+            own = f"{pipeline.name}.{stage.name}"
+            option, keys = "--model PATH", f"{pipeline.name} or {own}"
+            if stage.model != pipeline.model:
+                option, keys = f"--model {own}=PATH", own
             raise ConfigError(
-                f"stage {stage.name} of {pipeline.name} needs a checkpoint: give --model PATH, or OMNI_JOBS_MODELS "
-                f"with the key {pipeline.name} or {pipeline.name}.{stage.name}",
+                f"stage {stage.name} of {pipeline.name} needs a checkpoint: give {option}, or OMNI_JOBS_MODELS "
+                f"with the key {keys}",
                 field="model.path",
                 stage=stage.name,
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidRequest, NotFound, OmniJobsError, TimeLimitExceeded
+from omni_jobs.errors import ConfigError, InvalidRequest, NotFound, OmniJobsError, TimeLimitExceeded
 from omni_jobs.settings import Settings
 from workers.offline import OmniLLM, OmniOutput
 
@@ -34,6 +34,21 @@ def test_stages_overlap_across_requests(llm: OmniLLM) -> None:
     """The second request passes the first, which is still in its first stage."""
     streamed = llm.stream([request("slow", delay_s=2.0), request("quick")])
     assert [index for index, _ in streamed] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ({"think": "/nowhere"}, ConfigError, "/nowhere: no such checkpoint directory"),
+        ({"thinker": "/nowhere"}, NotFound, "no stage 'thinker'; it has listen, think, acoustic, vocoder"),
+        ("/nowhere", ConfigError, "with the key voice.think$"),  # no stage of it has the pipeline's model
+    ],
+)
+def test_a_checkpoint_goes_to_the_stage_that_it_is_given_to(
+    model: str | dict[str, str], error: type[OmniJobsError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        OmniLLM("voice", model=model)
 
 
 @pytest.mark.parametrize("text", ["海是什么？", "ما هذا؟", "🖼️ e\u0301"])
