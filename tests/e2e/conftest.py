@@ -11,6 +11,9 @@ import yaml
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
+from tests.services.vllm_server import vllm_server, vllm_server_process
+
+__all__ = ["vllm_server", "vllm_server_process"]
 
 SHIPPED = Path(__file__).parents[2] / "stage_configs"
 

@@ -71,6 +71,12 @@ def test_the_engine(tmp_path: Path) -> None:
     assert "the platform / the bare engine" in figures_of(tmp_path, "engine")
 
 
+def test_remote(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "remote")
+    names = {name for name, figure in figures.items() if figure["target"] == 0.95}
+    assert {name.partition(" /")[0] for name in names} == {"the remote runner", "through the queue"}
+
+
 def test_a_backlog(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "backlog", "--database", "sqlite")
     assert {
