@@ -118,7 +118,7 @@ def _alternate(
     jobs, runs = arguments.jobs, arguments.runs
     requests = work.requests(jobs)
     reference = None if model is None else _transformers(model)
-    sides: list[Callable[[Sequence[dict[str, Any]]], None]] = [
+    sides: list[Callable[[Sequence[dict[str, Any]]], object]] = [
         lambda some: through_stack(client, work, some, singly=arguments.singly),
         lambda some: offline(llm, some),
     ]

@@ -4,9 +4,10 @@
 
 The same chat completions of about 60 tokens, 64 new tokens each, greedy, all at once, from the first request to the
 last answer. The runner streams them, as a worker does, so that jobs have progress; the client streams them as well.
-Beside that both ask for them whole, which a stage config may choose. The sides take turns. The processor time is this
-process's, and not the server's. Without --model SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with
-random weights.
+Beside that both ask for them whole, which a stage config may choose. "Through the queue" is the whole platform with
+such a stage: HTTP, SQL, broker, a worker, storage and back, from the submit of all in one call to the last result. The
+sides take turns. The processor time is this process's, and not the server's or the platform's. Without --model
+SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with random weights.
 """
 
 import argparse
@@ -14,8 +15,8 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +29,12 @@ from rich.progress import track
 
 from benchmarks.engine import NEW_TOKENS, WORDS
 from benchmarks.figures import Figure, figure, report
+from benchmarks.main_job import Work, through_stack
+from omni_jobs.client import Client
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.servers import Server
+from omni_jobs.settings import Settings
+from omni_jobs.stack.embedded import EmbeddedStack
 from tests.services.vllm_server import KEY, MODEL, VllmServer
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import ChatParameters
@@ -40,6 +45,7 @@ Side = Callable[[Sequence[str]], Awaitable[None]]
 """Has all these texts answered at once, each with ``NEW_TOKENS`` tokens, and checks the answers."""
 
 RUNNER, RUNNER_WHOLE = "the remote runner", "the remote runner, whole"
+QUEUE, QUEUE_WHOLE = "through the queue", "through the queue, whole"
 STREAMED, WHOLE = "the stock client, streaming", "the stock client, whole"
 _TIME_LIMIT_S = 1800.0
 
@@ -57,7 +63,8 @@ def main() -> None:
             with Console().status("starting vLLM's server"):
                 server.start()
                 server.wait()
-            times = asyncio.run(_measure(server, texts, arguments.runs))
+            with _platform(server, Path(directory), arguments.jobs) as platform:
+                times = asyncio.run(_measure(server, platform, texts, arguments.runs))
         finally:
             server.kill()
     report(_figures(times, arguments.jobs), arguments.json)
@@ -82,6 +89,57 @@ def _model(directory: Path, *, quick: bool) -> Path:
     return build_causal_lm(directory / "checkpoint")
 
 
+_STAGE_CONFIG = """
+name: {name}
+version: "1"
+stages:
+  llm:
+    kind: remote
+    processor: remote_chat
+    produces: text
+    slots: {slots}
+    engine: {{server: vllm, endpoint: chat, model: {model}, stream: {stream}}}
+outputs:
+  text: {{stage: llm}}
+"""
+
+
+@contextmanager
+def _platform(server: VllmServer, directory: Path, jobs: int) -> Iterator[Client]:
+    """The platform with a remote stage that streams, and one that asks for answers whole."""
+    configs = directory / "stage_configs"
+    configs.mkdir()
+    for stream in (True, False):
+        name = _pipeline(stream=stream)
+        text = _STAGE_CONFIG.format(name=name, slots=jobs, model=MODEL, stream=str(stream).lower())
+        (configs / f"{name}.yaml").write_text(text, encoding="utf-8")
+    settings = Settings(
+        data_dir=directory / "data",
+        stage_configs=configs,
+        servers={"vllm": Server(url=server.url, key=SecretStr(KEY))},
+    )
+    pipelines = [_pipeline(stream=stream) for stream in (True, False)]
+    with EmbeddedStack(settings, pipelines=pipelines) as stack, Client(stack.url) as client:
+        yield client
+
+
+def _pipeline(*, stream: bool) -> str:
+    return "remote_chat" if stream else "remote_chat_whole"
+
+
+def _queue(client: Client, *, stream: bool) -> Side:
+    """Return the platform's side, with the same requests as jobs."""
+    greedy = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    work = Work(pipeline=_pipeline(stream=stream), modalities=("text",), artifacts=())
+
+    async def all_of(texts: Sequence[str]) -> None:
+        requests = [{"messages": [{"role": "user", "content": text}], "stages": {"llm": greedy}} for text in texts]
+        for job in await asyncio.to_thread(through_stack, client, work, requests):
+            _check((job.result or {})["usage"]["llm"]["completion_tokens"])
+
+    return all_of
+
+
 class Run(NamedTuple):
     """The seconds that one side took for all texts: by the clock, and of processor time in this process."""
 
@@ -89,14 +147,16 @@ class Run(NamedTuple):
     cpu_s: float
 
 
-async def _measure(server: VllmServer, texts: Sequence[str], runs: int) -> Mapping[str, list[Run]]:
+async def _measure(server: VllmServer, platform: Client, texts: Sequence[str], runs: int) -> Mapping[str, list[Run]]:
     """Return each side's runs, by its name."""
     async with AsyncExitStack() as held:
         sides: dict[str, Side] = {
             RUNNER: await _runner(server, len(texts), held, stream=True),
             STREAMED: await _client(server, held, stream=True),
+            QUEUE: _queue(platform, stream=True),
             RUNNER_WHOLE: await _runner(server, len(texts), held, stream=False),
             WHOLE: await _client(server, held, stream=False),
+            QUEUE_WHOLE: _queue(platform, stream=False),
         }
         times: dict[str, list[Run]] = {name: [] for name in sides}
         for turn in track(range(runs + 1), description="alternating"):
@@ -182,6 +242,8 @@ def _figures(times: Mapping[str, Sequence[Run]], jobs: int) -> list[Figure]:
         ),
         _ratio(f"the remote runner / openai {openai.__version__}, streaming", times[STREAMED], times[RUNNER], 0.95),
         _ratio(f"the remote runner / openai {openai.__version__}, whole", times[WHOLE], times[RUNNER_WHOLE]),
+        _ratio(f"through the queue / openai {openai.__version__}, streaming", times[STREAMED], times[QUEUE], 0.95),
+        _ratio(f"through the queue / openai {openai.__version__}, whole", times[WHOLE], times[QUEUE_WHOLE], 0.95),
         _ratio("the remote runner, streaming / whole", times[RUNNER_WHOLE], times[RUNNER]),
     ]
 
