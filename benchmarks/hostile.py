@@ -49,7 +49,7 @@ Attack = Callable[[str, int], str]
 def main() -> None:
     arguments = _arguments()
     if arguments.quick:
-        arguments.seconds, arguments.idle, arguments.rest, arguments.large_jobs = 8.0, 3.0, 1.0, 3
+        arguments.seconds, arguments.idle, arguments.rest, arguments.large_jobs = 5.0, 2.0, 0.5, 2
         hostile.BODY_BYTES = MIB
     with tempfile.TemporaryDirectory(prefix="omni-jobs-hostile-") as name:
         directory = Path(name)
