@@ -4,9 +4,10 @@
 
 Two embedded stacks with databases of one kind, one with few jobs waiting and one with many, and
 no worker. Both are measured in turns, a part of each run at a time: jobs are submitted and read
-over HTTP; then as many are taken from the broker, claimed and completed in this process as a
-worker would, 64 on one side, 64 on the other. A p99 is that of one run, a ratio that of the two
-runs of one turn.
+over HTTP, and on each side others are claimed by 16 workers at once, which are processes. Then as
+many jobs as were submitted are claimed by their turns and completed by one worker in this process,
+64 on one side, 64 on the other, with no requests in between. A p99 is that of one run, a ratio
+that of the two runs of one turn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,14 +32,15 @@ import redis
 from rich.progress import Progress, track
 from sqlalchemy import text
 
+from benchmarks.claimers import Claimers
+from benchmarks.echo import LEASE_S, complete, worker
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.hints import read_hints
 from omni_jobs.database.database import Database
 from omni_jobs.intake.intake import new_job
-from omni_jobs.jobs import Completion, Jobs, NewJob, NewWorker, Retention, SubmitResult, new_job_id
+from omni_jobs.jobs import Jobs, NewJob, Retention, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
@@ -48,24 +51,26 @@ _PARTS = 8  # of a run; of a quick one it is one
 _PER_PART = 256  # submits, reads and jobs claimed; lists are a quarter of it
 _CLIENTS = 4
 _FIRST, _SECOND = "worker-of-first", "worker-of-second"
-_LEASE_S = 100_000.0
+_CLAIMERS = 16  # workers that claim at once
+_QUICK_CLAIMERS = 2
+_CLAIM = 16  # stage runs in a claim of one of them …
+_CLAIMS = 2  # … which makes so many
 _DEADLINE_S = 86_400.0
 _ANY_NUMBER = 1 << 30
-_ALONE = 2000  # jobs submitted over HTTP, for what the broker holds of each
 
 _WORDS = ("Tell", "me", "why", "a", "quick", "brown", "fox", "would", "ever", "jump", "over", "the", "lazy", "dog")
 
 
 def main() -> None:
     arguments = _arguments()
-    parts, alone = _PARTS, _ALONE
+    parts, claimers = _PARTS, _CLAIMERS
     if arguments.quick:
-        arguments.small, arguments.large, arguments.runs, parts, alone = 256, 1024, 1, 1, 64
+        arguments.small, arguments.large, arguments.runs, parts, claimers = 256, 1024, 1, 1, _QUICK_CLAIMERS
     kinds = DATABASES if arguments.database == "both" else (arguments.database,)
     found = [
         item
         for kind in kinds
-        for item in _of(kind, arguments.small, arguments.large, arguments.runs, parts=parts, alone=alone)
+        for item in _of(kind, arguments.small, arguments.large, arguments.runs, parts=parts, claimers=claimers)
     ]
     report(found, arguments.json)
 
@@ -81,66 +86,87 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _of(kind: str, small: int, large: int, runs: int, *, parts: int, alone: int) -> Iterator[Figure]:
+def _of(kind: str, small: int, large: int, runs: int, *, parts: int, claimers: int) -> Iterator[Figure]:
     with ExitStack() as stack:
         sides = [stack.enter_context(_side(kind)) for _ in (small, large)]
         few, many = sides
         few.fill(small)
-        before, empty = many.memory(), many.stored_bytes()
+        empty = many.stored_bytes()
         rate = many.fill(large)
-        hints_bytes = (many.memory() - before) / large
         job_bytes = (many.stored_bytes() - empty) / large
-        _measure_part(sides, [{name: [] for name in _MEASURED} for _ in sides])  # warm
+        urls = [side.stack.settings.resolved_database_url for side in sides]
+        several = stack.enter_context(Claimers(claimers, urls, _CLAIM))
+        for side in sides:
+            side.register("first", several.worker_ids)
+        warm: list[dict[str, list[float]]] = [defaultdict(list) for _ in sides]
+        _measure_part(sides, several, warm)
+        _work(sides, warm)
         gc.collect()
         gc.freeze()  # what the fill left is not walked within a measurement, as in a worker
-        measured = _alternate(kind, sides, runs, parts)
-        alone_bytes = many.bytes_of_submits(alone)
+        measured = _alternate(kind, sides, several, runs, parts)
+        broker_bytes = many.broker_bytes()
     yield figure(f"{kind}: filled, jobs/s", "jobs/s", [rate])
     yield figure(f"{kind}: database, bytes a job", "B", [job_bytes])
-    yield figure(f"{kind}: broker, bytes a job, submitted {_AT_ONCE} at a time", "B", [hints_bytes], at_most=100)
-    yield figure(
-        f"{kind}: broker, bytes a job, submitted over HTTP by {_CLIENTS} clients", "B", [alone_bytes], at_most=100
-    )
-    yield from _figures(kind, measured, f"{small}", f"{large}")
+    yield figure(f"{kind}: broker, bytes beside {large} jobs", "B", [broker_bytes], at_most=1_000_000)
+    yield from _figures(kind, measured, f"{small}", f"{large}", claimers)
 
 
-def _alternate(kind: str, sides: Sequence[_Side], runs: int, parts: int) -> Mapping[str, list[tuple[float, float]]]:
+def _alternate(
+    kind: str, sides: Sequence[_Side], several: Claimers, runs: int, parts: int
+) -> Mapping[str, list[tuple[float, float]]]:
     """Of every run, what each figure was on either side."""
     measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with Progress() as progress:
         bar = progress.add_task(f"{kind}: alternating", total=runs * parts)
         for _ in range(runs):
-            seconds: list[dict[str, list[float]]] = [{name: [] for name in _MEASURED} for _ in sides]
+            seconds: list[dict[str, list[float]]] = [defaultdict(list) for _ in sides]
             for part in range(parts):
-                turn = 1 if part % 2 else -1
-                _measure_part(sides[::turn], seconds[::turn])
+                _measure_part(sides, several, seconds, turn=1 if part % 2 else -1)
                 progress.advance(bar)
+            _work(sides, seconds)
             for name, (_, value_of) in _MEASURED.items():
                 measured[name].append((value_of(seconds[0][name]), value_of(seconds[1][name])))
     return measured
 
 
-def _measure_part(sides: Sequence[_Side], seconds: Sequence[dict[str, list[float]]]) -> None:
-    """As many jobs come as go; each figure's seconds are added to those there are."""
-    for side, its_seconds in zip(sides, seconds, strict=True):
-        side.measure_requests(its_seconds)
-    # These machines' speed changes within a second: what is compared is done within milliseconds.
-    for _ in zip(*(side.work(its) for side, its in zip(sides, seconds, strict=True)), strict=True):
+def _measure_part(
+    sides: Sequence[_Side], several: Claimers, seconds: Sequence[dict[str, list[float]]], turn: int = 1
+) -> None:
+    """Measure all but one worker's claims once, either side first by ``turn`` (1 or -1), and add to the seconds."""
+    for number in (0, 1)[::turn]:
+        sides[number].measure_requests(seconds[number])
+        seconds[number][_SEVERAL].append(sides[number].claim_at_once(several, number))
+
+
+def _work(sides: Sequence[_Side], seconds: Sequence[dict[str, list[float]]]) -> None:
+    """Have one worker of each side take as many jobs as came, and add to the seconds.
+
+    These machines' speed changes within a second: what is compared is done within milliseconds.
+    """
+    for _ in zip_longest(*(side.work(its) for side, its in zip(sides, seconds, strict=True))):
         pass
 
 
-def _figures(kind: str, measured: Mapping[str, list[tuple[float, float]]], small: str, large: str) -> Iterator[Figure]:
-    for name, found in measured.items():
-        unit, _ = _MEASURED[name]
+def _figures(
+    kind: str, measured: Mapping[str, list[tuple[float, float]]], small: str, large: str, claimers: int
+) -> Iterator[Figure]:
+    for key, found in measured.items():
+        unit, _ = _MEASURED[key]
+        name = f"claims, {claimers} workers" if key == _SEVERAL else key
         for jobs, values in zip((small, large), zip(*found, strict=True), strict=True):
             yield figure(f"{kind}: {name}, {jobs} jobs", unit, values)
         ratios = [many / few for few, many in found]
-        yield figure(f"{kind}: {name}, {large} / {small}", "×", ratios, **_TARGETS.get(name, {}))
+        yield figure(f"{kind}: {name}, {large} / {small}", "×", ratios, **_TARGETS.get(key, {}))
 
 
 def _rate(seconds: Sequence[float]) -> float:
-    """Stage runs a second, of claims of _AT_ONCE each."""
+    """Stage runs a second, of claims or completions of _AT_ONCE each."""
     return _AT_ONCE * len(seconds) / sum(seconds)
+
+
+def _rate_of_several(seconds: Sequence[float]) -> float:
+    """Stage runs a second, of those that each took so many seconds of all the workers."""
+    return len(seconds) / sum(seconds)
 
 
 def _p99(seconds: Sequence[float]) -> float:
@@ -151,8 +177,10 @@ def _median(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1000
 
 
+_SEVERAL = "claims, several workers"
 _MEASURED: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
-    "claims": ("stage runs/s", _rate),
+    "claims, 1 worker": ("stage runs/s", _rate),
+    _SEVERAL: ("stage runs/s", _rate_of_several),
     "completions": ("stage runs/s", _rate),
     "a submit's p99": ("ms", _p99),
     "GET /v1/jobs/{id}, p99": ("ms", _p99),
@@ -163,7 +191,8 @@ _MEASURED: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "the count of the backlog": ("ms", _median),
 }
 _TARGETS: dict[str, dict[str, float]] = {
-    "claims": {"at_least": 0.9},
+    "claims, 1 worker": {"at_least": 0.6},
+    _SEVERAL: {"at_least": 0.6},
     "a submit's p99": {"at_most": 1.5},
     "GET /v1/jobs/{id}, p99": {"at_most": 1.5},
     "GET /v1/jobs, p99": {"at_most": 1.5},
@@ -181,41 +210,42 @@ class _Side:
     jobs: Jobs
     broker: Broker
     server: redis.Redis  # under the broker
-    queue: str  # of the first stage
     admitted: AdmittedRequest  # what every job of the fill asks for
     known: list[str] = field(default_factory=list)  # ids of some jobs
-    popped: dict[int, int] = field(default_factory=dict)  # hints taken from the broker and not yet claimed
-    claimed: set[int] = field(default_factory=set)  # of the first stage: the stack's own rescuer may hint them again
+    _came: int = 0  # jobs that were submitted and not claimed yet
 
     # The fill
 
     def fill(self, count: int) -> float:
-        """Submit so many jobs as fast as it goes; jobs/s."""
+        """Register a worker of each stage, and submit so many jobs as fast as it goes; jobs/s."""
+        self.register("first", [_FIRST])
+        self.register("second", [_SECOND])
         begin = time.perf_counter()
         for start in track(range(0, count, _AT_ONCE), description=f"filling: {count} jobs"):
-            new = self._new_jobs(min(_AT_ONCE, count - start))
-            answers = self.jobs.submit_all(new)
-            self.broker.publish(
-                [hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints]
-            )
+            new = self._submit_directly(min(_AT_ONCE, count - start))
             if start % (_AT_ONCE * max(1, count // 100_000)) == 0:
                 self.known += [job.job_id for job in new]
-        seconds = time.perf_counter() - begin
-        served = self.admitted.pipeline
-        for worker_id, stage in ((_FIRST, "first"), (_SECOND, "second")):
-            worker = NewWorker(
-                worker_id, worker_id, "echo", stage, "localhost", 1, 2 * _AT_ONCE, served.version, served.digest
-            )
-            self.jobs.register_worker(worker, _LEASE_S)
-        return count / seconds
+        return count / (time.perf_counter() - begin)
+
+    def register(self, stage: str, worker_ids: Sequence[str]) -> None:
+        """Register workers of a stage."""
+        for worker_id in worker_ids:
+            self.jobs.register_worker(worker(self.admitted.pipeline, stage, 2 * _AT_ONCE, worker_id), LEASE_S)
+
+    def _submit_directly(self, count: int) -> list[NewJob]:
+        """Submit so many jobs in one transaction, and ring for them, as the API does for a bulk."""
+        new = self._new_jobs(count)
+        answers = self.jobs.submit_all(new)
+        self.broker.ring({queue for answer in answers if isinstance(answer, SubmitResult) for queue in answer.queues})
+        return new
 
     def _new_jobs(self, count: int) -> list[NewJob]:
         tenants = [f"tenant-{random.randrange(10)}" for _ in range(count)]  # noqa: S311
         return [new_job(new_job_id(), self.admitted, (), tenant=tenant, expires_in_s=_DEADLINE_S) for tenant in tenants]
 
-    def memory(self) -> int:
-        """Bytes that the broker holds."""
-        return int(self.server.info("memory")["used_memory"])
+    def broker_bytes(self) -> int:
+        """Bytes that the broker holds in all its keys, most of them doorbells."""
+        return sum(int(self.server.memory_usage(key, samples=0) or 0) for key in self.server.scan_iter())
 
     def stored_bytes(self) -> int:
         """Bytes of the database's tables and indexes."""
@@ -224,24 +254,6 @@ class _Side:
         else:
             query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
         return int(self.db.read(lambda tx: tx.execute(text(query)).scalar_one()))
-
-    def bytes_of_submits(self, count: int) -> float:
-        """Bytes that the broker holds of each of so many jobs submitted over HTTP."""
-        there, before = self._messages(), self.memory()
-        self._submit(count)
-        deadline = time.monotonic() + 30
-        while self._hints_of_last(self._messages() - there) < count:
-            if time.monotonic() > deadline:
-                raise SystemExit("the hints are not in the broker")
-            time.sleep(0.02)
-        return (self.memory() - before) / count
-
-    def _messages(self) -> int:
-        return int(self.server.llen(self.queue))
-
-    def _hints_of_last(self, messages: int) -> int:
-        raw: list[bytes] = self.server.lrange(self.queue, 0, messages - 1) if messages else []  # type: ignore[assignment]
-        return sum(len(read_hints(message)) for message in raw)
 
     # What is measured
 
@@ -260,19 +272,29 @@ class _Side:
         ):
             seconds[name].append(_seconds(call))
 
+    def claim_at_once(self, several: Claimers, number: int) -> float:
+        """Submit jobs and have as many claimed by several workers at once; seconds of them all for a stage run."""
+        wanted = len(several.worker_ids) * _CLAIM * _CLAIMS
+        self._submit_directly(wanted)
+        claimed, seconds = several.claim(number, _CLAIMS)
+        if claimed != wanted:
+            raise SystemExit(f"{claimed} of {wanted} stage runs were claimed")
+        self._finish_second()
+        return seconds / claimed
+
     def work(self, seconds: dict[str, list[float]]) -> Iterator[None]:
         """As many jobs as were submitted go through both stages; it pauses after every claim and its completions."""
-        second: list[tuple[int, int]] = []
-        for batch in _batches(self._pop(_PER_PART)):
-            second += self._claim_and_complete(_FIRST, batch, seconds)
+        while self._came >= _AT_ONCE:
+            self._came -= _AT_ONCE
+            self._claim_and_complete(_FIRST, seconds)
             yield
-        for batch in _batches(second):
-            self._claim_and_complete(_SECOND, batch, seconds)
+        while self._claim_and_complete(_SECOND, seconds):
             yield
 
     def _submit(self, count: int) -> Sequence[float]:
         answers = post_all(*self._address, "/v1/jobs", [json.dumps(_body()).encode()] * count, clients=_CLIENTS)
         self.known += [json.loads(body)["id"] for body in answers.bodies[::_CLIENTS]]
+        self._came += count
         return answers.latencies
 
     def _get(self, paths: Sequence[str]) -> Sequence[float]:
@@ -283,36 +305,23 @@ class _Side:
         where = urlsplit(self.stack.url)
         return where.hostname or "", where.port or 0
 
-    def _pop(self, count: int) -> list[tuple[int, int]]:
-        """Hints, the oldest first, as a worker takes them."""
-        while len(self.popped) < count:
-            raw: bytes | None = self.server.rpop(self.queue)  # type: ignore[assignment]
-            if raw is None:
-                raise SystemExit("the broker has too few hints")
-            self.popped.update(hint for hint in read_hints(raw) if hint[0] not in self.claimed)
-        taken = [(stage_run_id, self.popped.pop(stage_run_id)) for stage_run_id in list(self.popped)[:count]]
-        self.claimed.update(stage_run_id for stage_run_id, _ in taken)
-        return taken
+    def _finish_second(self) -> None:
+        while claims := self.jobs.claim(_SECOND, _AT_ONCE).claims:
+            complete(self.jobs, _SECOND, claims)
 
-    def _claim_and_complete(
-        self, worker_id: str, hints: Sequence[tuple[int, int]], seconds: dict[str, list[float]]
-    ) -> list[tuple[int, int]]:
-        """The hints of the stage after."""
+    def _claim_and_complete(self, worker_id: str, seconds: dict[str, list[float]]) -> int:
+        """Claim and complete _AT_ONCE stage runs; how many they were. The claims of the short line are not measured."""
         begin = time.perf_counter()
-        claims = self.jobs.claim(worker_id, hints)
+        claims = self.jobs.claim(worker_id, _AT_ONCE).claims
         claimed = time.perf_counter()
-        outcomes = self.jobs.complete(
-            [Completion(claim.stage_run_id, claim.attempt, worker_id, inline_payload=b"payload") for claim in claims]
-        )
-        seconds["completions"].append(time.perf_counter() - claimed)
-        seconds["claims"].append(claimed - begin)
-        if len(claims) != len(hints) or not all(outcome.won for outcome in outcomes):
-            raise SystemExit(f"{len(claims)} of {len(hints)} stage runs could be claimed")
-        return [(hint.stage_run_id, hint.attempt) for outcome in outcomes for hint in outcome.hints]
-
-
-def _batches(hints: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
-    return (hints[start : start + _AT_ONCE] for start in range(0, len(hints), _AT_ONCE))
+        if claims:
+            complete(self.jobs, worker_id, claims)
+            seconds["completions"].append(time.perf_counter() - claimed)
+        if worker_id == _FIRST:
+            seconds["claims, 1 worker"].append(claimed - begin)
+            if len(claims) != _AT_ONCE:
+                raise SystemExit(f"{len(claims)} of {_AT_ONCE} stage runs could be claimed")
+        return len(claims)
 
 
 @contextmanager
@@ -334,10 +343,10 @@ def _side(kind: str) -> Iterator[_Side]:
         held.callback(broker.close)
         db = Database(stack.settings.resolved_database_url)
         held.callback(db.close)
-        jobs = Jobs(db, announce_after_s=0)  # so that every round finds as much to announce as it may
+        jobs = Jobs(db)
         server = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
         admitted = admit(_body(), pipelines, stack.settings)
-        yield _Side(stack, db, jobs, broker, server, pipelines["echo"].queue("first"), admitted)
+        yield _Side(stack, db, jobs, broker, server, admitted)
 
 
 def _body() -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _through(jobs: Jobs, broker: Broker, db: Database, settings: Settings, count
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
         answers = jobs.submit_all(new[start : start + _AT_ONCE])
-        broker.publish([hint for answer in answers if isinstance(answer, SubmitResult) for hint in answer.hints])
+        broker.ring({queue for answer in answers if isinstance(answer, SubmitResult) for queue in answer.queues})
     _wait_until(lambda: _is_done(db, new[-1].job_id))
     return time.perf_counter() - begin
 

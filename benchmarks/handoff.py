@@ -6,7 +6,7 @@ Jobs of two stages that do nothing arrive one by one, so many a second whatever 
 through PostgreSQL and the embedded stack's workers. All times are the database's:
 
 hand-off    the first stage run's ``finished_at`` to the second's ``started_at``, its claim: the commit
-            of the one, a hint, and the claim of the other
+            of the one, a doorbell, and the claim of the other
 worked on   the first's ``finished_at`` to the second's ``finished_at``: the hand-off, and then the
             payload read and its digest checked, the runner run, and the end brought to the database
 whole job   ``created_at`` to the job's ``finished_at``: the payload made and stored as well
@@ -167,7 +167,7 @@ class Arrivals:
         [answer] = self._jobs.submit_all([job])
         if not isinstance(answer, SubmitResult):
             raise SystemExit(f"a job is refused: {answer}")
-        self._broker.publish(answer.hints)
+        self._broker.ring(answer.queues)
 
     def _wait_until_done(self) -> None:
         deadline = time.monotonic() + _DRAIN_S

@@ -17,9 +17,12 @@ class Answers:
     bodies: Sequence[bytes]
 
 
-def post_all(host: str, port: int, path: str, bodies: Sequence[bytes], *, clients: int) -> Answers:
+def post_all(
+    host: str, port: int, path: str, bodies: Sequence[bytes], *, clients: int, api_key: str | None = None
+) -> Answers:
     """Post each body once. Raises SystemExit for an answer that is no success."""
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
+    key = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{key}Content-Type: application/json\r\nContent-Length: "
     requests = (f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies)
     return asyncio.run(_send_all(host, port, requests, clients))
 

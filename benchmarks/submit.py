@@ -1,8 +1,8 @@
 """Submitting: single jobs from 32 keep-alive clients, and a bulk of 50,000, to one API process.
 
-    python -m benchmarks.submit --json FILE [--jobs 5000] [--bulk 50000] [--runs 5] [--quick]
+    python -m benchmarks.submit --json FILE [--jobs 5000] [--bulk 50000] [--runs 5] [--keys] [--quick]
 
-No worker runs: what is measured is the API, SQL and the hints. The load comes from this process.
+No worker runs: what is measured is the API, SQL and the doorbells. The load comes from this process.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,8 +20,11 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import Answers, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.client import Client
+from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
+from omni_jobs.tenants.key_store import ApiKeys
+from omni_jobs.tenants.tenant_store import Tenants
 
 CLIENTS = 32
 
@@ -31,7 +35,10 @@ def main() -> None:
         arguments.jobs, arguments.bulk, arguments.runs = 100, 500, 1
     found: list[Figure] = []
     for kind in arguments.database or DATABASES:
-        found += _of(kind, arguments.jobs, arguments.bulk, arguments.runs)
+        if arguments.keys:
+            found += _of_keys(kind, arguments.jobs, arguments.runs)
+        else:
+            found += _of(kind, arguments.jobs, arguments.bulk, arguments.runs)
     report(found, arguments.json)
 
 
@@ -42,6 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bulk", type=int, default=50_000, help="jobs of the bulk (default 50000)")
     parser.add_argument("--runs", type=int, default=5, help="times each (default 5)")
     parser.add_argument("--database", action="append", choices=DATABASES, help="only this one; may be repeated")
+    parser.add_argument("--keys", action="store_true", help="single submits with API keys against those without")
     parser.add_argument("--quick", action="store_true", help="few jobs, one run: whether it works")
     return parser.parse_args()
 
@@ -69,12 +77,39 @@ def _of(kind: str, jobs: int, bulk: int, runs: int) -> Iterator[Figure]:
     yield figure(f"{kind}: the API's peak memory, grown by the bulks", "MiB", [grown], at_most=32)
 
 
+def _of_keys(kind: str, jobs: int, runs: int) -> Iterator[Figure]:
+    """Submit with and without keys in turn, to two stacks of which one is idle, so that both meet the same noise."""
+    with ExitStack() as opened:
+        ways = []
+        for auth in ("off", "keys"):
+            directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-"))
+            url = opened.enter_context(database(kind))
+            settings = Settings(data_dir=Path(directory) / "data", database_url=url, auth=auth)
+            stack = opened.enter_context(EmbeddedStack(settings, pipelines=[]))
+            where = urlsplit(stack.url)
+            ways.append((where.hostname or "", where.port or 0, _key(stack.settings) if auth == "keys" else None))
+        for way in ways:
+            _single(*way[:2], min(jobs, 200), way[2])  # warm
+        ratios = []
+        for number in track(range(runs), description=f"{kind}: with keys and without"):
+            took = {way: _single(*way[:2], jobs, way[2]).seconds for way in ways[:: 1 if number % 2 else -1]}
+            ratios.append(took[ways[0]] / took[ways[1]])
+    yield figure(f"{kind}: submits/s with keys ÷ without", "", ratios, at_least=0.95)
+
+
+def _key(settings: Settings) -> str:
+    with closing(Database(settings.resolved_database_url)) as opened:
+        Tenants(opened).create("acme")
+        return ApiKeys(opened).create("acme", ["submit"]).key
+
+
 def _body(number: int) -> bytes:
     return json.dumps({"model": "echo", "messages": [{"role": "user", "content": f"Hello {number}"}]}).encode()
 
 
-def _single(host: str, port: int, jobs: int) -> Answers:
-    return post_all(host, port, "/v1/jobs", [_body(number) for number in range(jobs)], clients=CLIENTS)
+def _single(host: str, port: int, jobs: int, api_key: str | None = None) -> Answers:
+    bodies = [_body(number) for number in range(jobs)]
+    return post_all(host, port, "/v1/jobs", bodies, clients=CLIENTS, api_key=api_key)
 
 
 def _lines(jobs: int) -> Iterator[bytes]:

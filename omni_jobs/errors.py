@@ -13,7 +13,9 @@
     │   ├── ConfigError             a stage config or a setting; names file, line and field
     │   │   └── PluginBroken            an installed plug-in that it names cannot be loaded or is not what it should be
     │   ├── NotFound                no such job, artifact or pipeline
+    │   ├── MethodNotAllowed        there is such a path, and it does not know the method
     │   ├── Conflict                the thing exists, and its state forbids the request
+    │   ├── IdempotencyKeyReused    the key of a submit names the job of another request
     │   └── Gone                    the thing existed, and its time to live is over
     ├── PayloadError            a payload that cannot be read; names the field
     │   ├── PayloadTooLarge         it is larger than the limit
@@ -34,14 +36,19 @@
     ├── Expired                 a job ran out of time; says whether it ever started
     │   ├── DeadlineExceeded        its own deadline passed
     │   └── QueueTimeLimit          it waited for a stage longer than the stage allows
-    ├── TooManyJobs             retryable; as many jobs wait as may wait
+    ├── Unauthenticated         the request has no API key that counts
+    ├── MissingScope            the request's API key may not do this; names the scope
+    ├── LimitReached            retryable; a limit on jobs or requests; says when to try again
+    │   ├── TooManyJobs             as many jobs wait as may wait
+    │   ├── TooManyRunningJobs      as many jobs of the tenant run as may run
+    │   ├── TooManyRequests         the tenant has sent as many requests in a minute as it may
+    │   └── TooMuchMedia            the media of the tenant's unfinished jobs have as many bytes as they may
     ├── TooSlow                 retryable; the client did not send the rest of its request in time
     ├── ServerBusy              retryable; as many connections or bytes of bodies are held as may be
     ├── DecodersUnavailable     retryable; no process can decode media now: all are busy, or none starts
     ├── ModelMissing            this server has no checkpoint for the pipeline
     ├── DatabaseUnavailable     retryable; SQL does not answer, or has another schema
-    ├── BrokerUnavailable       retryable; the row in SQL is the truth, a hint can wait
-    ├── BadMessage              a message of a queue is no message of hints
+    ├── BrokerUnavailable       retryable; workers find the work in SQL by polling
     ├── ServerUnavailable       retryable; the client got no answer from the API
     ├── StackError              the embedded stack did not start, or cannot go on
     ├── SlotTaken               another living worker has the slot that this one was to take
@@ -65,7 +72,7 @@ class OmniJobsError(Exception):
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
+    retryable: bool = False  # of the class, but for an error of a later build
     retry_class: ClassVar[RetryClass | None] = None  # the stage's ``retries`` bound its failures of this class
     details: ClassVar[tuple[str, ...]] = ("field", "stage", "key")  # names of its keyword arguments and attributes
 
@@ -121,14 +128,20 @@ class OmniJobsError(Exception):
     def from_dict(data: Mapping[str, Any]) -> OmniJobsError:
         """Return the error that ``to_dict`` wrote, as an instance of the class that its code names.
 
-        A code that this build does not know gives an OmniJobsError whose message begins with the code.
-        Details of other types than str and int are dropped. Raises KeyError without a code or a message.
+        A code that this build does not know gives an OmniJobsError whose message begins with the code, and which is
+        retryable if ``data`` says so. Details of other types than str and int are dropped. Raises KeyError without a
+        code or a message.
         """
         code, message = str(data["code"]), str(data["message"])
         kind = _BY_CODE.get(code)
-        if kind is None:
-            kind, message = OmniJobsError, f"{code}: {message}"
-        return kind(message, **{name: data[name] for name in kind.details if isinstance(data.get(name), str | int)})
+        details = {
+            name: data[name] for name in (kind or OmniJobsError).details if isinstance(data.get(name), str | int)
+        }
+        if kind is not None:
+            return kind(message, **details)
+        error = OmniJobsError(f"{code}: {message}", **details)
+        error.retryable = data.get("retryable") is True
+        return error
 
 
 _BY_CODE: dict[str, type[OmniJobsError]] = {OmniJobsError.code: OmniJobsError}  # the classes below enter themselves
@@ -208,8 +221,16 @@ class NotFound(InvalidInput, code="not_found", http_status=404):
     """There is no such thing."""
 
 
+class MethodNotAllowed(InvalidInput, code="method_not_allowed", http_status=405):
+    """This path does not know the method."""
+
+
 class Conflict(InvalidInput, code="conflict", http_status=409):
     """The state of the thing forbids this."""
+
+
+class IdempotencyKeyReused(InvalidInput, code="idempotency_key_reused", http_status=422):
+    """This idempotency key was used for another request."""
 
 
 class Gone(InvalidInput, code="gone", http_status=410):
@@ -294,14 +315,38 @@ class QueueTimeLimit(Expired, code="queue_time_limit"):
     """The job expired, because it waited too long for a stage."""
 
 
-class TooManyJobs(OmniJobsError, code="too_many_jobs", http_status=429, retryable=True):
-    """As many jobs wait as may wait."""
+class Unauthenticated(OmniJobsError, code="unauthenticated", http_status=401):
+    """This needs an API key: send Authorization: Bearer omni_…"""
+
+
+class MissingScope(OmniJobsError, code="missing_scope", http_status=403):
+    """The API key may not do this."""
+
+
+class LimitReached(OmniJobsError, code="limit_reached", http_status=429, retryable=True):
+    """A limit is reached."""
 
     details = ("field", "retry_after_s")
 
     def __init__(self, message: str | None = None, *, retry_after_s: int = 1, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.retry_after_s = retry_after_s
+
+
+class TooManyJobs(LimitReached, code="too_many_jobs"):
+    """As many jobs wait as may wait."""
+
+
+class TooManyRunningJobs(LimitReached, code="too_many_running_jobs"):
+    """As many jobs of this tenant run as may run."""
+
+
+class TooManyRequests(LimitReached, code="too_many_requests"):
+    """This tenant has sent as many requests as it may in a minute."""
+
+
+class TooMuchMedia(LimitReached, code="too_much_media"):
+    """The media of this tenant's unfinished jobs have as many bytes as they may."""
 
 
 class TooSlow(OmniJobsError, code="too_slow", http_status=408, retryable=True):
@@ -328,10 +373,6 @@ class DatabaseUnavailable(OmniJobsError, code="database_unavailable", http_statu
 
 class BrokerUnavailable(OmniJobsError, code="broker_unavailable", http_status=503, retryable=True):
     """The broker does not answer."""
-
-
-class BadMessage(OmniJobsError, code="bad_message"):
-    """The message is not a hint of ours."""
 
 
 class ServerUnavailable(OmniJobsError, code="server_unavailable", http_status=503, retryable=True):

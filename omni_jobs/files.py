@@ -6,17 +6,17 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from omni_jobs.errors import StorageFull, StorageUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_BATCH_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
-_BATCH_BUFFERS = 512  # below Linux' IOV_MAX
+_PIECE_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
+_GATHERED_BYTES = 64 << 10  # smaller buffers are gathered to so many before they are written
 _MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 3.13
 
 
@@ -32,59 +32,29 @@ def write_all(fd: int, buffers: Sequence[Buffer], *, on_bytes: Callable[[memoryv
     ``on_bytes`` gets every byte in order just before it is written, so that a digest needs no second pass.
     """
     written = 0
-    for batch in _batches(byte_views(buffers)):
-        if on_bytes is not None:
-            for view in batch:
-                on_bytes(view)
-        while batch:
-            count = os.writev(fd, batch)
-            written += count
-            batch = _skip(batch, count)
+    with open(fd, "wb", buffering=_GATHERED_BYTES, closefd=False) as file:
+        for view in byte_views(buffers):
+            for start in range(0, view.nbytes, _PIECE_BYTES):
+                piece = view[start : start + _PIECE_BYTES]
+                if on_bytes is not None:
+                    on_bytes(piece)
+                written += file.write(piece)
     return written
 
 
-def _batches(views: list[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the views in lists of at most ``_BATCH_BYTES`` bytes and ``_BATCH_BUFFERS`` views, cut where needed."""
-    batch: list[memoryview] = []
-    room = _BATCH_BYTES
-    for view in views:
-        start = 0
-        while start < view.nbytes:
-            part = view[start : start + room]
-            batch.append(part)
-            start += part.nbytes
-            room -= part.nbytes
-            if room == 0 or len(batch) == _BATCH_BUFFERS:
-                yield batch
-                batch, room = [], _BATCH_BYTES
-    if batch:
-        yield batch
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Context manager: open a file beside its place, and rename it there at the end. Raises OSError.
 
-
-def _skip(batch: list[memoryview], count: int) -> list[memoryview]:
-    """Return the views without their first ``count`` bytes."""
-    for index, view in enumerate(batch):
-        if count < view.nbytes:
-            return [view[count:], *batch[index + 1 :]]
-        count -= view.nbytes
-    return []
-
-
-def write_atomically(path: Path, buffers: Sequence[Buffer]) -> int:
-    """Write a file beside its place, rename it there, and return its size in bytes. Raises OSError.
-
-    The file is not synced: it survives the process, but not a power loss.
+    If the block raises, nothing is left. The file is not synced: it survives the process, but not a power loss.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb", buffering=0) as file:
-            written = write_all(file.fileno(), buffers)
+        with partial.open("wb") as file:
+            yield file
         partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-    return written
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def map_file(fd: int, size: int) -> memoryview:

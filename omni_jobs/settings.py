@@ -1,31 +1,26 @@
 """Settings of every process: environment variables ``OMNI_JOBS_*``, or arguments of the CLI.
 
-The embedded stack and production differ in URLs alone. A secret may stand in a file that ``OMNI_JOBS_BROKER_URL_FILE``
-or ``OMNI_JOBS_DATABASE_URL_FILE`` names, so that no password is in an environment. boto3 reads its own file,
-``AWS_SHARED_CREDENTIALS_FILE``.
+The embedded stack and production differ in URLs alone. A secret may stand in a file that ``OMNI_JOBS_BROKER_URL_FILE``,
+``OMNI_JOBS_DATABASE_URL_FILE`` or ``OMNI_JOBS_API_KEY_FILE`` names, so that no password is in an environment. boto3
+reads its own file, ``AWS_SHARED_CREDENTIALS_FILE``.
 """
 
+import ipaddress
 import json
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.servers import Server
 
-_SECRETS: Final = ("broker_url", "database_url")
+Auth = Literal["off", "keys", "proxy"]
+
+_SECRETS: Final = ("broker_url", "database_url", "api_key")
 _MAX_SECRET_BYTES: Final = 65_536
 BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk_lines holds beside the one it reads
 
@@ -54,6 +49,10 @@ class Settings(BaseSettings):
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.
+    auth: Auth | None = None  # None: off on a loopback address; on any other the API refuses to start.
+    tenant_header: str | None = None  # The header in which a proxy names the tenant, for the auth proxy alone.
+    api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
 
     # The device of this process's stages, in place of the one in their stage configs.
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
@@ -67,13 +66,14 @@ class Settings(BaseSettings):
     heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # The pause between two renewals of the lease.
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # A stopping worker hands back what it holds after this.
     rescue_every_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # The pause between two rounds of the rescuer.
-    # A stage run that is queued and not claimed for so long is hinted again.
-    announce_after_s: Annotated[float, Field(ge=0.5, le=300)] = 3.0
+    # A worker with free slots looks so often for stage runs that no doorbell has told it of.
+    poll_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5  # The pause between two progress reports.
     cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # A busy worker checks so often what to cancel.
     stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # A worker restarts when a stopped stage run goes on longer.
-    load_limit_s: Annotated[float, Field(gt=0)] = 1800.0  # A worker ends when it loads its model for longer.
-    stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when it takes no waiting work for so long.
+    # A worker ends when it loads its model for longer, and an embedded stack stops when its start takes longer.
+    load_limit_s: Annotated[float, Field(gt=0)] = 1800.0
+    stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when its event loop stands still so long.
 
     # How long things are kept after their job's end, in seconds.
     keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For a retry; those of a completed job go at once.
@@ -88,7 +88,6 @@ class Settings(BaseSettings):
     # How many jobs may wait, and how much room data may take.
     max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline.
     max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline and tenant.
-    tenant_header: str | None = None  # The header in which a proxy names the tenant. None: all clients are one tenant.
     min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # A local object directory or spool leaves so many free.
     # The bytes of hidden states that one worker keeps for later stages. None: 8 GiB, or less on a small machine.
     capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
@@ -128,7 +127,6 @@ class Settings(BaseSettings):
     silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A pause within a body, or in reading an answer.
 
     # Sizes of batches and rows.
-    hints_per_message: Annotated[int, Field(ge=1, le=1024)] = 64  # At most, and at most a quarter of a stage's slots.
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 
     @field_validator("pipelines", "allowed_hosts", mode="before")
@@ -166,6 +164,22 @@ class Settings(BaseSettings):
         return url
 
     @property
+    def resolved_auth(self) -> Auth:
+        """How the API tells its callers apart.
+
+        Raises ConfigError if it is not set and the API is to serve others than this machine, or if ``tenant_header``
+        is set without the auth ``proxy``, or ``proxy`` without it.
+        """
+        if (self.auth == "proxy") != (self.tenant_header is not None):
+            raise ConfigError("proxy needs OMNI_JOBS_TENANT_HEADER, which nothing else reads", field="OMNI_JOBS_AUTH")
+        if self.auth is None and not _is_loopback(self.api_host):
+            raise ConfigError(
+                f"set it to keys, proxy or off, because the API would serve other machines, on {self.api_host}",
+                field="OMNI_JOBS_AUTH",
+            )
+        return self.auth or "off"
+
+    @property
     def resolved_database_url(self) -> str:
         """The URL of the database; by default that of a SQLite file in ``data_dir``."""
         return self.database_url or f"sqlite:///{self.data_dir.expanduser().resolve() / 'omni-jobs.sqlite'}"
@@ -182,20 +196,14 @@ class Settings(BaseSettings):
             return packaged_directory("stage_configs")
         return self.stage_configs.expanduser().resolve()
 
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *args: Any, **kwargs: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return *super().settings_customise_sources(settings_cls, init_settings, *args, **kwargs), _SecretFiles(cls)
-
     def to_environment(self) -> dict[str, str]:
         """Return the environment variables, by name, from which another process reads these same settings.
 
-        Defaults are left out. A secret that came from a file gives the variable that names the file; any other stands
-        in the clear.
+        Defaults are left out, and the API key, which no server needs. A secret that came from a file gives the
+        variable that names the file; any other stands in the clear.
         """
         variables = {}
-        for name in self.model_fields_set:
+        for name in self.model_fields_set - {"api_key"}:
             value = getattr(self, name)
             if name in _SECRETS and (path := self._file_of(name)) is not None:
                 variables[_file_variable(name)] = str(path)
@@ -222,28 +230,29 @@ class Settings(BaseSettings):
         return Path(path).absolute() if _read_secret(_file_variable(name), path) == plain else None
 
 
-class _SecretFiles(PydanticBaseSettingsSource):
-    """The source of the secrets that stand in files, ``OMNI_JOBS_<NAME>_FILE``.
-
-    Raises ConfigError, naming the variable, never the content.
-    """
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        variable = _file_variable(field_name)
-        path = os.environ.get(variable)
-        if path is None:
-            return None, field_name, False
-        if variable.removesuffix("_FILE") in os.environ:
-            raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
-        return _read_secret(variable, path), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        given = {name: self.get_field_value(self.settings_cls.model_fields[name], name)[0] for name in _SECRETS}
-        return {name: value for name, value in given.items() if value is not None}
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _file_variable(name: str) -> str:
     return f"OMNI_JOBS_{name.upper()}_FILE"
+
+
+def _secrets_of_files() -> dict[str, Any]:
+    """Return the secrets that stand in files, by their settings. Raises ConfigError, naming the variable."""
+    secrets = {}
+    for name in _SECRETS:
+        variable = _file_variable(name)
+        path = os.environ.get(variable)
+        if path is None:
+            continue
+        if variable.removesuffix("_FILE") in os.environ:
+            raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
+        secrets[name] = _read_secret(variable, path)
+    return secrets
 
 
 def _read_secret(variable: str, path: str) -> str:
@@ -262,9 +271,9 @@ def _read_secret(variable: str, path: str) -> str:
 
 
 def read_settings() -> Settings:
-    """Read the settings from the environment anew. Raises ConfigError, naming the variable."""
+    """Read the settings from the environment and the files of secrets. Raises ConfigError, naming the variable."""
     try:
-        return Settings()
+        return Settings(**_secrets_of_files())
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -273,12 +282,6 @@ def read_settings() -> Settings:
         raise ConfigError(first["msg"].removeprefix("Value error, "), field=variable) from None
     except SettingsError as error:
         raise ConfigError(f"an OMNI_JOBS_ variable cannot be read: {error}") from error
-
-
-@lru_cache(maxsize=1)
-def settings() -> Settings:
-    """Return the settings of this process, which are read once. Raises ConfigError, naming the variable."""
-    return read_settings()
 
 
 def packaged_directory(name: Literal["stage_configs", "migrations"]) -> Path:

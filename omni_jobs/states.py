@@ -24,7 +24,7 @@ class StageRunState(StrEnum):
     """The state of a stage run: one stage of one job."""
 
     PENDING = "pending"  # waits for earlier stages
-    QUEUED = "queued"  # may be claimed from the time ``due``; its row is the outbox of its hint
+    QUEUED = "queued"  # may be claimed from the time ``due``, in its turn
     RUNNING = "running"  # claimed by ``owner`` under its lease
     SUCCEEDED = "succeeded"  # its payload and artifacts are recorded
     FAILED = "failed"  # no attempt is left, or none would help

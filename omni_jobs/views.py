@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 
 DEFAULT_TENANT = "default"
@@ -30,6 +31,13 @@ class ErrorView(_View):
     key: str | None = None
 
 
+class RequestErrorView(ErrorView):
+    """The error of a refused request. It has the fields of OpenAI's errors too, because its clients read those."""
+
+    type: str  # OpenAI's class of the error, by the status of the answer
+    param: str | None  # OpenAI's name for ``field``
+
+
 class BulkAnswer(_View):
     """The answer to one line of a bulk: its job, or its error."""
 
@@ -47,6 +55,7 @@ class StageView(_View):
     inputs: dict[str, str]  # earlier stage → the flow taken from it
     produces: str = ""  # a flow
     parameters: dict[str, Any]
+    paused_at: datetime | None = None  # since then its workers claim nothing; null: it is not paused
 
 
 class FormatView(_View):
@@ -109,7 +118,7 @@ class StageRunView(_View):
     name: str
     status: StageRunState
     attempt: int  # 0 before the first claim
-    reason: str | None  # why it waits although it is its turn: retry_backoff or no_worker
+    reason: str | None  # why it waits, if not for its turn: as in the job's waiting
     queued_at: datetime | None
     started_at: datetime | None  # the start of the last attempt
     finished_at: datetime | None
@@ -120,14 +129,47 @@ class StageRunView(_View):
     finish_reason: str | None = None  # of a succeeded stage that makes tokens: stop, or length at its limit
 
 
-class WaitingView(_View):
-    """The reason why a job does not go on although one of its stages could run."""
+class EstimateView(_View):
+    """The time until a waiting stage starts, from the answer on: an interval that holds in 80 % of the cases."""
 
-    reason: Literal["no_worker"]  # no live worker of the stage has the job's pipeline file
+    low_s: float
+    high_s: float
+    basis: str  # of what it was made
+
+
+class WaitingView(_View):
+    """The reason why a job waits, and for how long. ``position`` and ``estimate`` are null in lists of jobs."""
+
+    # turn: for its place in the stage's line. paused: an operator paused the stage. no_worker: no live worker of the
+    # stage has the job's pipeline file. loading_model: those that have it load their model. retry_backoff: an attempt
+    # failed, and the next is due later. quota: its tenant runs as many jobs as it may.
+    reason: Literal["turn", "quota", "paused", "no_worker", "loading_model", "retry_backoff"]
     stage: str
     pipeline_version: str  # of the file with which the job was submitted
     pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file
     message: str
+    position: int | None = None  # of turn: how many stage runs of one's own stand before it in the line
+    position_is_exact: bool = True  # false: it may be more, because only the line's first 500 were counted
+    due_at: datetime | None = None  # of retry_backoff: when the next attempt is due
+    estimate: EstimateView | None = None  # of turn: null as long as nobody knows how long stage runs take
+
+
+class StagePauseView(_View):
+    """Whether a stage is paused: its workers go on with what they run, and claim nothing."""
+
+    pipeline: str
+    stage: str
+    paused_at: datetime | None  # null: it is not paused
+
+
+class CalibrationView(_View):
+    """How good a stage's estimates have been: of the newest 1,000 that were kept, those whose wait has ended."""
+
+    pipeline: str
+    stage: str
+    estimates: int
+    held: int  # the waits that ended within their interval of 80 %
+    share: float | None  # held / estimates; null of none
 
 
 class WarningView(_View):
@@ -172,6 +214,7 @@ class JobView(_View):
     expires_at: datetime | None = None  # the deadline
     retries: int = 0  # how often its user retried it after its end
     tenant: str = DEFAULT_TENANT
+    priority: Priority = Priority.NORMAL  # among its tenant's jobs
 
 
 class EventView(_View):

@@ -1,21 +1,21 @@
 """The Celery app of the workers: ``celery -A workers.app worker -P custom -Q <pipeline>.<stage> -n <slot>``."""
 
 import sys
-from typing import Any
 
 from celery import signals
 
 import workers.consumer.remote_control  # noqa: F401  (registers its commands with Celery)
 from omni_jobs.broker.celery_app import OmniCelery
-from omni_jobs.broker.hints import TASK
+from omni_jobs.broker.doorbell import TASK
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.settings import settings
+from omni_jobs.settings import read_settings
 from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
 
 try:
-    app = OmniCelery(settings(), load_pipelines(settings().resolved_stage_configs))
+    settings = read_settings()
+    app = OmniCelery(settings, load_pipelines(settings.resolved_stage_configs))
 except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()
@@ -24,9 +24,9 @@ signals.celeryd_init.connect(check_command_line)
 
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]
-def run_stage(hints: list[Any]) -> None:
-    """Raise TypeError, because no worker should call this task: it only registers the name that hints' messages bear.
+def run_stage() -> None:
+    """Raise TypeError, because no worker should call this task: it only registers the name that doorbells bear.
 
-    ``StagePool`` reads the messages itself. Celery's own pools would call it, in a worker without ``-P custom``.
+    ``StagePool`` takes the doorbells itself. Celery's own pools would call it, in a worker without ``-P custom``.
     """
     raise TypeError("stage runs are carried out by workers.consumer.pool:StagePool; start the worker with -P custom")

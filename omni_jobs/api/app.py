@@ -8,12 +8,15 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_jobs.api.browsers import KnownPages
+from omni_jobs.api.cancelled_requests import CancelledRequests
 from omni_jobs.api.error_answers import errors, install_error_answers
 from omni_jobs.api.held_bodies import BoundedBodies
+from omni_jobs.api.request_ids import RequestIds
 from omni_jobs.api.request_parameters import check_query
-from omni_jobs.api.routes import artifacts, bulk, dashboard, health, jobs, pipelines
+from omni_jobs.api.routes import artifacts, bulk, dashboard, health, jobs, pipelines, stages
 from omni_jobs.api.services import Services
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
@@ -43,15 +46,28 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         redoc_url=None,
     )
     install_error_answers(app)
+    app.add_middleware(CancelledRequests)
     app.add_middleware(BoundedBodies, settings=settings)
     app.add_middleware(KnownPages, settings=settings)
-    for noun in (jobs, bulk, artifacts, pipelines, dashboard):
-        app.include_router(noun.router, dependencies=[Depends(check_query)], responses=errors(421, 422))
+    for noun in (jobs, bulk, artifacts, pipelines, stages, dashboard):
+        app.include_router(noun.router, dependencies=[Depends(check_query)], responses=errors(401, 403, 421, 422, 429))
     app.include_router(health.router, responses=errors(421))
     return app
 
 
 class _Api(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the application with all its middleware, through which requests pass; the lifespan does not.
+
+        Request ids are outermost, so that a bug's answer has one too.
+        """
+        answer = RequestIds(super().build_middleware_stack())
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await (answer if scope["type"] == "http" else self.router)(scope, receive, send)
+
+        return call
+
     def openapi(self) -> dict[str, Any]:
         """Return the document of the routes, with the body of a submit, which no route declares as a parameter."""
         if self.openapi_schema is None:

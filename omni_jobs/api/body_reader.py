@@ -38,7 +38,10 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
     content_type = check_content_type(request, _JSON, _MULTIPART)
     chunks = _chunks(request, max_bytes)
     if content_type == _JSON:
-        return await _joined(chunks), None
+        body = bytearray()  # it grows by each chunk, because a join would hold the event loop for 100 ms
+        async for chunk in chunks:
+            body += chunk
+        return body, None
     try:
         form = await MultiPartParser(
             request.headers, chunks, max_files=2, max_fields=1, max_part_size=max_bytes
@@ -49,14 +52,6 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
         return await _read_parts(form)
     finally:
         await form.close()
-
-
-async def _joined(chunks: AsyncGenerator[bytes]) -> bytearray:
-    """Return all chunks as one. They are appended one by one, because a join would hold the event loop for 100 ms."""
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-    return body
 
 
 async def _read_parts(form: FormData) -> tuple[bytes, bytes | None]:

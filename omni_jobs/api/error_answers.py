@@ -1,9 +1,8 @@
-"""The API's answers to errors, all in one shape: ``{"error": {"code", "message", "field", …}}``."""
+"""The API's answers to errors. All have one shape, and say whether the same request may be sent again."""
 
 import errno
 import json
 import logging
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -14,9 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from omni_jobs.api.cut_error import cut_error
-from omni_jobs.errors import InvalidRequest, OmniJobsError, RangeNotSatisfiable, StorageFull, TooManyJobs
-from omni_jobs.views import ErrorView
+from omni_jobs.api.error_shape import shape_of
+from omni_jobs.errors import (
+    InvalidRequest,
+    LimitReached,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    OmniJobsError,
+    RangeNotSatisfiable,
+    StorageFull,
+    Unauthenticated,
+)
+from omni_jobs.views import RequestErrorView
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +34,9 @@ LAST_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer of 400 and above but a 503 of /readyz. Fields that do not apply are left out."""
+    """The body of every answer of 400 and above. Stage and key are left out where they do not apply."""
 
-    error: ErrorView
+    error: RequestErrorView
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -43,21 +52,27 @@ def install_error_answers(app: FastAPI) -> None:
 
 
 def answer_to(error: OmniJobsError) -> Response:
-    """Return the HTTP answer for an error: its status, its body, and headers such as ``Retry-After``."""
-    headers = {}
-    if isinstance(error, TooManyJobs):
+    """Return the HTTP answer for an error: its status, its body, and the headers of ``headers_of``."""
+    # A lone surrogate from the client's text becomes its JSON escape.
+    content = json.dumps({"error": shape_of(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(content, error.http_status, headers_of(error), media_type="application/json")
+
+
+def headers_of(error: OmniJobsError) -> dict[str, str]:
+    """Return the headers of the answer for an error, such as ``Retry-After``.
+
+    ``X-Should-Retry`` tells OpenAI's clients whether to repeat the request. Without it they would go by the status.
+    """
+    headers = {"X-Should-Retry": str(error.retryable).lower()}
+    if isinstance(error, LimitReached):
         headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
     if isinstance(error, RangeNotSatisfiable):
         headers |= {"Accept-Ranges": "bytes", "Content-Range": f"bytes */{'*' if error.size is None else error.size}"}
-    return _answer(error.http_status, error.to_dict(), headers)
-
-
-def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-    # A lone surrogate from the client's text becomes its JSON escape.
-    content = json.dumps({"error": cut_error(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(content, status, headers, media_type="application/json")
+    return headers
 
 
 def _answer_exception(request: Request, error: Exception) -> Response:
@@ -66,7 +81,7 @@ def _answer_exception(request: Request, error: Exception) -> Response:
         case HTTPException():
             return _answer_of_framework(request, error)
         case ClientDisconnect():
-            return Response(status_code=400)  # nobody reads it
+            error = MalformedRequest("the client left")  # nobody reads it
         case RequestValidationError():  # invalid parameters; omni_jobs.requests checks the bodies
             first = error.errors()[0]
             error = InvalidRequest(str(first["msg"]).removeprefix("Value error, "), field=str(first["loc"][-1]))
@@ -82,18 +97,24 @@ def _answer_exception(request: Request, error: Exception) -> Response:
 
 def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an exception that nothing foresaw. Starlette logs it with its trace, and the client learns nothing."""
-    return _answer(500, OmniJobsError("something went wrong in the server").to_dict(), LAST_HEADERS)
+    answer = answer_to(OmniJobsError("something went wrong in the server"))
+    answer.headers.update(LAST_HEADERS)
+    return answer
 
 
 def _answer_of_framework(request: Request, error: HTTPException) -> Response:
-    """Return the answer for an error that Starlette raises: a path without a route, a method that a path lacks."""
-    phrase = HTTPStatus(error.status_code).phrase
-    code = phrase.lower().replace(" ", "_").replace("-", "_")
-    message = f"{phrase}: {request.method} {request.url.path}"
-    headers = dict(error.headers or {})
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(_allowed_methods(request))
-    return _answer(error.status_code, {"code": code, "message": message, "retryable": False}, headers)
+    """Return the answer where Starlette finds no route for a path (404) or for its method (405).
+
+    Raises the error again if it is another, because it is a bug that one is raised.
+    """
+    what = f"{HTTPStatus(error.status_code).phrase}: {request.method} {request.url.path}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return answer_to(NotFound(what))
+    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+        raise error
+    answer = answer_to(MethodNotAllowed(what))
+    answer.headers["Allow"] = ", ".join(_allowed_methods(request))
+    return answer
 
 
 def _allowed_methods(request: Request) -> list[str]:

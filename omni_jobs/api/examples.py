@@ -101,37 +101,7 @@ JOB: dict[str, Any] = {
     "expires_at": "2026-01-05T09:45:00.120000Z",
     "retries": 0,
     "tenant": DEFAULT_TENANT,
-}
-
-RETRIED_JOB: dict[str, Any] = {
-    **JOB,
-    "status": "queued",
-    "started_at": None,
-    "stages": [
-        {
-            **JOB["stages"][0],
-            "status": "queued",
-            "queued_at": "2026-01-05T09:52:00.500000Z",
-            "started_at": None,
-            "progress": None,
-            "worker": None,
-            "errors": [
-                {
-                    "code": "model_error",
-                    "message": "the engine refused the prompt",
-                    "retryable": False,
-                    "field": None,
-                    "stage": "thinker",
-                    "key": None,
-                    "attempt": 1,
-                    "worker": "qwen2_5_omni.thinker-1@gpu-a",
-                    "at": "2026-01-05T09:30:02.750000Z",
-                }
-            ],
-        }
-    ],
-    "expires_at": None,
-    "retries": 1,
+    "priority": "normal",
 }
 
 EVENTS: list[dict[str, Any]] = [

@@ -35,9 +35,6 @@ class BoundedBodies:
         self._will_trim = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         body = Body(self._held, self._settings, receive, _content_length(scope))
         scope.setdefault("state", {})["body"] = body
         try:

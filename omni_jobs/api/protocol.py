@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_jobs.api.error_answers import LAST_HEADERS, answer_to
+from omni_jobs.api.request_ids import HEADER, request_id_of
 from omni_jobs.errors import HeadTooLarge, MalformedRequest, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
@@ -86,6 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.headers = []
         self._head_fed = 0  # bytes of the head that is coming in, as the parser got them
         self._header_bytes = 0  # bytes of the headers or trailers that the parser has found
         self._in_head = True  # also between two requests
@@ -184,6 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
+        self.headers = []  # they are the scope's; a refusal of what comes next must not find this request's id
         self._in_head = True
 
     # Answers go out
@@ -282,13 +285,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: OmniJobsError) -> None:
         """Answer with an error, in place of the answer to the request in flight if there is one. Then close."""
+        request_id = request_id_of(self.headers)
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or self.pipeline:  # another answer has begun
                 self.transport.abort()
                 return
+            request_id = self.cycle.scope["state"].get("request_id", request_id)
             self.cycle.disconnected = True  # the answer of its route is dropped
             self.cycle.message_event.set()
-        self.transport.write(_answer(error, self.server_state.default_headers))
+        self.transport.write(_answer(error, [*self.server_state.default_headers, (HEADER, request_id.encode())]))
         self._linger()
 
     def _linger(self) -> None:
@@ -309,10 +314,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
 
-def _answer(error: OmniJobsError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return an error as the bytes of an HTTP answer."""
+def _answer(error: OmniJobsError, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return an error as the bytes of an HTTP answer that has these headers too."""
     answer = answer_to(error)
     answer.headers.update(LAST_HEADERS)
     lines = [b"HTTP/1.1 %d %s" % (answer.status_code, HTTPStatus(answer.status_code).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*default_headers, *answer.raw_headers)]
+    lines += [b"%s: %s" % header for header in (*headers, *answer.raw_headers)]
     return b"\r\n".join([*lines, b"", bytes(answer.body)])

@@ -1,4 +1,4 @@
-"""What routes read of a request beside its body: a job's id, headers, the numbers of a query, the tenant."""
+"""What routes read of a request beside its body: a job's id, headers, the numbers of a query."""
 
 import re
 from typing import Annotated, Any
@@ -8,11 +8,8 @@ from fastapi.routing import APIRoute
 from pydantic import BeforeValidator
 
 from omni_jobs.errors import InvalidRequest, NotFound
-from omni_jobs.settings import Settings
-from omni_jobs.views import DEFAULT_TENANT
 
 JOB_ID = re.compile(r"job-[0-9a-f]{32}")
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
 
@@ -42,20 +39,6 @@ def idempotency_key_header(longest: int, use: str) -> Any:
         pattern=f"^[!-~]{{1,{longest}}}$",
         description=f"1 to {longest} visible ASCII characters; {use}",
     )
-
-
-def tenant_of(request: Request, settings: Settings) -> str:
-    """Return the tenant that a request names in the header of the setting ``tenant_header``, or else DEFAULT_TENANT.
-
-    A proxy in front of the server sets the header. Raises InvalidRequest if it is malformed or comes twice.
-    """
-    header = settings.tenant_header
-    values = [] if header is None else request.headers.getlist(header)
-    if not values:
-        return DEFAULT_TENANT
-    if len(values) > 1 or not _TENANT.fullmatch(values[0]):
-        raise InvalidRequest("must be 1 to 64 letters, digits, dots, dashes or underscores, once", field=header)
-    return values[0]
 
 
 async def check_query(request: Request) -> None:

@@ -8,6 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_jobs.api.app import create_app
+from omni_jobs.api.log_lines import log_config
 from omni_jobs.api.protocol import bounded_protocol
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
@@ -35,6 +36,7 @@ class Server(uvicorn.Server):
                 backlog=protocol.backlog,
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
+                log_config=log_config(),
                 **options,
             )
         )

@@ -1,7 +1,7 @@
 """``Services``: the parts of an API process that its routes work with, one of each."""
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -24,9 +24,11 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
-from omni_jobs.views import Counts, ErrorView, Page
+from omni_jobs.tenants.callers import Callers
+from omni_jobs.views import ErrorView
 
 _NEWEST_JOBS = 30  # in the status
+_STATUSES_KEPT = 32  # of as many tenants; the newest jobs of one may have 2 MiB
 
 
 class Services:
@@ -40,7 +42,8 @@ class Services:
         self.renderers = Renderers(settings)
         self.wall = MediaWall(settings)
         self.db = Database(settings.resolved_database_url)
-        self.jobs = Jobs(self.db, announce_after_s=settings.announce_after_s)
+        self.callers = Callers(settings, self.db)
+        self.jobs = Jobs(self.db)
         self.store = open_store(settings)
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)
@@ -48,8 +51,10 @@ class Services:
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall)
         self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
         self.job_waits = JobWaits(self.jobs.unfinished)
-        self.counts: CachedValue[Counts] = CachedValue(self.jobs.counts)
-        self.newest_jobs: CachedValue[Page] = CachedValue(partial(self.jobs.list, limit=_NEWEST_JOBS, brief=True))
+        # Of a tenant, None: of all. What was not read for long is forgotten.
+        self.counts = lru_cache(_STATUSES_KEPT)(lambda tenant: CachedValue(partial(self.jobs.counts, tenant)))
+        newest_jobs = partial(self.jobs.list, limit=_NEWEST_JOBS, brief=True)
+        self.newest_jobs = lru_cache(_STATUSES_KEPT)(lambda tenant: CachedValue(partial(newest_jobs, tenant=tenant)))
         self.bulk_answers = AllAnswers(settings)
         # Threads for lists of jobs and for the status, so that large answers leave the other threads to small ones.
         self.list_threads = CapacityLimiter(max(2, os.cpu_count() or 2))
@@ -63,9 +68,10 @@ class Services:
         return None
 
     async def close(self) -> None:
-        """Write and publish the jobs that wait, then close all parts."""
+        """Write the jobs that wait and ring for them, then close all parts."""
         await self.intake.close()
         self.job_waits.release()
+        await self.callers.close()
         for close in (self.wall.close, self.relay.close, self.broker.close, self.db.close):
             await run_sync(close)
 

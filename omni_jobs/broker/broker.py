@@ -1,21 +1,19 @@
-"""``Broker``: the queues in Redis, one for every stage of every pipeline, and the publishing of hints into them.
+"""``Broker``: the queues in Redis, one for every stage of every pipeline, and the doorbells in them.
 
 A queue is a list of messages in Redis. Celery workers consume it (``omni_jobs.broker.celery_app``). A process that
-only publishes does not load Celery.
+only rings does not load Celery.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.broker.hints import write_hints
+from omni_jobs.broker.doorbell import doorbell
 from omni_jobs.errors import BrokerUnavailable, ConfigError
-from omni_jobs.jobs import Hint
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.settings import Settings
 
@@ -35,14 +33,14 @@ CONNECTION_OPTIONS: Mapping[str, Any] = {
 
 
 class Broker:
-    """Publishes hints into the queues of all stages. Safe for threads. Connects to Redis when it is first used.
+    """Rings the doorbells of all stages' queues. Safe for threads. Connects to Redis when it is first used.
 
     Then it raises ConfigError for a URL that redis-py refuses.
     """
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
-        self.per_message = {  # the most hints of a message, by queue
-            pipeline.queue(name): stage.hints_per_message(settings.hints_per_message)
+        self.slots = {  # a stage's, by queue
+            pipeline.queue(name): stage.slots
             for pipeline in pipelines.values()
             for name, stage in pipeline.stages.items()
         }
@@ -63,47 +61,37 @@ class Broker:
             raise ConfigError("redis-py does not take this URL", field="OMNI_JOBS_BROKER_URL") from None
         return client
 
-    def publish(self, hints: Iterable[Hint]) -> None:
-        """Publish hints into their queues, as ``publish_to`` does. Raises BrokerUnavailable, perhaps after some queues.
+    def ring(self, queues: Collection[str]) -> None:
+        """Put a doorbell into each of these queues, which keeps as many as its stage has slots.
 
-        A caller that has committed logs the error and goes on, because the rescuer republishes the hints.
+        A queue that belongs to no pipeline is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
         """
-        by_queue: dict[str, list[Hint]] = defaultdict(list)
-        for hint in hints:
-            by_queue[hint.queue].append(hint)
-        for name, its_hints in by_queue.items():
-            self.publish_to(name, its_hints)
+        known = [name for name in queues if name in self.slots]
+        if unknown := set(queues).difference(known):
+            logger.error("no queue %s: is its pipeline gone?", ", ".join(sorted(unknown)))
+        if not known:
+            return
 
-    def publish_to(self, queue_name: str, hints: Sequence[Hint]) -> int:
-        """Publish one or more hints of a queue. Return how many messages it has then. Raises BrokerUnavailable.
-
-        If the queue belongs to no pipeline, the hints are logged and dropped, and 0 is returned.
-        """
-        if queue_name not in self.per_message:
-            logger.error("no queue %s: %d hints stay unpublished; is its pipeline gone?", queue_name, len(hints))
-            return 0
-        size = self.per_message[queue_name]
-        pairs = [(hint.stage_run_id, hint.attempt) for hint in hints]
-        messages = [write_hints(queue_name, pairs[start : start + size]) for start in range(0, len(pairs), size)]
-
-        def push() -> int:  # Celery's own way of sending costs a third of a millisecond for each message
-            with _broker_errors("does not take hints"):
-                return int(self._redis.lpush(self._key(queue_name), *messages))
+        def push() -> None:  # Celery's own way of sending costs a third of a millisecond for each message
+            with _broker_errors("takes no doorbell"), self._redis.pipeline(transaction=False) as pipe:
+                for name in known:
+                    pipe.lpush(self._key(name), doorbell(name))
+                    pipe.ltrim(self._key(name), 0, self.slots[name] - 1)
+                pipe.execute()
 
         try:
-            return push()
+            push()
         except BrokerUnavailable:
-            # A broker that was restarted may have closed the connection. Hints that come twice do no harm.
-            return push()
+            push()  # a broker that was restarted may have closed the connection
 
     def depth(self, queue_name: str) -> int:
-        """Return how many messages, each of one or more hints, wait in a queue. Raises BrokerUnavailable."""
+        """Return how many doorbells a queue holds. Raises BrokerUnavailable."""
         with _broker_errors("does not answer"):
             return int(self._redis.llen(self._key(queue_name)))
 
     def depths(self) -> dict[str, int]:
-        """Return how many messages wait in each queue, by its name. Raises BrokerUnavailable."""
-        return {name: self.depth(name) for name in self.per_message}
+        """Return how many doorbells each queue holds, by its name. Raises BrokerUnavailable."""
+        return {name: self.depth(name) for name in self.slots}
 
     def close(self) -> None:
         """Close all connections to Redis."""

@@ -11,7 +11,7 @@ from omni_jobs.settings import Settings
 
 
 class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
-    """The Celery app of a worker process. It carries the settings, the pipelines and a Broker that publishes hints."""
+    """The Celery app of a worker process. It carries the settings, the pipelines and a Broker that rings doorbells."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         """Configure one queue for every stage of every pipeline. The app connects to nothing yet."""
@@ -23,7 +23,7 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
             broker_url=settings.broker_url.get_secret_value(),
             broker_transport_options={
                 **CONNECTION_OPTIONS,
-                "ack_emulation": False,  # no message is acknowledged, because a lost hint is published again
+                "ack_emulation": False,  # no message is acknowledged, because a lost doorbell costs a poll
                 "priority_steps": [0],  # one list per queue
                 "global_keyprefix": settings.broker_key_prefix,
             },
@@ -34,7 +34,7 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
             task_ignore_result=True,
             task_serializer="json",
             accept_content=["json"],
-            task_queues=[Queue(name, routing_key=name, no_ack=True) for name in self.broker.per_message],  # type: ignore[no-untyped-call]
+            task_queues=[Queue(name, routing_key=name, no_ack=True) for name in self.broker.slots],  # type: ignore[no-untyped-call]
             task_create_missing_queues=False,
             worker_prefetch_multiplier=1,
             worker_disable_prefetch=True,

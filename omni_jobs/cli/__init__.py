@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, pipelines, servers, submit
+from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants
 from omni_jobs.cli.exits import Exit, Group
 from omni_jobs.cli.options import CONTEXT
 
@@ -29,7 +29,7 @@ Exit codes:
   1  a job, a request, a file or a start failed
   2  wrong usage
   3  the server, the broker or the database does not answer
-  4  there is no such job, artifact, pipeline or stage
+  4  there is no such job, artifact, pipeline, stage, tenant or key
   5  the job did not end within --timeout
 """,
 )
@@ -58,3 +58,22 @@ pipelines_app = typer.Typer(no_args_is_help=True, help="Check and list stage con
 pipelines_app.command("check")(pipelines.check)
 pipelines_app.command("list")(pipelines.list_)
 app.add_typer(pipelines_app, name="pipelines")
+
+stages_app = typer.Typer(no_args_is_help=True, help="List, pause and resume stages.", context_settings=CONTEXT)
+stages_app.command("list")(stages.list_)
+stages_app.command("pause")(stages.pause)
+stages_app.command("resume")(stages.resume)
+app.add_typer(stages_app, name="stages")
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.", context_settings=CONTEXT)
+keys_app.command("create")(keys.create)
+keys_app.command("list")(keys.list_)
+keys_app.command("revoke")(keys.revoke)
+app.add_typer(keys_app, name="keys")
+
+tenants_app = typer.Typer(no_args_is_help=True, help="Make, change and delete tenants.", context_settings=CONTEXT)
+tenants_app.command("create")(tenants.create)
+tenants_app.command("list")(tenants.list_)
+tenants_app.command("set")(tenants.set_)
+tenants_app.command("delete")(tenants.delete)
+app.add_typer(tenants_app, name="tenants")

@@ -19,5 +19,5 @@ def connect(url: str | None) -> Client:
     from omni_jobs.stack.data_directory import running_stack
 
     if url is None:
-        url = (running_stack(read_settings().data_dir) or {}).get("url")
+        url = running_stack(read_settings().data_dir)
     return Client(url)

@@ -1,10 +1,8 @@
 """The commands for submitted jobs: show, cancel, retry and delete them, and fetch their results."""
 
-import typer
-
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
-from omni_jobs.cli.screen import show, show_json, show_outcome, show_repeatedly, show_warnings
+from omni_jobs.cli.screen import show, show_outcome, show_repeatedly, show_warnings
 
 
 def status(
@@ -27,17 +25,13 @@ def status(
     with connect(url) as client:
         if job_id is not None:
             job = show_progress(client, job_id) if watch else client.get(job_id)
-            if as_json:
-                show_json(job)
-            else:
-                show(job_summary(job))
+            show(job, as_json, job_summary)
             show_warnings(job)
-        elif as_json:
-            show_json(client.list(limit=limit))
-        elif watch:
+        elif watch and not as_json:
             show_repeatedly(lambda: jobs_table(client.list(limit=limit, brief=True).jobs))
         else:
-            show(jobs_table(client.list(limit=limit, brief=True).jobs))
+            page = client.list(limit=limit, brief=not as_json)
+            show(page, as_json, lambda page: jobs_table(page.jobs))
 
 
 def list_(
@@ -65,10 +59,7 @@ def list_(
         page = client.list(
             limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code, brief=not as_json
         )
-    if as_json:
-        show_json(page)
-    else:
-        show(jobs_table(page.jobs))
+    show(page, as_json, lambda page: jobs_table(page.jobs))
 
 
 def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: options.JsonOption = False) -> None:
@@ -81,11 +72,7 @@ def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
     from omni_jobs.cli.tables import events_table
 
     with connect(url) as client:
-        happened = client.events(job_id)
-    if as_json:
-        show_json(happened)
-    else:
-        show(events_table(happened))
+        show(client.events(job_id), as_json, events_table)
 
 
 def cancel(job_id: options.JobArgument, url: options.UrlOption = None, as_json: options.JsonOption = False) -> None:
@@ -96,11 +83,7 @@ def cancel(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
       omni-jobs cancel job-0193…
     """
     with connect(url) as client:
-        job = client.cancel(job_id)
-    if as_json:
-        show_json(job)
-    else:
-        typer.echo(job.status.value)
+        show(client.cancel(job_id), as_json, lambda job: job.status.value)
 
 
 def retry(
@@ -123,10 +106,8 @@ def retry(
         job = client.retry(job_id, from_stage=from_stage)
         if wait:
             show_outcome(show_progress(client, job_id), as_json, None)
-        elif as_json:
-            show_json(job)
         else:
-            typer.echo(job.status.value)
+            show(job, as_json, lambda job: job.status.value)
 
 
 def delete(jobs: options.JobsArgument, url: options.UrlOption = None) -> None:

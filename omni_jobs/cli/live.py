@@ -1,6 +1,6 @@
-"""Displays that change while a person watches: the stack's start, a job's progress, a text that grows.
+"""Displays that change while a person watches: the stack's start, and a job's progress.
 
-The first two are on stderr. Where that is no terminal, they print one line per child or per change instead.
+They are on stderr. Where that is no terminal, they print one line per child or per change instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from omni_jobs.cli.formats import duration_text, printable
+from omni_jobs.cli.formats import duration_text
 from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
 from omni_jobs.states import StageRunState
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from omni_jobs.client import Client
     from omni_jobs.stack.embedded import EmbeddedStack
     from omni_jobs.views import JobView
+
+_SOON_S = 1.0  # a wait of which nobody is told
 
 
 def show_start(stack: EmbeddedStack) -> None:
@@ -50,45 +52,14 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None) -> 
                 if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:
                     printed.add((stage.name, stage.status.value))
                     console.print(f"{stage.name} {stage.status.value}", highlight=False)
-            if job.waiting is not None and (job.waiting.stage, job.waiting.reason) not in printed:
-                printed.add((job.waiting.stage, job.waiting.reason))
-                console.print(Text(waiting_reason(job.waiting)), soft_wrap=True)
+            waiting = job.waiting
+            if waiting is None or (waiting.estimate is not None and waiting.estimate.high_s <= _SOON_S):
+                return
+            if (waiting.stage, waiting.reason) not in printed:
+                printed.add((waiting.stage, waiting.reason))
+                console.print(Text(waiting_reason(waiting)), soft_wrap=True)
 
     if not console.is_terminal:
         return client.wait(job_id, timeout=timeout, on_update=update)
     with Live(get_renderable=lambda: job_progress(latest), console=console, refresh_per_second=8):
         return client.wait(job_id, timeout=timeout, on_update=update)
-
-
-def show_text(client: Client, job_id: str, prompt: str, timeout: float | None = None) -> JobView:
-    """Print a job's prompt and its growing text on stdout, and return the job once it has ended, in whatever state.
-
-    Until the first word stderr shows a spinner. Raises NotFound, and TimeoutError after ``timeout`` seconds, if given.
-    """
-    console = Console()
-    console.print(Text(f"\n> {printable(prompt)}\n", style="dim"), soft_wrap=True)
-    waiting = Console(stderr=True).status("waiting for the first word")
-    shown = ""
-
-    def print_more(text: str) -> None:
-        nonlocal shown
-        if not text.startswith(shown):  # a second attempt started from the beginning
-            console.print("\n")
-            shown = ""
-        if text != shown:
-            waiting.stop()
-            console.print(Text(printable(text[len(shown) :])), end="", soft_wrap=True)
-            shown = text
-
-    def update(job: JobView) -> None:
-        for stage in job.stages:
-            if stage.progress is not None and stage.progress.text:
-                print_more(stage.progress.text)
-
-    try:
-        with waiting:
-            job = client.wait(job_id, timeout=timeout, on_update=update)
-        print_more((job.result or {}).get("text") or shown)
-    finally:
-        console.print()
-    return job

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from omni_jobs.priority import Priority
+
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -70,6 +72,9 @@ SeedOption = Annotated[
 MetadataOption = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="Keep this with the job. May be repeated.")
 ]
+PriorityOption = Annotated[
+    Priority | None, typer.Option("--priority", help="Before or after your other jobs: high, normal or low.")
+]
 BodyOption = Annotated[
     str | None,
     typer.Option("--body", metavar="FILE", help="A whole request as JSON; - reads it from standard input."),
@@ -133,10 +138,38 @@ SlotOption = Annotated[
 ]
 ConcurrencyOption = Annotated[
     int | None,
-    typer.Option("--concurrency", "-c", min=1, help="Messages in flight; each carries several stage runs."),
+    typer.Option("--concurrency", "-c", min=1, help="Stage runs at a time; by default the slots of the stage config."),
 ]
 LogLevelOption = Annotated[str, typer.Option("--log-level", "-l", help="Lowest level that is logged.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the Celery command line.")]
+
+# Of stages.
+
+PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.")]
+StageArgument = Annotated[str, typer.Argument(metavar="STAGE", help="The stage's name.")]
+
+# Of keys and tenants.
+
+TenantOption = Annotated[str, typer.Option("--tenant", "-t", metavar="NAME", help="The tenant of the key.")]
+OfTenantOption = Annotated[
+    str | None, typer.Option("--tenant", "-t", metavar="NAME", help="Only the keys of this tenant.")
+]
+ScopesOption = Annotated[
+    list[str], typer.Option("--scope", "-s", help="submit, read, files, webhooks or admin. May be repeated.")
+]
+KeyNameOption = Annotated[str | None, typer.Option("--name", help="What the list of keys calls it.")]
+ExpiresOption = Annotated[
+    float | None, typer.Option("--expires-in-days", metavar="DAYS", help="Refuse the key after this time.")
+]
+KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY…", help="The keys' ids, as keys list shows them.")]
+TenantArgument = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
+WeightOption = Annotated[
+    float | None, typer.Option("--weight", "-w", help="Its share beside other tenants' weights. Default: 1.")
+]
+LimitsOption = Annotated[
+    list[str] | None,
+    typer.Option("--limit", "-l", metavar="NAME=NUMBER", help="Set a limit; none removes it. May be repeated."),
+]
 
 # Of pipelines check.
 

@@ -6,7 +6,7 @@ import typer
 
 from omni_jobs.cli.exits import Exit
 from omni_jobs.cli.options import JsonOption, StageConfigsArgument
-from omni_jobs.cli.screen import show, show_json
+from omni_jobs.cli.screen import show
 
 
 def check(files: StageConfigsArgument) -> None:
@@ -46,14 +46,12 @@ def list_(as_json: JsonOption = False) -> None:
     """
     from omni_jobs.cli.tables import table_of
     from omni_jobs.pipelines.loader import load_pipelines
-    from omni_jobs.settings import settings
+    from omni_jobs.settings import read_settings
 
-    known = load_pipelines(settings().resolved_stage_configs)
-    if as_json:
-        show_json(list(known.values()))
-        return
-    table = table_of("pipeline", "version", "takes", "makes", "stages")
-    for pipeline in known.values():
-        takes, makes, stages = ", ".join(pipeline.accepts), ", ".join(pipeline.outputs), " → ".join(pipeline.stages)
-        table.add_row(pipeline.name, pipeline.version, takes, makes, stages)
-    show(table)
+    known = load_pipelines(read_settings().resolved_stage_configs)
+    rows = (
+        (each.name, each.version, ", ".join(each.accepts), ", ".join(each.outputs), " → ".join(each.stages))
+        for each in known.values()
+    )
+    titles = ("pipeline", "version", "takes", "makes", "stages")
+    show(list(known.values()), as_json, lambda _: table_of(*titles, rows=rows))

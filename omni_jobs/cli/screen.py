@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -17,14 +17,24 @@ if TYPE_CHECKING:
 
     from omni_jobs.views import JobView
 
-
-def show(content: RenderableType) -> None:
-    """Print a table or another rich renderable on stdout, as wide as the terminal."""
-    _console().print(content)
+T = TypeVar("T", bound="BaseModel | Sequence[BaseModel | Mapping[str, object]]")
 
 
-def show_json(content: BaseModel | Sequence[BaseModel]) -> None:
-    """Print a pydantic model as JSON on stdout, such as a view of the API; print several as an array."""
+def show(content: T, as_json: bool, render: Callable[[T], RenderableType]) -> None:
+    """Print what ``show_json`` takes on stdout: as JSON, or as the text or rich renderable that ``render`` makes of it.
+
+    A renderable is as wide as the terminal.
+    """
+    if as_json:
+        show_json(content)
+    elif isinstance(rendered := render(content), str):
+        typer.echo(rendered)
+    else:
+        _console().print(rendered)
+
+
+def show_json(content: BaseModel | Sequence[BaseModel | Mapping[str, object]]) -> None:
+    """Print a pydantic model as JSON on stdout, such as a view of the API; print several values as an array."""
     from pydantic_core import to_json
 
     typer.echo(to_json(content, indent=2).decode())

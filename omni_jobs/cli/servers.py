@@ -6,8 +6,8 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import typer
 from omni_jobs.cli import options
 
 if TYPE_CHECKING:
+    from omni_jobs.database.database import Database
     from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
 
@@ -71,18 +72,28 @@ def _settings_for_one_user() -> Settings:
     Raises StackError if the data directory stays open to other users.
     """
     from omni_jobs.errors import StackError
-    from omni_jobs.settings import settings
+    from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.data_directory import make_private
 
     os.umask(UMASK)
-    current = settings()
+    current = read_settings()
     if current.database_url is None or current.storage_url is None:
         try:
             make_private(current.data_dir.expanduser().resolve())
         except OSError as error:
             raise StackError(f"the data directory cannot be used: {error}") from error
     return current
+
+
+@contextmanager
+def opened_database() -> Iterator[Database]:
+    """A context manager that gives the settings' database, and closes it. Raises DatabaseUnavailable."""
+    from omni_jobs.database.database import Database
+
+    with closing(Database(_settings_for_one_user().resolved_database_url)) as database:
+        database.check()
+        yield database
 
 
 def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
@@ -183,12 +194,12 @@ def worker(
       CUDA_VISIBLE_DEVICES=1 omni-jobs worker -p qwen2_5_omni -s talker --slot talker-2@%h
     """
     from omni_jobs.pipelines.loader import load_pipelines
-    from omni_jobs.settings import settings
+    from omni_jobs.settings import read_settings
     from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, as_shell_line, check_worker_installed, worker_command
 
-    configs = settings().resolved_stage_configs
+    configs = read_settings().resolved_stage_configs
     config = load_pipelines(configs).named(pipeline, field="pipeline")
-    command = worker_command(config, stage, settings(), slot=slot, concurrency=concurrency, log_level=log_level)
+    command = worker_command(config, stage, slot=slot, concurrency=concurrency, log_level=log_level)
     if dry_run:
         typer.echo(as_shell_line(command, POOL_ENVIRONMENT))
         return
@@ -201,7 +212,7 @@ def worker(
 def rescuer() -> None:
     """Run a rescuer. It frees the stage runs of lost workers, expires late jobs and deletes old data.
 
-    It also publishes lost hints and delayed retries. One rescuer is enough. Several do no harm. Give it the API
+    One rescuer is enough. Several do no harm. Give it the API
     server's settings: database, broker, object store.
 
     \b
@@ -235,13 +246,11 @@ def prune(as_json: options.JsonOption = False) -> None:
       omni-jobs prune --json
       OMNI_JOBS_KEEP_ARTIFACTS_S=3600 omni-jobs prune     # delete artifacts of jobs that ended an hour ago
     """
-    from omni_jobs.database.database import Database
     from omni_jobs.jobs import Jobs
     from omni_jobs.maintenance.pruner import Pruner
     from omni_jobs.storage import open_store
 
     settings = _settings_for_one_user()
-    with closing(Database(settings.resolved_database_url)) as database:
-        database.check()
+    with opened_database() as database:
         gone = asdict(Pruner(Jobs(database), open_store(settings), settings).once())
     typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

@@ -11,7 +11,7 @@ import typer
 
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
-from omni_jobs.cli.screen import show_json, show_outcome
+from omni_jobs.cli.screen import show, show_outcome
 from omni_jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def submit(
     param: options.ParamOption = None,
     seed: options.SeedOption = None,
     metadata: options.MetadataOption = None,
+    priority: options.PriorityOption = None,
     body: options.BodyOption = None,
     idempotency_key: options.IdempotencyKeyOption = None,
     cancel_after: options.CancelAfterOption = None,
@@ -62,6 +63,8 @@ def submit(
         request = _prompt(text, system, media, prompt_embeds)
         request["modalities"] = [name.strip() for name in modalities.split(",") if name.strip()]
         request |= _settings(voice, param, seed, metadata)
+        if priority is not None:
+            request["priority"] = priority.value
     with connect(url) as client:
         if body is None:
             request["model"] = pipeline or _only_pipeline(client)
@@ -72,10 +75,8 @@ def submit(
             if out is not None:
                 client.save(job, out)
             show_outcome(job, as_json, out)
-        elif as_json:
-            show_json(job)
         else:
-            typer.echo(job.id)
+            show(job, as_json, lambda job: job.id)
 
 
 def _read_body(file: str) -> dict[str, Any]:

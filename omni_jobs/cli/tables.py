@@ -4,7 +4,7 @@ A function that says it returns a line per stage, job, event or child returns a 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 from omni_jobs.cli.formats import duration_text, printable, size_text
 from omni_jobs.stack.child import ChildView
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.views import EventView, JobView, StageRunView, WaitingView
+from omni_jobs.views import CalibrationView, EventView, JobView, PipelineView, StageRunView, WaitingView
 
 _STYLE_OF_STATE = {
     "completed": "green",
@@ -60,8 +60,14 @@ def job_progress(job: JobView) -> RenderableType:
 
 
 def waiting_reason(waiting: WaitingView) -> str:
-    """Return one line of text that says why a job waits, from its ``waiting`` view."""
-    return f"{waiting.reason}: {printable(waiting.message)}"
+    """Return one line of text that says why a job waits, and for how long if that is known, from its view."""
+    reason = f"{waiting.reason}: {printable(waiting.message)}"
+    if waiting.due_at is not None:
+        reason += f", at {moment(waiting.due_at)}"
+    if waiting.estimate is not None:
+        low, high = (duration_text(seconds) for seconds in (waiting.estimate.low_s, waiting.estimate.high_s))
+        reason += f"; it starts in {low} to {high}, with 80 % probability"
+    return reason
 
 
 def _amount(stage: StageRunView) -> RenderableType:
@@ -120,11 +126,11 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
         status = _state(job.status)
         if job.error is not None:
             status.append(f" ({job.error.code})")
-        if job.waiting is not None:
+        if job.waiting is not None and job.waiting.reason != "turn":  # a queued job says so already
             status.append(f" ({job.waiting.reason})", style="yellow")
         if job.warnings:
             status.append(f" ({', '.join(dict.fromkeys(warning.code for warning in job.warnings))})", style="yellow")
-        table.add_row(job.id, job.pipeline, status, stages, _moment(job.created_at), duration_text(took))
+        table.add_row(job.id, job.pipeline, status, stages, moment(job.created_at), duration_text(took))
     return table
 
 
@@ -134,7 +140,7 @@ def job_summary(job: JobView) -> RenderableType:
     if job.retries:
         head.append(f"  retried {job.retries}×", style="dim")
     if job.expires_at is not None and not job.status.is_final:
-        head.append(f"  expires at {_moment(job.expires_at)}", style="dim")
+        head.append(f"  expires at {moment(job.expires_at)}", style="dim")
     parts: list[RenderableType] = [head]
     if job.waiting is not None:
         parts.append(Text(waiting_reason(job.waiting), style="yellow"))
@@ -153,7 +159,7 @@ def _failed_attempts(job: JobView) -> Table:
     for stage in job.stages:
         for error in stage.errors:
             what = Text(f"{error.code}: {printable(error.message)}", style="yellow" if error.retryable else "red")
-            table.add_row(stage.name, str(error.attempt), _moment(error.at), error.worker, what)
+            table.add_row(stage.name, str(error.attempt), moment(error.at), error.worker, what)
     return table
 
 
@@ -164,20 +170,36 @@ def events_table(events: Sequence[EventView]) -> Table:
         about = event.data.get("error") or {name: value for name, value in event.data.items() if name == "stages"}
         code, message = about.get("code"), about.get("message")
         what = f"{code}: {message}" if code else ", ".join(about.get("stages", ()))
-        table.add_row(_moment(event.at), event.type, Text(printable(what)))
+        table.add_row(moment(event.at), event.type, Text(printable(what)))
     return table
 
 
-def table_of(*titles: str) -> Table:
-    """Return a table with these column titles and no rows, in the style of all tables of the commands."""
+def stages_table(pipelines: Sequence[PipelineView], calibrations: Sequence[CalibrationView]) -> Table:
+    """Return a line per stage of these pipelines: whether it is paused, and how many of its estimates have held."""
+    found = {(each.pipeline, each.stage): each for each in calibrations}
+    table = table_of("pipeline", "stage", "paused since")
+    table.add_column("estimates held", justify="right")
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            its = found.get((pipeline.name, stage.name))
+            held = "" if its is None or its.share is None else f"{its.share:.0%} of {its.estimates}"
+            table.add_row(pipeline.name, stage.name, Text(moment(stage.paused_at), style="yellow"), held)
+    return table
+
+
+def table_of(*titles: str, rows: Iterable[Iterable[str | Text]] = ()) -> Table:
+    """Return a table with these column titles and rows, in the style of all tables of the commands."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in titles:
         table.add_column(title)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _moment(at: datetime) -> str:
-    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def moment(at: datetime | None) -> str:
+    """Return a time as this machine's clock shows it, to the second; an empty text for None."""
+    return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _ran_s(stage: StageRunView) -> float | None:

@@ -11,7 +11,8 @@ download of an artifact are not. A submit carries an idempotency key, so no repe
 errors are raised as the classes of :mod:`omni_jobs.errors`; ServerUnavailable means that the server gave no answer.
 """
 
-from omni_jobs.client.client import Client, error_of
+from omni_jobs.client.client import Client
+from omni_jobs.client.error_of import error_of
 from omni_jobs.client.user_message import user_message
 
 __all__ = ["Client", "error_of", "user_message"]

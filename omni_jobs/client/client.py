@@ -16,21 +16,32 @@ import httpx2
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
+from omni_jobs.client.error_of import error_of
 from omni_jobs.errors import (
     ConfigError,
     Conflict,
     InvalidRequest,
+    LimitReached,
     NotFound,
     ObjectCorrupt,
     OmniJobsError,
     ServerUnavailable,
-    TooManyJobs,
 )
-from omni_jobs.views import BulkAnswer, EventView, JobView, Page, PipelineList, PipelineView
+from omni_jobs.files import new_file
+from omni_jobs.views import (
+    BulkAnswer,
+    CalibrationView,
+    EventView,
+    JobView,
+    Page,
+    PipelineList,
+    PipelineView,
+    StagePauseView,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call
-LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room in the queue, but raises TooManyJobs
+LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room, but raises the error, such as TooManyJobs
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
 UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # pauses between two polls of a job's progress
 
@@ -45,10 +56,12 @@ class Client:
     Every call raises the server's error, a class of ``omni_jobs.errors``, and ServerUnavailable if it gave no answer.
     """
 
-    def __init__(self, base_url: str | None = None, *, timeout: float = 30.0) -> None:
+    def __init__(self, base_url: str | None = None, *, api_key: str | None = None, timeout: float = 30.0) -> None:
         """Prepare calls to the server at ``base_url``; by default OMNI_JOBS_URL, else http://127.0.0.1:8000.
 
-        A try of a call fails after ``timeout`` seconds of silence. Raises ConfigError for a URL that is not http.
+        ``api_key`` goes with each call; by default OMNI_JOBS_API_KEY, or the content of the file that
+        OMNI_JOBS_API_KEY_FILE names, else none. A try of a call fails after ``timeout`` seconds of silence. Raises
+        ConfigError for a URL that is not http, and a key that cannot be read or sent.
         """
         self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
         parts = urlsplit(self.base_url)
@@ -59,7 +72,7 @@ class Client:
             base_url=self.base_url,
             timeout=timeout,
             trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
-            headers={"Accept": "application/json"},
+            headers={"Accept": "application/json", **_authorization(api_key)},
         )
 
     def submit(
@@ -84,7 +97,7 @@ class Client:
             TooManyJobs: if the backlog stays full; its ``retry_after_s`` says when to try again.
             InvalidRequest: if the request is wrong; its ``field`` names the field.
             NotFound: if the server serves no pipeline of the name in ``model``.
-            Conflict: if the idempotency key names a job of another body.
+            IdempotencyKeyReused: if the idempotency key names a job of another body.
         """
         headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
         content: dict[str, Any] = {"json": body}
@@ -124,9 +137,19 @@ class Client:
         """Return the pipelines that the server serves. A submit names one of them as ``model``."""
         return _parsed(PipelineList, self._call("GET", "/v1/pipelines")).pipelines
 
-    def get(self, job_id: str) -> JobView:
-        """Return a job as it is now. Raises NotFound."""
-        return self._poll(job_id)
+    def set_paused(self, pipeline: str, stage: str, is_paused: bool) -> StagePauseView:
+        """Pause or resume a stage, and return its pause, which may be older than this call. Raises NotFound."""
+        path = f"/v1/pipelines/{quote(pipeline, safe='')}/stages/{quote(stage, safe='')}"
+        return _parsed(StagePauseView, self._call("POST", f"{path}/{'pause' if is_paused else 'resume'}"))
+
+    def calibrations(self) -> Sequence[CalibrationView]:
+        """Return how many estimates of each stage's waits have held; stages without any are left out."""
+        return _parsed(list[CalibrationView], self._call("GET", "/v1/estimates"))
+
+    def get(self, job_id: str, *, within_s: float = 0.0) -> JobView:
+        """Return a job as it is now; with ``within_s``, once it has ended or after these seconds. Raises NotFound."""
+        params = {"wait": f"{within_s:.3f}"} if within_s else {}
+        return _parsed(JobView, self._call("GET", _path(job_id), params=params))
 
     def list(
         self,
@@ -198,11 +221,13 @@ class Client:
         while True:
             begin = time.monotonic()
             kept_s = max(0.0, min(pause, deadline - begin))
-            job = self._poll(job_id, within_s=kept_s)
+            job = self.get(job_id, within_s=kept_s)
             if on_update is not None:
                 pause = min(pause * UPDATE_GROWTH, UPDATE_LONGEST_S, longest)
+                if seen is None or job.stages != seen.stages:  # an estimate differs with every poll
+                    pause = UPDATE_FIRST_S
                 if job != seen:
-                    seen, pause = job, UPDATE_FIRST_S
+                    seen = job
                     on_update(job)
             if job.status.is_final:
                 return job
@@ -211,11 +236,6 @@ class Client:
                 raise TimeoutError(f"job {job_id} is {job.status.value} after {timeout:g} s")
             if now < begin + kept_s:  # a server that shuts down answers before the job ends
                 time.sleep(min(UPDATE_FIRST_S, deadline - now))
-
-    def _poll(self, job_id: str, within_s: float = 0.0) -> JobView:
-        """Return the job once it has ended, or as it is after ``within_s`` seconds."""
-        params = {"wait": f"{within_s:.3f}"} if within_s else {}
-        return _parsed(JobView, self._call("GET", _path(job_id), params=params))
 
     def artifact(self, job: JobView | str, name: str) -> bytes:
         """Return an artifact's bytes. ``job`` may be an id. Raises NotFound, and Gone when it is kept no longer.
@@ -229,16 +249,8 @@ class Client:
 
         The file appears whole or not at all.
         """
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        size = 0
-        try:
-            with open(partial, "wb") as file:
-                for chunk in self._chunks(job, name):
-                    size += file.write(chunk)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        return size
+        with new_file(path) as file:
+            return sum(map(file.write, self._chunks(job, name)))
 
     def save(self, job: JobView, directory: Path) -> Sequence[Path]:
         """Write the job into ``directory``, which is made if needed. Return the paths of the files.
@@ -329,32 +341,28 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield begun
 
 
-def error_of(response: httpx2.Response) -> OmniJobsError:
-    """Return the error of a failed response that was read, as an instance of the class that its code names.
-
-    Another body, such as a proxy's, gives ServerUnavailable for 502 to 504, NotFound for 404, or else OmniJobsError.
-    """
-    try:
-        error = OmniJobsError.from_dict(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
-        if response.status_code in (502, 503, 504):
-            return ServerUnavailable(message)
-        return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
-    retry_after = response.headers.get("Retry-After", "")
-    if isinstance(error, TooManyJobs) and retry_after.isdecimal():
-        error.retry_after_s = int(retry_after)
-    return error
-
-
 def _pause_before_retry(error: OmniJobsError, pause: float | None) -> float | None:
     """Return the seconds until a failed call is repeated; None if it is not.
 
-    ``pause`` is the next of PAUSES_S, None after the last. A full queue names its own pause.
+    ``pause`` is the next of PAUSES_S, None after the last. A limit names its own pause.
     """
-    if pause is not None and isinstance(error, TooManyJobs):
+    if pause is not None and isinstance(error, LimitReached):
         return error.retry_after_s if error.retry_after_s <= LONGEST_RETRY_AFTER_S else None
     return pause if error.retryable else None
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header with the key, or the environment's; none without a key. Raises ConfigError."""
+    if api_key is None and ("OMNI_JOBS_API_KEY" in os.environ or "OMNI_JOBS_API_KEY_FILE" in os.environ):
+        from omni_jobs.settings import read_settings
+
+        secret = read_settings().api_key
+        api_key = None if secret is None else secret.get_secret_value()
+    if api_key is None:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise ConfigError("not an API key", field="api_key")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _submit_headers(idempotency_key: str | None, cancel_after: float | str | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0008"
+REVISION = "0012"
 """The schema's revision that this build needs: the last file in ``migrations`` (a test compares the two)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
@@ -69,14 +69,6 @@ class Database:
         pass as they are, SQLAlchemy's for wrong SQL.
         """
         return self._run(self._backend.writing, transaction)
-
-    def run_pipelined(self, transaction: Callable[[Connection], T]) -> T:
-        """Do the same as ``run``, with one round trip to PostgreSQL less, because BEGIN is not sent alone.
-
-        ``transaction`` must execute one statement alone, or begin with
-        :func:`omni_jobs.database.statement.execute_pipelined`, which then sends BEGIN with its statements.
-        """
-        return self._run(self._backend.pipelined, transaction)
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Call ``query`` in a transaction that reads one consistent state, and return its result.

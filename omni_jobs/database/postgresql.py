@@ -13,8 +13,8 @@ from omni_jobs.database.statement import Statement, prepares_nothing
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
 
-_BEGIN_WRITING = Statement(text("BEGIN"))
-_BEGIN_READING = Statement(text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+_BEGIN_WRITING = Statement(lambda _: text("BEGIN"))
+_BEGIN_READING = Statement(lambda _: text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
 
 class PostgreSQL:
@@ -45,7 +45,6 @@ class PostgreSQL:
         self.engine = _engine(url.set(drivername="postgresql+psycopg"), connections)
         self.writing = self.engine
         self.reading = self.engine.execution_options(omni_jobs_begin=_BEGIN_READING)
-        self.pipelined = self.engine.execution_options(omni_jobs_begin=None)
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
@@ -90,8 +89,7 @@ def _engine(url: URL, connections: int) -> Engine:
         if prepares_nothing(engine.dialect):
             raw: Any = connection.connection.dbapi_connection
             raw.prepare_threshold = None
-        statement: Statement | None = connection.get_execution_options().get("omni_jobs_begin", _BEGIN_WRITING)
-        if statement is not None:
-            statement.run(connection, {})
+        statement: Statement = connection.get_execution_options().get("omni_jobs_begin", _BEGIN_WRITING)
+        statement.run(connection, {})
 
     return engine

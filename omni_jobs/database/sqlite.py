@@ -42,7 +42,6 @@ class SQLite:
         self.engine = _engine(self._url, connections)
         self.writing = self.engine.execution_options(omni_jobs_writing=True)
         self.reading = self.engine
-        self.pipelined = self.writing
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:

@@ -1,26 +1,34 @@
-"""``Statement``: SQL that SQLAlchemy compiles once and the database's own driver executes.
+"""Statements by name: SQL as text, a file for each database, executed by the database's own driver.
 
-    Statement.rows, .run    execute one statement
-    execute_pipelined       execute several in their order; on PostgreSQL in one round trip
+    statement(name)     a ``Statement``, for ``rows`` and ``run``
+    bulk(name)          a ``BulkStatement``, which runs once for each of many rows
+    execute_pipelined   execute several statements in their order; on PostgreSQL in one round trip
 
 The statements that run for every job are of this kind, because SQLAlchemy's own execution doubles the client's cost,
-and every round trip costs both sides more than most statements (docs/performance.md). Values are not converted:
-parameters and rows hold the driver's own types, and JSON is text.
+and every round trip costs both sides more than most statements (docs/performance.md). They stand in
+``postgresql.sql`` and ``sqlite.sql``. Values are not converted: parameters and rows hold the driver's own types, and
+JSON is text. SQLite runs a prepared statement for each row of a bulk faster than any statement for all. PostgreSQL
+gets all rows as one parameter of JSON, because arrays cost the client three times as much.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
 import xxhash
-from sqlalchemy import Connection, Dialect, exc
-from sqlalchemy.sql.base import Executable
+from sqlalchemy import Connection, Dialect, TextClause, exc, text
+
+from omni_jobs.database.tables import encode_json
 
 logger = logging.getLogger(__name__)
 
-_IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
+_NAME = re.compile(r"^-- name: (\w+)$\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
 _Rows = list[tuple[Any, ...]]
 _pooled: WeakSet[Dialect] = WeakSet()  # the dialects of engines behind a pooler
 
@@ -38,19 +46,27 @@ class Prepared(NamedTuple):
     parameters: tuple[str, ...]  # their names, in order
 
 
+@cache
+def _texts(dialect: str) -> Mapping[str, str]:
+    """Return the texts of a dialect's file by name. Raises KeyError for a text that names one that is not before it."""
+    content = Path(__file__).with_name(f"{dialect}.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(content)
+    texts: dict[str, str] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        texts[name] = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], _COMMENT.sub("", body).strip())
+    return texts
+
+
 class Statement:
     """An SQL statement for both databases, compiled once for each and executed by the database's own driver.
 
-    The driver's errors are raised as SQLAlchemy's, which ``Database.run`` knows.
+    The driver's errors are raised as SQLAlchemy's, which ``Database.run`` knows. ``statement`` returns those of the
+    files.
     """
 
-    def __init__(self, statement: Executable) -> None:
-        """Hold SQLAlchemy's statement; its first execution on a database compiles it.
-
-        Write parameters with ``bindparam`` and constants with ``literal_column``. For a constant that SQLAlchemy makes
-        a parameter of its own, ``rows`` and ``run`` raise ValueError.
-        """
-        self._statement: Any = statement
+    def __init__(self, of_dialect: Callable[[str], TextClause]) -> None:
+        """Hold the function that returns the statement's text for a dialect's name."""
+        self._of_dialect = of_dialect
         self._compiled: dict[str, _Compiled] = {}
 
     def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> _Rows:
@@ -70,9 +86,9 @@ class Statement:
             cursor.close()
 
     def _execute(self, tx: Connection, parameters: Mapping[str, Any]) -> Any:
-        name = tx.dialect.name
-        compiled = self._compiled.get(name) or self._compile(name, tx.dialect)
-        given = parameters if name == "postgresql" else [parameters[each] for each in compiled.parameters]
+        compiled = self.compiled(tx.dialect)
+        is_named = tx.dialect.name == "postgresql"
+        given = parameters if is_named else [parameters[each] for each in compiled.parameters]
         try:
             cursor: Any = tx.connection.cursor()
             cursor.execute(compiled.text, given)
@@ -80,10 +96,12 @@ class Statement:
             _give_up(tx, compiled.text, error)
         return cursor
 
+    def compiled(self, dialect: Dialect) -> _Compiled:
+        """Return the statement's text for the driver of this dialect, and the names of its parameters in order."""
+        return self._compiled.get(dialect.name) or self._compile(dialect.name, dialect)
+
     def _compile(self, name: str, dialect: Dialect) -> _Compiled:
-        compiled: Any = self._statement.compile(dialect=dialect)
-        if constants := sorted(key for key, value in compiled.params.items() if value is not None):
-            raise ValueError(f"not given when it is run: {constants}")
+        compiled: Any = self._of_dialect(dialect.name).compile(dialect=dialect)
         self._compiled[name] = _Compiled(str(compiled), tuple(compiled.positiontup or compiled.params))
         return self._compiled[name]
 
@@ -96,30 +114,91 @@ class Statement:
         return Prepared(name, f"PREPARE {name}{types} AS {text}", names)
 
 
+@cache
+def statement(name: str) -> Statement:
+    """Return the statement of this name. Its first execution raises KeyError if the dialect's file has none."""
+    return Statement(lambda dialect: text(_texts(dialect)[name]))
+
+
 Call = tuple[Statement, Mapping[str, Any]]
 """A statement and its parameters by name."""
 
 
-def execute_pipelined(tx: Connection, calls: Sequence[Call], *, commit: bool = False) -> list[_Rows]:
+class BulkStatement:
+    """A statement of the files that is run for many rows at once. ``bulk`` makes it."""
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        """Hold the names of a row's values, in their order. The first is the key by which rows are found."""
+        self._statement = statement(name)
+        self._columns = columns
+
+    def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Run the statement for each of these rows, and return how many rows of the table changed."""
+        if not rows:
+            return 0
+        if tx.dialect.name == "sqlite":
+            sql, in_order = self._of_sqlite(tx.dialect)
+            return tx.exec_driver_sql(sql, list(map(in_order, rows))).rowcount
+        of_all, parameters = self.call(rows)
+        return len(of_all.rows(tx, parameters))
+
+    def call(self, rows: Sequence[tuple[Any, ...]]) -> Call:
+        """Return PostgreSQL's statement, not run, with its parameters; it returns a row for each row that changed."""
+        # A value that is left out is NULL as well, and need not be written or read. bytes are written in hex.
+        items = [
+            {
+                name: value.hex() if isinstance(value, bytes) else value
+                for name, value in zip(self._columns, row, strict=True)
+                if value is not None
+            }
+            for row in rows
+        ]
+        return self._statement, {"rows": encode_json(items), "keys": listed(row[0] for row in rows)}
+
+    def _of_sqlite(self, dialect: Dialect) -> tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]:
+        """Return SQLite's statement, and the function that picks its values out of a row."""
+        compiled = self._statement.compiled(dialect)
+        taken = [self._columns.index(name) for name in compiled.parameters]
+        return compiled.text, itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
+
+
+@cache
+def bulk(name: str, *columns: str) -> BulkStatement:
+    """Return the bulk statement of this name, whose rows have values of these names in this order."""
+    return BulkStatement(name, columns)
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Return numbers or strings as the text that statements take for a list."""
+    return encode_json(list(values))
+
+
+def run_all(tx: Connection, work: Sequence[tuple[BulkStatement, Sequence[tuple[Any, ...]]]], *, exact: int = 0) -> None:
+    """Run several bulk statements, each for its rows; on PostgreSQL in one round trip.
+
+    Raises RuntimeError unless each of the first ``exact`` statements changes as many rows as it is given.
+    """
+    if tx.dialect.name == "sqlite":
+        changed = [statement.run(tx, rows) for statement, rows in work]
+    else:
+        results = iter(execute_pipelined(tx, [statement.call(rows) for statement, rows in work if rows]))
+        changed = [len(next(results)) if rows else 0 for _, rows in work]
+    if any(count != len(rows) for count, (_, rows) in zip(changed[:exact], work[:exact], strict=True)):
+        raise RuntimeError("rows have changed that this transaction has locked")
+
+
+def execute_pipelined(tx: Connection, calls: Sequence[Call]) -> list[_Rows]:
     """Execute statements in their order, and return the rows of each. On PostgreSQL they are one message.
 
-    Each must return rows, and each parameter must be text. The first message of ``Database.run_pipelined`` begins the
-    transaction as well. With ``commit``, for the last step of a transaction, the message commits it.
+    Each must return rows, and each parameter must be text.
     """
-    if tx.dialect.name != "postgresql" or not calls:
+    if tx.dialect.name != "postgresql" or prepares_nothing(tx.dialect) or not calls:
         return [statement.rows(tx, parameters) for statement, parameters in calls]
     raw: Any = tx.connection.dbapi_connection
-    begins = raw.autocommit and raw.pgconn.transaction_status == _IDLE
     try:
-        if prepares_nothing(tx.dialect):
-            if begins:
-                raw.execute("BEGIN")
-            return [statement.rows(tx, parameters) for statement, parameters in calls]
         message = [_call(tx, raw, statement.prepared, parameters) for statement, parameters in calls]
         with raw.cursor() as cursor:
-            cursor.execute(b"; ".join([b"BEGIN"] * begins + message + [b"COMMIT"] * commit), prepare=False)
-            if begins:
-                cursor.nextset()
+            cursor.execute(b"; ".join(message), prepare=False)
             results = [cursor.fetchall()]
             while len(results) < len(calls):
                 cursor.nextset()

@@ -136,6 +136,7 @@ class JobRow(Base):
     user_metadata: Mapped[Any] = mapped_column("metadata", JsonText)
     seed: Mapped[int] = mapped_column(BigInteger)
     tenant: Mapped[str] = mapped_column(String(64))
+    priority: Mapped[str] = mapped_column(String(10), server_default=text("'normal'"))  # Priority, within its tenant
     error: Mapped[Any | None] = mapped_column(JsonText)  # why it failed or expired
     error_code: Mapped[str | None] = mapped_column(String(40))  # the code of that error, for searches
     ending: Mapped[str | None] = mapped_column(String(16))  # cancelling: the JobState it will end in
@@ -150,14 +151,18 @@ class JobRow(Base):
     artifacts_gone: Mapped[bool] = mapped_column(default=False)
 
 
+_ORDER = ("pipeline", "stage", "pipeline_digest", "turn")
+
+
 class StageRunRow(Base):
-    """The row of a stage run. In state queued the row is the outbox: a hint only points at it."""
+    """The row of a stage run. In state queued it stands in its stage's line, by its turn."""
 
     __tablename__ = "stage_runs"
     __table_args__ = (
         UniqueConstraint("job_id", "position"),
-        # The queued stage runs of a stage, those with the oldest hints first.
-        _index("ix_stage_runs_queued", "pipeline", "stage", "announce_at", where="state = 'queued'"),
+        # The queued stage runs of a stage and a pipeline file, in the order in which they are claimed.
+        _index("ix_stage_runs_queued", *_ORDER, "id", where="state = 'queued'"),
+        _index("ix_stage_runs_apart", *_ORDER, where="state = 'queued' AND apart IS NOT NULL"),
         # The stage runs that a worker runs.
         _index("ix_stage_runs_running", "owner", "pipeline", "stage", where="state = 'running'"),
         # Pending stage runs, which are only counted.
@@ -172,18 +177,22 @@ class StageRunRow(Base):
     position: Mapped[int]  # in the job; every stage comes after its inputs
     pipeline: Mapped[str] = mapped_column(Name)
     stage: Mapped[str] = mapped_column(Name)
-    queue: Mapped[str] = mapped_column(String(200))  # where its hints go
+    # JobRow.pipeline_digest. "" until a worker of the stage serves, whose file the stage run then gets.
+    pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+    queue: Mapped[str] = mapped_column(String(200))  # where its stage's doorbells go
+    turn: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))  # its job's: the lowest is claimed first
     inputs: Mapped[Any] = mapped_column(JsonText)  # the names of the job's stages whose payloads it takes
     has_successors: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
     retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
     queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState
-    reason: Mapped[str | None] = mapped_column(String(40))  # why it waits, if not for its turn: "retry_backoff"
+    reason: Mapped[str | None] = mapped_column(String(40))  # why it waits, if not for its turn: retry_backoff, quota
     attempt: Mapped[int] = mapped_column(Integer, default=0)  # the fencing number: each claim adds one, nothing else
     failures: Mapped[Any | None] = mapped_column(JsonText)  # {retry class or "other": attempts that ended so}
     owner: Mapped[str | None] = mapped_column(String(200))  # the worker of the last claim; None when handed back
+    # None: it may run beside others. Else it is a suspect: the id of the worker that waits to run it alone, or "".
+    apart: Mapped[str | None] = mapped_column(String(200))
     due: Mapped[float | None] = mapped_column(Seconds)  # queued: not claimable before
-    announce_at: Mapped[float | None] = mapped_column(Seconds)  # queued: from then on its hint may be published again
     queue_deadline: Mapped[float | None] = mapped_column(Seconds)  # queued: when its job expires
     queued_at: Mapped[float | None] = mapped_column(Seconds)  # when its inputs were there; kept over attempts
     started_at: Mapped[float | None] = mapped_column(Seconds)  # when it was claimed last
@@ -271,3 +280,104 @@ class WorkerRow(Base):
     pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one with the same pid
     loading: Mapped[bool | None]  # true while it loads its engine: it holds its slot and claims nothing
     heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build
+    turn: Mapped[int | None] = mapped_column(BigInteger)  # the highest that it, or who had its slot before, has claimed
+    # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.
+    run_s: Mapped[float | None] = mapped_column(Double)
+
+
+class TurnRow(Base):
+    """The row of a tenant's last turns in a pipeline. Changed by each submit; ``omni_jobs.jobs.turns`` explains it."""
+
+    __tablename__ = "turns"
+
+    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    high: Mapped[int] = mapped_column(BigInteger)
+    normal: Mapped[int] = mapped_column(BigInteger)
+    low: Mapped[int] = mapped_column(BigInteger)
+
+
+class QuotaJobRow(Base):
+    """The row of a job that counts against its tenant's limit ``running_jobs``. Removed with the job's end.
+
+    Written by the submit or the retry of a tenant that has the limit; ``omni_jobs.jobs.quota`` explains it.
+    """
+
+    __tablename__ = "quota_jobs"
+    __table_args__ = (Index(None, "tenant", "is_let_in", "turn", "job_id"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    turn: Mapped[int] = mapped_column(BigInteger)  # by which it is let in: what its submit or retry was given
+    is_let_in: Mapped[bool]  # into the stages' lines; false: it is held
+
+
+class PausedStageRow(Base):
+    """The row of a stage of which no worker claims anything. Written by a pause, removed by a resume."""
+
+    __tablename__ = "paused_stages"
+
+    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
+    stage: Mapped[str] = mapped_column(Name, primary_key=True)
+    at: Mapped[float] = mapped_column(Seconds)  # of the first pause, if several administrators paused it
+
+
+class EstimateRow(Base):
+    """The row of an estimate that was made for a waiting stage run, and of what became of it. Only the newest stay.
+
+    It has no foreign key, because the check of one costs more than the row.
+    """
+
+    __tablename__ = "estimates"
+    __table_args__ = (Index(None, "pipeline", "stage", "id"), UniqueConstraint("stage_run_id"))
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # in the order in which they were made
+    stage_run_id: Mapped[int] = mapped_column(_BigId)
+    pipeline: Mapped[str] = mapped_column(Name)
+    stage: Mapped[str] = mapped_column(Name)
+    at: Mapped[float] = mapped_column(Seconds)
+    point_s: Mapped[float] = mapped_column(Double)  # the expected wait, from which the interval was made
+    low_s: Mapped[float] = mapped_column(Double)
+    high_s: Mapped[float] = mapped_column(Double)
+    waited_s: Mapped[float | None] = mapped_column(Double)  # from ``at`` to its claim; None: it still waits
+
+
+class CalibrationRow(Base):
+    """The row of a stage's calibration. Changed by the rescuer; ``omni_jobs.jobs.estimates`` explains it."""
+
+    __tablename__ = "calibrations"
+
+    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
+    stage: Mapped[str] = mapped_column(Name, primary_key=True)
+    low_factor: Mapped[float] = mapped_column(Double)
+    high_factor: Mapped[float] = mapped_column(Double)
+    low_tail: Mapped[float] = mapped_column(Double)
+    high_tail: Mapped[float] = mapped_column(Double)
+
+
+class TenantRow(Base):
+    """The row of a tenant that an operator has made. A tenant without a row has weight 1 and the settings' limits."""
+
+    __tablename__ = "tenants"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(Double, server_default=text("1"))  # its share beside other tenants' weights
+    limits: Mapped[Any] = mapped_column(JsonText, server_default=text("'{}'"))  # {limit: number}; those left out: none
+    created_at: Mapped[float] = mapped_column(Seconds)
+
+
+class ApiKeyRow(Base):
+    """The row of an API key. The key itself is nowhere; who presents it is known by its digest."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name", ondelete="CASCADE"), index=True)
+    name: Mapped[str | None] = mapped_column(Name)  # what its maker calls it
+    scopes: Mapped[Any] = mapped_column(JsonText)  # ["submit", …]
+    hint: Mapped[str] = mapped_column(String(20))  # the key's first characters, by which its owner knows it again
+    digest: Mapped[str] = mapped_column(String(64), unique=True)  # SHA-256 of the key, in hex
+    created_at: Mapped[float] = mapped_column(Seconds)
+    expires_at: Mapped[float | None] = mapped_column(Seconds)  # refused from then on; None: never
+    revoked_at: Mapped[float | None] = mapped_column(Seconds)  # refused since then
+    used_at: Mapped[float | None] = mapped_column(Seconds)  # last, to the hour

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import soundfile  # type: ignore[import-untyped]
@@ -14,19 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from omni_jobs.cli.formats import printable
-from omni_jobs.cli.live import show_progress
 from omni_jobs.client import user_message
 from omni_jobs.demo.checkpoints import tiny_checkpoint
-from omni_jobs.demo.sound import show_sound
 from omni_jobs.demo.walk import Scene
 from omni_jobs.errors import StageError
 
-if TYPE_CHECKING:
-    from omni_jobs.views import JobView
-
 PROMPT = "What do you hear, and what do you see? Answer in one sentence."
 PIPELINE = "qwen2_5_omni"
-JOB_LIMIT_S = 1800.0
 # A model with random weights seldom ends its answer.
 TINY_STAGES = {"thinker": {"max_tokens": 48}, "talker": {"max_tokens": 128}}
 
@@ -54,12 +47,12 @@ class OmniDemo:
     def run(self, scene: Scene) -> None:
         """Run one job, and check and show its text and its sound."""
         scene.title(f"One job over HTTP: a text, a sound and a picture to {scene.stack.url}/v1/jobs")
-        follow = partial(show_progress, scene.client, timeout=JOB_LIMIT_S)
-        job = scene.run_job(self._request(scene.scratch), follow)
-        scene.title("What came back")
-        scene.save(job)
-        _show(scene.console, job, scene.out)
-        scene.show_times(job)
+        job = scene.run_job(self._request(scene.scratch))
+        text = (job.result or {}).get("text")
+        if not text:
+            raise StageError("the job has no text")
+        scene.console.print(Text(printable(text)), soft_wrap=True)
+        scene.show_results(job)
 
     def _request(self, scratch: Path) -> dict[str, Any]:
         """Write a second of sound and a small picture to ``scratch``, and return a request with them and the prompt."""
@@ -76,12 +69,3 @@ class OmniDemo:
             "stages": {} if self._model else TINY_STAGES,
             "seed": 0,
         }
-
-
-def _show(console: Console, job: JobView, out: Path) -> None:
-    """Print the text, and the sound's length and loudness. Raises StageError if one is missing or silent."""
-    text = (job.result or {}).get("text")
-    if not text:
-        raise StageError("the job has no text")
-    console.print(Text(printable(text)), soft_wrap=True)
-    show_sound(console, job, out)

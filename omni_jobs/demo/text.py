@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from omni_jobs.cli.formats import duration_text
-from omni_jobs.cli.live import show_text
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
+from omni_jobs.demo.conversation import Conversation
 from omni_jobs.demo.walk import Scene
 from omni_jobs.errors import StageError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PROMPT = "Give me three tips for a good night's sleep."
 MAX_TOKENS = 256
-JOB_LIMIT_S = 1800.0
 # Its makers' recommendation, and a penalty, because so small a model repeats itself.
 SMOLLM2_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 
@@ -41,13 +40,12 @@ class TextDemo:
     def run(self, scene: Scene) -> None:
         """Run one job, and show its answer while it grows."""
         scene.title(f"One job over HTTP: a question to {scene.stack.url}/v1/jobs")
-        job = scene.run_job(
-            self._request(), lambda job_id: show_text(scene.client, job_id, self._prompt, timeout=JOB_LIMIT_S)
-        )
-        scene.title("What came back")
+        conversation = Conversation(scene.console)
+        conversation.ask(self._prompt)
+        job = scene.run_job(self._request(), on_update=lambda job: conversation.follow(job.stages[0]))
+        conversation.end((job.result or {}).get("text") or "")
         _show_speed(scene.console, job)
-        scene.save(job)
-        scene.show_times(job)
+        scene.show_results(job)
 
     def _request(self) -> dict[str, Any]:
         return {

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
-from omni_jobs.cli.formats import printable
-from omni_jobs.cli.live import show_progress
 from omni_jobs.client import user_message
 from omni_jobs.demo.checkpoints import smollm2_checkpoint
-from omni_jobs.demo.sound import show_sound
+from omni_jobs.demo.conversation import Conversation
 from omni_jobs.demo.text import SMOLLM2_SAMPLING
-from omni_jobs.demo.walk import Scene, completed
+from omni_jobs.demo.walk import Scene
 from omni_jobs.errors import StageError
 from omni_jobs.states import StageRunState
 
@@ -29,7 +26,6 @@ MANNER = "You are a helpful assistant. Answer in one or two short sentences."
 VICTIM = "listen"
 """The stage whose worker is killed: it starts anew within seconds."""
 
-JOB_LIMIT_S = 600.0
 KILLS = 5  # a recording is heard in half a second, so a kill may come too late
 
 
@@ -60,15 +56,8 @@ class VoiceDemo:
             "seed": 0,
         }
         scene.title(f"One job over HTTP: {recording.name} to {scene.stack.url}/v1/jobs")
-        watch = _Conversation(scene.console)
-        job = scene.run_job(
-            request, lambda job_id: scene.client.wait(job_id, timeout=JOB_LIMIT_S, on_update=watch.update)
-        )
-        watch.end(job)
-        scene.title("What came back")
-        scene.save(job)
-        show_sound(scene.console, job, scene.out)
-        scene.show_times(job)
+        job = _converse(scene, request)
+        scene.show_results(job)
         scene.title(f"The same again, and the worker of the stage {VICTIM} is killed while it listens")
         again = _run_with_a_kill(scene, request)
         _compare(scene.console, job, again)
@@ -82,7 +71,7 @@ class VoiceDemo:
             "modalities": ["audio"],
             "seed": 0,
         }
-        job = scene.run_job(request, lambda job_id: show_progress(scene.client, job_id, timeout=JOB_LIMIT_S))
+        job = scene.run_job(request)
         (artifact,) = job.artifacts
         file = scene.out / f"question{Path(artifact.name).suffix}"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,44 +80,31 @@ class VoiceDemo:
         return file
 
 
-class _Conversation:
-    """Prints what was heard, and the answer while it grows."""
+def _converse(scene: Scene, request: dict[str, Any]) -> JobView:
+    """Run the request, and print what was heard, and the answer while it grows. Return the completed job.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._heard = False
-        self._shown = ""
+    Raises StageError if nothing was heard, or the answer is empty.
+    """
+    conversation = Conversation(scene.console)
 
-    def update(self, job: JobView) -> None:
-        """Print what is new in a job."""
-        heard = ((job.result_so_far or {}).get("texts") or {}).get("listen")
+    def update(job: JobView) -> None:
+        heard = _heard(job.result_so_far)
         if heard:
-            self._hear(heard)
-        think = _stage(job, "think")
-        if heard and think.progress is not None and think.progress.text:
-            self._print_more(think.progress.text)
+            conversation.ask(heard.strip())
+            conversation.follow(_stage(job, "think"))
 
-    def end(self, job: JobView) -> None:
-        """Print what is left of a completed job. Raises StageError if nothing was heard, or the answer is empty."""
-        result = job.result or {}
-        heard, said = (result.get("texts") or {}).get("listen"), result.get("text")
-        if not heard or not said:
-            raise StageError("nothing was heard" if not heard else "the answer is empty")
-        self._hear(heard)
-        self._print_more(said)
-        self._console.print()
+    job = scene.run_job(request, on_update=update)
+    heard, said = _heard(job.result), (job.result or {}).get("text")
+    if not heard or not said:
+        raise StageError("nothing was heard" if not heard else "the answer is empty")
+    conversation.ask(heard.strip())
+    conversation.end(said)
+    return job
 
-    def _hear(self, text: str) -> None:
-        if not self._heard:
-            self._heard = True
-            self._console.print(Text(f"\n> {printable(text.strip())}\n", style="dim"), soft_wrap=True)
 
-    def _print_more(self, text: str) -> None:
-        if not text.startswith(self._shown):  # a second attempt started from the beginning
-            self._console.print("\n")
-            self._shown = ""
-        self._console.print(Text(printable(text[len(self._shown) :])), end="", soft_wrap=True)
-        self._shown = text
+def _heard(result: dict[str, Any] | None) -> str | None:
+    heard: str | None = ((result or {}).get("texts") or {}).get("listen")
+    return heard
 
 
 def _run_with_a_kill(scene: Scene, request: dict[str, Any]) -> JobView:
@@ -145,9 +121,7 @@ def _run_with_a_kill(scene: Scene, request: dict[str, Any]) -> JobView:
                 killed = True
                 os.kill(_worker_pid(scene), signal.SIGKILL)
 
-        job = scene.client.submit(request)
-        scene.console.print(f"submitted {job.id}", highlight=False)
-        job = completed(scene.client.wait(job.id, timeout=JOB_LIMIT_S, on_update=kill))
+        job = scene.run_job(request, on_update=kill)
         stage = _stage(job, VICTIM)
         if stage.attempt > 1:
             errors = ", ".join(error.code for error in stage.errors)

@@ -8,11 +8,12 @@ from typing import TypeVar
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import InvalidRequest, ModelMissing, OmniJobsError
+from omni_jobs.errors import InvalidRequest, MissingScope, ModelMissing, OmniJobsError
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.priority import Priority
 from omni_jobs.prompts import Renderers
 from omni_jobs.requests import AdmittedRequest, ParsedRequest, admit, parse
 from omni_jobs.settings import Settings
@@ -109,6 +110,8 @@ class Admissions:
         )
         if admitted.expires_at is not None and request.expires_in_s is not None:
             raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
+        if admitted.priority is Priority.HIGH and not request.may_be_high:
+            raise MissingScope("high takes a key with the scope priority", field="priority")
         return admitted
 
 

@@ -1,8 +1,9 @@
-"""``Backlog``: bounds how many jobs wait, per pipeline and per tenant of a pipeline.
+"""``Backlog``: bounds how many jobs wait, per pipeline and per tenant of a pipeline; and how many of a tenant run.
 
 Each API process bounds the backlog by its own knowledge: the jobs that SQL counted last, and the jobs that this
 process has accepted since. It does not know of the jobs that other processes have accepted since its last count.
 So the backlog may exceed the bound by that much: it is at most the bound times the number of API processes.
+Where as many jobs of a tenant run as may run, by the last count, none of its jobs has room.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import DatabaseUnavailable, TooManyJobs
+from omni_jobs.errors import DatabaseUnavailable, LimitReached, TooManyJobs, TooManyRunningJobs
+from omni_jobs.tenants.limits import NO_LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class Reservation:
     """
 
     granted: int
-    refusal: TooManyJobs | None
+    refusal: LimitReached | None
     taken: int = 0
 
 
@@ -56,14 +58,21 @@ class Backlog:
         *,
         per_pipeline: int,
         per_tenant: int,
+        running: Callable[[], Mapping[str, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without a count. ``count`` returns the queued jobs' number by (pipeline, tenant), ``clock`` seconds."""
+        """Begin without a count.
+
+        ``count`` returns the queued jobs' number by (pipeline, tenant), ``running`` that of the jobs in progress by
+        tenant, and ``clock`` seconds. ``per_tenant`` holds for tenants without a limit of their own.
+        """
         self._count = count
+        self._count_running = running
         self._per_pipeline = per_pipeline
         self._per_tenant = per_tenant
         self._clock = clock
         self._counted: Counter[Scope] = Counter()
+        self._running: Mapping[str, int] = {}
         self._counted_at = -math.inf  # when the last count began
         self._count_at = -math.inf  # when the next count is due
         self._pause_s = _SHORTEST_PAUSE_S
@@ -87,18 +96,24 @@ class Backlog:
             await asyncio.shield(self._counting)  # a request that is cancelled takes the count from nobody
 
     @contextmanager
-    def reserve(self, pipeline: str, tenant: str, wanted: int = 1) -> Iterator[Reservation]:
+    def reserve(self, pipeline: str, tenant: str, wanted: int = 1, limits: Limits = NO_LIMITS) -> Iterator[Reservation]:
         """Context manager: reserve room for as many of the ``wanted`` jobs as may wait, and give a Reservation.
 
         Call ``refresh`` before. It raises nothing if there is no room: the reservation then has a ``refusal``. A block
         that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
         """
         scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
-        limits = dict(zip(scopes, (self._per_pipeline, self._per_tenant), strict=True))
+        per_tenant = self._per_tenant if limits.queued_jobs is None else limits.queued_jobs
+        bounds = dict(zip(scopes, (self._per_pipeline, per_tenant), strict=True))
         waiting = {scope: self._counted[scope] + self._taken[scope] + self._reserved[scope] for scope in scopes}
-        scope = min(scopes, key=lambda scope: limits[scope] - waiting[scope])
-        granted = max(0, min(wanted, limits[scope] - waiting[scope]))
-        refusal = _refusal(scope, waiting[scope] + granted, limits[scope]) if granted < wanted else None
+        scope = min(scopes, key=lambda scope: bounds[scope] - waiting[scope])
+        granted = max(0, min(wanted, bounds[scope] - waiting[scope]))
+        refusal: LimitReached | None = None
+        if granted < wanted:
+            refusal = _refusal(scope, waiting[scope] + granted, bounds[scope])
+        running = self._running.get(tenant, 0)
+        if limits.running_jobs is not None and running >= limits.running_jobs:
+            granted, refusal = 0, _running_refusal(tenant, running, limits.running_jobs)
         reservation = Reservation(granted, refusal)
         self._reserved.update(dict.fromkeys(scopes, granted))
         try:
@@ -122,12 +137,13 @@ class Backlog:
         self._count_at = began + self._pause_s
         self._taken_meanwhile.clear()
         counted: Counter[Scope] = Counter()
-        for (pipeline, tenant), jobs in (await run_sync(self._count, limiter=self._threads)).items():
+        queued, running = await run_sync(lambda: (self._count(), self._count_running()), limiter=self._threads)
+        for (pipeline, tenant), jobs in queued.items():
             counted[pipeline, None] += jobs
             counted[pipeline, tenant] += jobs
         self._pause_s = max(_SHORTEST_PAUSE_S, _PAUSE_PER_COUNT * (self._clock() - began))
         self._count_at = began + self._pause_s
-        self._counted, self._counted_at = counted, began
+        self._counted, self._running, self._counted_at = counted, running, began
         self._taken = self._taken_meanwhile.copy()
 
     def _end_count(self, count: asyncio.Task[None]) -> None:
@@ -138,5 +154,12 @@ class Backlog:
 
 def _refusal(scope: Scope, waiting: int, limit: int) -> TooManyJobs:
     pipeline, tenant = scope
-    whose = f"pipeline {pipeline}" if tenant is None else f"tenant {tenant} in pipeline {pipeline}"
-    return TooManyJobs(f"{whose} has {waiting} jobs waiting; {limit} may wait", retry_after_s=_RETRY_AFTER_S)
+    if tenant is None:  # no number, because a tenant may not learn of the jobs of others
+        return TooManyJobs(f"as many jobs wait in pipeline {pipeline} as may wait", retry_after_s=_RETRY_AFTER_S)
+    message = f"tenant {tenant} in pipeline {pipeline} has {waiting} jobs waiting; {limit} may wait"
+    return TooManyJobs(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _running_refusal(tenant: str, running: int, limit: int) -> TooManyRunningJobs:
+    message = f"tenant {tenant} has {running} jobs in progress; {limit} may be"
+    return TooManyRunningJobs(message, retry_after_s=_RETRY_AFTER_S)

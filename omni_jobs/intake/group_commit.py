@@ -5,13 +5,13 @@ waits for no other. The thread takes jobs that are ready to be written, so no jo
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.errors import DatabaseUnavailable, OmniJobsError
-from omni_jobs.jobs import Hint, NewJob, SubmitResult
+from omni_jobs.jobs import NewJob, SubmitResult
 
 logger = logging.getLogger(__name__)
 
@@ -27,23 +27,23 @@ class _Group:
 
 
 class GroupCommit:
-    """Writes jobs to SQL, then publishes their hints. Safe for threads; ``close`` it."""
+    """Writes jobs to SQL, then rings the doorbells of their queues. Safe for threads; ``close`` it."""
 
     def __init__(
         self,
         submit_all: Callable[[Sequence[NewJob]], Sequence[SubmitResult | OmniJobsError]],
-        publish: Callable[[Sequence[Hint]], object],
+        ring: Callable[[Collection[str]], object],
     ) -> None:
-        """Start the thread. ``submit_all`` writes jobs, like ``Jobs.submit_all``. ``publish`` must not raise."""
+        """Start the thread. ``submit_all`` writes jobs, like ``Jobs.submit_all``. ``ring`` must not raise."""
         self._submit_all = submit_all
-        self._publish = publish
+        self._ring = ring
         self._thread: BatchThread[_Group] = BatchThread("group-commit", self._commit)
         self._thread.start()
 
     def submit(self, jobs: Sequence[NewJob]) -> Future[list[SubmitResult | OmniJobsError]]:
         """Write jobs soon, with those of other callers. Return a future of the list of results, in the jobs' order.
 
-        A result is a SubmitResult or an error. Conflict: the idempotency key names a job of another request.
+        A result is a SubmitResult or an error. IdempotencyKeyReused: the key names a job of another request.
         DatabaseUnavailable: the job may exist all the same, and only an idempotency key makes it safe to submit it
         again. OmniJobsError: the database refuses this one job.
         """
@@ -60,7 +60,7 @@ class GroupCommit:
         for transaction in _transactions(groups):
             try:
                 results = self._write([job for group in transaction for job in group.jobs])
-                self._publish([hint for result in results if isinstance(result, SubmitResult) for hint in result.hints])
+                self._ring({queue for result in results if isinstance(result, SubmitResult) for queue in result.queues})
                 written = iter(results)
                 for group in transaction:
                     group.results.set_result([next(written) for _ in group.jobs])

@@ -1,6 +1,6 @@
 """``Intake``: the one way by which jobs are submitted.
 
-    admit → reserve room in the backlog → store media → write in a group commit → publish
+    admit → reserve room in the backlog → store media → write in a group commit → ring
 
 A route that submits turns its body into ``SubmitRequest``s, and the ``SubmitResult``s of the intake into its answer.
 Each step returns a list in the order of the requests. An error in it stands for a request that was refused, and the
@@ -22,11 +22,13 @@ from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, OmniJobsError,
 from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.group_commit import GroupCommit
+from omni_jobs.intake.media_room import MediaRoom
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
 from omni_jobs.requests import AdmittedRequest, Media, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
+from omni_jobs.tenants.limits import NO_LIMITS, Limits
 from omni_jobs.views import DEFAULT_TENANT
 
 logger = logging.getLogger(__name__)
@@ -46,10 +48,14 @@ class Intake:
         self._jobs = jobs
         self._store = store
         self._relay = relay
-        self._commits = GroupCommit(jobs.submit_all, relay.send)
+        self._commits = GroupCommit(jobs.submit_all, relay.ring)
         self.backlog = Backlog(
-            jobs.backlog, per_pipeline=settings.max_queued_jobs, per_tenant=settings.max_queued_jobs_per_tenant
+            jobs.backlog,
+            per_pipeline=settings.max_queued_jobs,
+            per_tenant=settings.max_queued_jobs_per_tenant,
+            running=jobs.running,
         )
+        self._media_room = MediaRoom(jobs.media_bytes)
 
     async def close(self) -> None:
         """Write the jobs that wait, then end the thread that writes."""
@@ -76,6 +82,7 @@ class Intake:
         with ExitStack() as stack:
             reservations = self._reserve(requests, admitted, stack)
             accepted = await self._refuse_beyond(reservations, requests, admitted)
+            accepted = await self._refuse_media(requests, accepted, stack)
             jobs = await self._new_jobs(requests, accepted)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
@@ -83,19 +90,22 @@ class Intake:
                     reservations[job.pipeline, job.tenant].taken += 1
         return results
 
-    async def retry(self, job_id: str, from_stage: str | None) -> None:
+    async def retry(
+        self, job_id: str, from_stage: str | None, tenant: str | None = None, limits: Limits = NO_LIMITS
+    ) -> None:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
-        Raises TooManyJobs, and the errors of ``Jobs.retry``.
+        ``tenant`` is the one that asks, and has ``limits``; None may retry any job. Raises TooManyJobs,
+        TooManyRunningJobs, and the errors of ``Jobs.retry``.
         """
-        job = await run_sync(self._jobs.get, job_id)
+        job = await run_sync(self._jobs.get, job_id, tenant)
         await self.backlog.refresh()
-        with self.backlog.reserve(job.pipeline, job.tenant) as reservation:
+        with self.backlog.reserve(job.pipeline, job.tenant, limits=limits) as reservation:
             if reservation.refusal is not None:
                 raise reservation.refusal
-            hints = await run_sync(self._jobs.retry, job_id, from_stage)
+            queues = await run_sync(self._jobs.retry, job_id, from_stage)
             reservation.taken = 1
-        self._relay.send(hints)
+        self._relay.ring(queues)
 
     # Reserve.
 
@@ -108,7 +118,11 @@ class Intake:
             for request, each in zip(requests, admitted, strict=True)
             if isinstance(each, AdmittedRequest)
         )
-        return {scope: stack.enter_context(self.backlog.reserve(*scope, jobs)) for scope, jobs in wanted.items()}
+        limits = {request.tenant: request.limits for request in requests}
+        return {
+            (pipeline, tenant): stack.enter_context(self.backlog.reserve(pipeline, tenant, jobs, limits[tenant]))
+            for (pipeline, tenant), jobs in wanted.items()
+        }
 
     async def _refuse_beyond(
         self,
@@ -135,6 +149,31 @@ class Intake:
                     refusal = None
             accepted.append(each if refusal is None else without_frames(refusal))
         return accepted
+
+    async def _refuse_media(
+        self,
+        requests: Sequence[SubmitRequest],
+        accepted: Sequence[AdmittedRequest | OmniJobsError],
+        stack: ExitStack,
+    ) -> list[AdmittedRequest | OmniJobsError]:
+        """Refuse requests whose media go beyond their tenant's limit. The others keep their room until ``stack`` ends.
+
+        A request whose idempotency key names a job passes all the same.
+        """
+        left: list[AdmittedRequest | OmniJobsError] = []
+        for request, each in zip(requests, accepted, strict=True):
+            limit = request.limits.media_bytes
+            if limit is None or isinstance(each, OmniJobsError) or not each.media:
+                left.append(each)
+                continue
+            refusal = await self._media_room.take(
+                request.tenant, sum(len(medium.data) for medium in each.media), limit, stack
+            )
+            key = request.idempotency_key
+            if refusal is not None and key is not None and await run_sync(self._jobs.is_known, request.tenant, key):
+                refusal = None
+            left.append(each if refusal is None else without_frames(refusal))
+        return left
 
     # Store media.
 
@@ -175,10 +214,10 @@ class Intake:
         except StorageError as error:
             logger.warning("%d media are left behind: %s", len(media), error)
 
-    # Write, and publish.
+    # Write, and ring.
 
     async def _write(self, jobs: Sequence[NewJob | OmniJobsError]) -> list[SubmitResult | OmniJobsError]:
-        """Write the jobs in one transaction with those of other callers, and publish their hints."""
+        """Write the jobs in one transaction with those of other callers, and ring for them."""
         accepted = [job for job in jobs if isinstance(job, NewJob)]
         await asyncio.sleep(0)  # requests that came at once hand their jobs over at once: one transaction writes them
         written = await asyncio.wrap_future(self._commits.submit(accepted)) if accepted else []
@@ -241,5 +280,6 @@ def new_job(
         tenant=tenant,
         idempotency_key=idempotency_key,
         expires_at=admitted.expires_at,
+        priority=admitted.priority,
         expires_in_s=expires_in_s,
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from omni_jobs.tenants.limits import NO_LIMITS, Limits
 from omni_jobs.views import DEFAULT_TENANT
 
 
@@ -12,6 +13,8 @@ class SubmitRequest:
     body             JSON of a JobRequest; must not change until the request is answered
     prompt_embeds    a safetensors file that came beside the body
     tenant           the tenant that the job belongs to
+    limits           what bounds the tenant's jobs beside the settings
+    may_be_high      whether the job may have high priority
     idempotency_key  the client's name for this submit: sent again, the submit gives the same job
     expires_in_s     seconds from the submit on after which the job stops by itself (``Cancel-After``)
     """
@@ -19,5 +22,7 @@ class SubmitRequest:
     body: bytes | bytearray
     prompt_embeds: bytes | None = None
     tenant: str = DEFAULT_TENANT
+    limits: Limits = NO_LIMITS
+    may_be_high: bool = True
     idempotency_key: str | None = None
     expires_in_s: float | None = None

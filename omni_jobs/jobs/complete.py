@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select
 
-from omni_jobs.database.bulk_statement import listed, one_of
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
 from omni_jobs.errors import StageError
 from omni_jobs.jobs.successors import ACTIVE, Run
@@ -20,20 +21,17 @@ _ARTIFACTS_OF_JOBS = select(ArtifactRow.job_id, ArtifactRow.name).where(
 def complete(
     tx: Connection,
     completions: Sequence[Completion],
-    announce_after_s: float,
     prune_after_s: float,
-    ends_transaction: bool = False,
 ) -> list[Outcome]:
     """Record workers' completions, queue the successors of their stage runs, and end jobs that are done.
 
-    Return the outcomes in the order of the completions; one that is refused is not won, and raises nothing. With
-    ``ends_transaction`` this may commit the database transaction, because the caller runs nothing more in it.
+    Return the outcomes in the order of the completions; one that is refused is not won, and raises nothing.
     """
     ids = [completion.stage_run_id for completion in completions]
-    transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
+    transition = JobTransition.of_stage_runs(tx, ids)
     names = _artifact_names(tx, transition, completions)
     won = [_note(transition, completion, names) for completion in completions]
-    transition.write(prune_after_s, ends_transaction)
+    transition.write(prune_after_s)
     return [
         _outcome(transition, completion.stage_run_id, is_won, _successors(transition, completion.stage_run_id))
         for completion, is_won in zip(completions, won, strict=True)
@@ -63,13 +61,13 @@ def _note(transition: JobTransition, completion: Completion, names: set[tuple[st
     return True
 
 
-def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -> list[Outcome]:
+def fail(tx: Connection, failures: Sequence[Failure]) -> list[Outcome]:
     """Record the errors of attempts: each stage run is queued again, fails its job, or is cancelled with it.
 
     Return the outcomes in order. A report of an attempt that is over is won only if its error is recorded already.
     """
     reports = [(failure.stage_run_id, failure.attempt, failure.worker_id) for failure in failures]
-    transition = JobTransition.of_stage_runs(tx, [stage_run_id for stage_run_id, _, _ in reports], announce_after_s)
+    transition = JobTransition.of_stage_runs(tx, [stage_run_id for stage_run_id, _, _ in reports])
     runs = [transition.find(StageRunState.RUNNING, *report) for report in reports]
     recorded = _recorded_errors(tx, [report for report, run in zip(reports, runs, strict=True) if run is None])
     for failure, run in zip(failures, runs, strict=True):
@@ -82,13 +80,13 @@ def fail(tx: Connection, failures: Sequence[Failure], announce_after_s: float) -
     ]
 
 
-def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, announce_after_s: float) -> list[Outcome]:
+def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str) -> list[Outcome]:
     """Hand back a worker's attempts ``(stage_run_id, attempt)`` without an error, and return the outcomes in order.
 
     Their stage runs are queued again, or cancelled if their job is to end. An attempt that is over is not won.
     """
     ids = [stage_run_id for stage_run_id, _ in held]
-    transition = JobTransition.of_stage_runs(tx, ids, announce_after_s)
+    transition = JobTransition.of_stage_runs(tx, ids)
     runs = [transition.find(StageRunState.RUNNING, *attempt, worker_id) for attempt in held]
     for run in runs:
         if run is not None:
@@ -100,9 +98,9 @@ def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str, ann
     ]
 
 
-def cancel(tx: Connection, job_id: str, announce_after_s: float) -> JobState:
+def cancel(tx: Connection, job_id: str) -> JobState:
     """Cancel a job unless it is cancelling or has ended, and return its state afterwards. Raises NotFound."""
-    transition = JobTransition.of_job(tx, job_id, announce_after_s)
+    transition = JobTransition.of_job(tx, job_id)
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})
         transition.write()
@@ -114,7 +112,7 @@ def _outcome(transition: JobTransition, stage_run_id: int, won: bool, runs: Sequ
     run = transition.runs.get(stage_run_id)
     if run is None:
         return Outcome(won=False)
-    return Outcome(won=won, hints=transition.hints(runs), job_state=transition.states[run.job_id])
+    return Outcome(won=won, queues=transition.queues(runs), job_state=transition.states[run.job_id])
 
 
 def _successors(transition: JobTransition, stage_run_id: int) -> list[Run]:
@@ -122,7 +120,7 @@ def _successors(transition: JobTransition, stage_run_id: int) -> list[Run]:
     run = transition.runs.get(stage_run_id)
     if run is None or run.state != StageRunState.SUCCEEDED:
         return []
-    # Not only what ``write`` has just queued: a repeated completion queues nothing, and publishes the lost hints again.
+    # Not only what ``write`` has just queued: a repeated completion queues nothing, and rings once more.
     return [other for other in transition.runs_of(run.job_id) if run.stage in other.inputs]
 
 

@@ -1,6 +1,6 @@
-"""The numbers of jobs and stage runs in each state that is not final."""
+"""The numbers of jobs and stage runs in each state that is not final, and the bytes of their media."""
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, text
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, state_is
@@ -11,19 +11,34 @@ _ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
 _UNFINISHED = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
 
 
-def counts(tx: Connection) -> Counts:
-    """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state."""
+# No table has the bytes in a column of its own. The states are there for the index.
+_UNFINISHED_MEDIA = "FROM jobs, {each} WHERE state IN ('queued', 'in_progress', 'cancelling') AND tenant = :tenant"
+_MEDIA_BYTES = {
+    "sqlite": "SELECT sum(json_extract(value, '$.size')) " + _UNFINISHED_MEDIA.format(each="json_each(media)"),
+    "postgresql": "SELECT sum((value ->> 'size')::bigint) "
+    + _UNFINISHED_MEDIA.format(each="json_array_elements(media::json) AS each(value)"),
+}
+
+
+def counts(tx: Connection, tenant: str | None = None) -> Counts:
+    """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state.
+
+    They are those of a tenant, or of all (None).
+    """
+    of_tenant = [] if tenant is None else [JobRow.tenant == tenant]
     jobs = {
-        state: tx.execute(select(func.count()).where(state_is(JobRow.state, state))).scalar_one() for state in _ACTIVE
+        state: tx.execute(select(func.count()).where(state_is(JobRow.state, state), *of_tenant)).scalar_one()
+        for state in _ACTIVE
     }
     stage_runs: list[StageCount] = []
     for state in _UNFINISHED:  # one query each, which that state's partial index serves
-        rows = tx.execute(
+        query = (
             select(StageRunRow.pipeline, StageRunRow.stage, func.count().label("n"))
-            .where(state_is(StageRunRow.state, state))
+            .where(state_is(StageRunRow.state, state), *of_tenant)
             .group_by(StageRunRow.pipeline, StageRunRow.stage)
             .order_by(StageRunRow.pipeline, StageRunRow.stage)
         )
+        rows = tx.execute(query.join(JobRow, JobRow.id == StageRunRow.job_id) if of_tenant else query)
         stage_runs += [StageCount(pipeline=row.pipeline, stage=row.stage, state=state, count=row.n) for row in rows]
     return Counts(jobs=jobs, stage_runs=stage_runs)
 
@@ -36,6 +51,21 @@ def queued_jobs(tx: Connection) -> dict[tuple[str, str], int]:
         .group_by(JobRow.pipeline, JobRow.tenant)
     )
     return {(row.pipeline, row.tenant): row.n for row in rows}
+
+
+def running_jobs(tx: Connection) -> dict[str, int]:
+    """Return the number of jobs in progress by tenant; tenants without any are left out."""
+    rows = tx.execute(
+        select(JobRow.tenant, func.count().label("n"))
+        .where(state_is(JobRow.state, JobState.IN_PROGRESS))
+        .group_by(JobRow.tenant)
+    )
+    return {row.tenant: row.n for row in rows}
+
+
+def media_bytes(tx: Connection, tenant: str) -> int:
+    """Return the bytes of the media of a tenant's unfinished jobs together."""
+    return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
 
 
 def claimable(tx: Connection, pipeline: str, stage: str, at_most: int) -> int:

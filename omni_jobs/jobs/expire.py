@@ -15,18 +15,19 @@ EXPIRED_AT_ONCE = 500
 """The number of jobs that one transaction expires for each of the two reasons; the next may find more."""
 
 
-def expire_late(tx: Connection, announce_after_s: float) -> int:
-    """Expire the jobs whose deadline or queue time limit is over, and return their number.
+def expire_late(tx: Connection) -> tuple[int, set[str]]:
+    """Expire the jobs whose deadline or queue time limit is over. Return their number, and the queues to ring.
 
-    If that is EXPIRED_AT_ONCE or more, there may be others: call again. A job is cancelling while a stage of it runs.
+    If the number is EXPIRED_AT_ONCE or more, there may be others: call again. A job is cancelling while a stage of it
+    runs.
     """
     at: float = tx.execute(select(now())).scalar_one()
     past_deadline = _past_deadline(tx, at)
     waited = _waited_too_long(tx, at)
     late = sorted(past_deadline | waited.keys())
     if not late:
-        return 0
-    transition = JobTransition(tx, late, announce_after_s)
+        return 0, set()
+    transition = JobTransition(tx, late)
     errors: dict[str, Expired | None] = {}
     for job_id in late:
         if transition.states.get(job_id) not in ACTIVE:
@@ -39,7 +40,7 @@ def expire_late(tx: Connection, announce_after_s: float) -> int:
     if errors:
         transition.stop(errors)
         transition.write()
-    return len(errors)
+    return len(errors), transition.queues([])
 
 
 def _past_deadline(tx: Connection, at: float) -> set[str]:

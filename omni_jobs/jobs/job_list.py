@@ -21,7 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from omni_jobs.database.bulk_statement import listed, one_of
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, state_seen
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.job_view import views_of
@@ -87,8 +88,9 @@ def job_list(
     pipeline: str | None,
     error_code: str | None,
     brief: bool = False,
+    tenant: str | None = None,
 ) -> Page:
-    """Return a page of the jobs in a state, of a pipeline, with an error code (None: any), the newest first.
+    """Return a page of the jobs in a state, of a pipeline, a tenant, with an error code (None: any), the newest first.
 
     :meth:`omni_jobs.jobs.Jobs.list` explains the parameters. Raises InvalidRequest, which names the wrong one.
     """
@@ -103,6 +105,8 @@ def job_list(
     newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit + 1)
     if cursor is not None:
         newest = newest.where(JobRow.id < cursor)
+    if tenant is not None:
+        newest = newest.where(JobRow.tenant == tenant)
     query: Select[str] | CompoundSelect[str]
     if error_code is not None:
         query = _with_error(newest, error_code, state, pipeline)

@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Row, Text, bindparam, select
 
-from omni_jobs.database.bulk_statement import listed, one_of
 from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import (
     RETRY_TOKEN,
     ArtifactRow,
@@ -17,11 +18,11 @@ from omni_jobs.database.tables import (
     EventRow,
     JobRow,
     StageRunRow,
-    WorkerRow,
 )
 from omni_jobs.errors import Gone, NotFound
-from omni_jobs.jobs.successors import ACTIVE
 from omni_jobs.jobs.values import StoredArtifact
+from omni_jobs.jobs.waits import waits
+from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import (
@@ -52,6 +53,7 @@ _SHOWN = (
     JobRow.user_metadata,
     JobRow.seed,
     JobRow.tenant,
+    JobRow.priority,
     JobRow.error,
     JobRow.deadline,
     JobRow.retries,
@@ -60,6 +62,7 @@ _SHOWN = (
     JobRow.finished_at,
 )
 _JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
+_JOB_OF_TENANT = _JOB.where(JobRow.tenant == bindparam("tenant"))
 _JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
 _UNFINISHED = select(JobRow.id).where(one_of(JobRow.id, _ids), JobRow.finished_at.is_(None))
 _STAGE_RUNS_BUT_RESULTS = select(
@@ -71,6 +74,9 @@ _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.attempt,
     StageRunRow.failures,
     StageRunRow.reason,
+    StageRunRow.turn,
+    StageRunRow.due,
+    (StageRunRow.due > now()).label("is_early"),
     StageRunRow.queued_at,
     StageRunRow.started_at,
     StageRunRow.finished_at,
@@ -81,11 +87,6 @@ _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.warnings,
 ).where(one_of(StageRunRow.job_id, _ids))
 _STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
-_LIVE_FILES = (
-    select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest, WorkerRow.pipeline_version)
-    .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
-    .distinct()
-)
 _ERRORS = (
     select(AttemptErrorRow.__table__)
     .where(one_of(AttemptErrorRow.stage_run_id, _ids))
@@ -98,13 +99,28 @@ _ARTIFACTS = (
 )
 
 
-def job_view(tx: Connection, job_id: str) -> JobView:
-    """Return the view of a job. Raises NotFound."""
+def job_view(tx: Connection, job_id: str, tenant: str | None = None) -> JobView:
+    """Return the view of a job. Raises NotFound, also for a job of another tenant than ``tenant`` (None: any)."""
+    return _views(tx, [_row(tx, job_id, tenant)], alone=True)[0]
+
+
+def check_owner(tx: Connection, job_id: str, tenant: str | None) -> None:
+    """Raise NotFound, as for a job that never was, unless the job is this tenant's; do nothing for None."""
+    if tenant is not None:
+        _row(tx, job_id, tenant)
+
+
+def _row(tx: Connection, job_id: str, tenant: str | None) -> _AnyRow:
+    """Return the shown columns of a job. Raises NotFound."""
     # PostgreSQL's text refuses NUL characters and surrogates.
-    row = tx.execute(_JOB, {"job_id": job_id}).one_or_none() if job_id.isprintable() else None
+    row = None
+    if job_id.isprintable() and tenant is None:
+        row = tx.execute(_JOB, {"job_id": job_id}).one_or_none()
+    elif job_id.isprintable():
+        row = tx.execute(_JOB_OF_TENANT, {"job_id": job_id, "tenant": tenant}).one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
-    return _views(tx, [row])[0]
+    return row
 
 
 def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
@@ -123,10 +139,9 @@ def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
     return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
 
 
-def events(tx: Connection, job_id: str) -> list[EventView]:
-    """Return the events of a job that are still kept, the oldest first. Raises NotFound."""
-    if not job_id.isprintable() or tx.execute(select(JobRow.id).where(JobRow.id == job_id)).first() is None:
-        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+def events(tx: Connection, job_id: str, tenant: str | None = None) -> list[EventView]:
+    """Return the events of a job that are still kept, the oldest first. Raises NotFound as ``job_view`` does."""
+    _row(tx, job_id, tenant)
     rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
     return [
         EventView(
@@ -139,8 +154,12 @@ def events(tx: Connection, job_id: str) -> list[EventView]:
     ]
 
 
-def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
-    """Return a job's artifact and the reference to its object. Raises NotFound, and Gone when it is kept no longer."""
+def artifact(tx: Connection, job_id: str, name: str, tenant: str | None = None) -> StoredArtifact:
+    """Return a job's artifact and the reference to its object.
+
+    Raises NotFound, also for a job of another tenant, and Gone when it is kept no longer.
+    """
+    check_owner(tx, job_id, tenant)
     row = None
     if job_id.isprintable() and name.isprintable():
         is_it = (ArtifactRow.job_id == job_id, ArtifactRow.name == name)
@@ -152,8 +171,11 @@ def artifact(tx: Connection, job_id: str, name: str) -> StoredArtifact:
     return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
 
 
-def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False) -> list[JobView]:
-    """Return the views of the jobs whose shown columns these are, in their order; ``brief``: without results."""
+def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, alone: bool = False) -> list[JobView]:
+    """Return the views of the jobs whose shown columns these are, in their order.
+
+    ``brief`` views have no results. ``alone``, a view says for how long its job waits.
+    """
     ids = [row.id for row in rows]
     if not ids:
         return []
@@ -166,7 +188,7 @@ def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False) -> list
         tx, [run.id for of_job in runs.values() for run in of_job if run.failures or run.job_id in retried]
     )
     artifacts = _artifacts(tx, ids)
-    waiting = _without_worker(tx, rows, runs)
+    waiting = waits(tx, rows, runs, in_detail=alone)
     return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), brief) for row in rows]
 
 
@@ -179,47 +201,6 @@ def _artifacts(tx: Connection, job_ids: Sequence[str]) -> Mapping[str, list[Arti
             ArtifactView(name=name, media_type=media_type, bytes=ref["size"], digest=ref["digest"], url=url)
         )
     return artifacts
-
-
-def _without_worker(
-    tx: Connection, rows: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]]
-) -> dict[str, WaitingView]:
-    """Return why jobs wait that have a queued stage run which no live worker may take, by job id.
-
-    Of several such stage runs of a job the first is named.
-    """
-    queued = [
-        (row, run)
-        for row in rows
-        if row.state in ACTIVE
-        for run in reversed(runs[row.id])
-        if run.state == StageRunState.QUEUED
-    ]
-    if not queued:
-        return {}
-    live: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    for worker in tx.execute(_LIVE_FILES):
-        live[worker.pipeline, worker.stage][worker.pipeline_digest] = worker.pipeline_version
-    waiting = {}
-    for row, run in queued:
-        others = live[row.pipeline, run.stage]
-        if row.pipeline_digest not in others and (row.pipeline_digest or not others):
-            waiting[row.id] = _no_worker(run.stage, row.pipeline_version, row.pipeline_digest or None, others)
-    return waiting
-
-
-def _no_worker(stage: str, version: str, digest: str | None, others: Mapping[str, str]) -> WaitingView:
-    """Say that no worker has the job's pipeline file; ``others`` are the versions of live workers, by digest."""
-    message = f"no worker of stage {stage} serves"
-    if others:
-        known = ", ".join(sorted(f"{theirs} (digest {its or 'unknown'})" for its, theirs in others.items()))
-        message = (
-            f"no worker of stage {stage} has the pipeline file that the job was submitted with, "
-            f"version {version} (digest {digest}); those that serve have another, version {known}"
-        )
-    return WaitingView(
-        reason="no_worker", stage=stage, pipeline_version=version, pipeline_digest=digest, message=message
-    )
 
 
 def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[AttemptErrorView]]:
@@ -258,7 +239,7 @@ def _view(
                 name=run.stage,
                 status=StageRunState(run.state),
                 attempt=run.attempt,
-                reason="no_worker" if waiting is not None and waiting.stage == run.stage else run.reason,
+                reason=_reason(run, waiting),
                 queued_at=_time(run.queued_at),
                 started_at=_time(run.started_at),
                 finished_at=_time(run.finished_at),
@@ -281,7 +262,15 @@ def _view(
         expires_at=_time(row.deadline),
         retries=row.retries,
         tenant=row.tenant,
+        priority=Priority(row.priority),
     )
+
+
+def _reason(run: _AnyRow, waiting: WaitingView | None) -> str | None:
+    """Return why a stage run waits; None if it does not, or waits for its turn."""
+    if waiting is None or waiting.stage != run.stage:
+        return run.reason  # type: ignore[no-any-return]
+    return None if waiting.reason == "turn" else waiting.reason
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -5,11 +5,16 @@ register_worker → renew → retire_worker, forgive (by a fenced worker);  resc
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import count
+
+from sqlalchemy import Connection
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Fenced, OmniJobsError
 from omni_jobs.jobs import (
+    calibrate,
     claim,
     complete,
     counts,
@@ -17,23 +22,24 @@ from omni_jobs.jobs import (
     job_list,
     job_view,
     lease,
+    pause,
     progress,
     prune,
-    republish,
+    quota,
     retry_job,
     submit,
 )
 from omni_jobs.jobs.values import (
-    Claim,
+    Claims,
     Completion,
     Failure,
     Garbage,
-    Hint,
     NewJob,
     NewWorker,
     Outcome,
     ProgressReport,
     PruneResult,
+    Renewal,
     RescueResult,
     Retention,
     SlotHolder,
@@ -41,39 +47,33 @@ from omni_jobs.jobs.values import (
     SubmitResult,
 )
 from omni_jobs.states import JobState
-from omni_jobs.views import Counts, EventView, JobView, Page, WorkerView
+from omni_jobs.views import CalibrationView, Counts, EventView, JobView, Page, WorkerView
 
 
 class Jobs:
     """The jobs, stage runs and workers of one database: all changes of their states, and all queries. Safe for threads.
 
     A method is one transaction (``rescue``: a few). It may be called again when its answer was lost, though ``retry``
-    may raise Conflict then. The caller publishes the hints that a method returns. Every method may raise
+    may raise Conflict then. The caller rings the doorbells of the queues that a method returns. Every method may raise
     DatabaseUnavailable.
     """
 
-    def __init__(
-        self, db: Database, *, announce_after_s: float = 3.0, republish_at_most: int = 256, prune_after_s: float = 0.0
-    ) -> None:
+    def __init__(self, db: Database, *, prune_after_s: float = 0.0) -> None:
         """Keep jobs in this database, whose schema is migrated.
 
-        ``rescue`` returns a lost hint ``announce_after_s`` after it was queued or last published, at most
-        ``republish_at_most`` hints of a stage in one call. The pruner first reads a job that completed with one attempt
-        a stage ``prune_after_s`` after its end. Give ``Retention.completed_s``, because before that nothing is due.
+        The pruner first reads a job that completed with one attempt a stage ``prune_after_s`` after its end. Give
+        ``Retention.completed_s``, because before that nothing is due.
         """
         self._db = db
-        self._announce_after_s = announce_after_s
-        self._republish_at_most = republish_at_most
         self._prune_after_s = prune_after_s
-        self._positions: republish.Positions = {}
 
     # A job's life.
 
     def submit(self, job: NewJob) -> SubmitResult:
-        """Write a job with its stage runs, queue those without inputs, and return the job's id with their hints.
+        """Write a job with its stage runs, queue those without inputs, and return the job's id with the queues to ring.
 
         If the tenant has used the job's idempotency key for the same request before, the result is the job of that
-        submit, with ``created`` False. Raises Conflict (field ``Idempotency-Key``) if it was another request.
+        submit, with ``created`` False. Raises IdempotencyKeyReused if it was for another request.
         """
         [result] = self.submit_all([job])
         if isinstance(result, OmniJobsError):
@@ -88,18 +88,21 @@ class Jobs:
         if not jobs:
             return []
         prepared = [submit.prepare(job) for job in jobs]  # SQLite's other writers wait for the transaction
-        return self._db.run_pipelined(lambda tx: submit.submit(tx, prepared, self._announce_after_s))
+        return self._db.run(lambda tx: submit.submit(tx, prepared))
 
-    def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-        """Claim stage runs for this worker, and return the claims in the order of the hints.
+    def claim(
+        self, worker_id: str, at_most: int, *, is_idle: bool = True, held: Collection[int] = (), again: bool = False
+    ) -> Claims:
+        """Claim up to ``at_most`` (1 or more) stage runs for this worker: those of its stage with the lowest turns.
 
-        ``hints`` are pairs ``(stage_run_id, attempt)``. A stage run is left out when it is not queued, not due or
-        at another attempt, because the hint was stale then; when another transaction has locked it; or when its job
-        was submitted with another pipeline file than the worker's. The call may be repeated after an error: a stage
-        run that this worker claimed by the same hint is returned again. So pass no hint of one that it knows it holds.
-        Raises Fenced when the worker has no live lease.
+        Left out are stage runs that are not due, whose rows are locked, or whose job was submitted with another
+        pipeline file than the worker's. A suspect is claimed by itself, if the worker ``is_idle``: it runs nothing.
+        Otherwise it is set apart for this worker, and nothing is claimed. ``held`` are the ids of all stage runs that
+        the worker knows it holds. Call ``again`` after a claim whose answer was lost: if that had claimed stage runs,
+        they are returned, and no others. Raises Fenced when the worker has no live lease.
         """
-        return self._db.run_pipelined(lambda tx: claim.claim(tx, worker_id, hints))
+        tries = count(int(again))
+        return self._db.run(lambda tx: claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None))
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record the progress of attempts. Drop reports of attempts that no longer run or whose rows are locked."""
@@ -108,58 +111,68 @@ class Jobs:
     def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
         """Record completions in one transaction, and return their outcomes in the same order.
 
-        Successors whose inputs have all succeeded are queued (the outcome's ``hints``), and a job whose stage runs
+        Successors whose inputs have all succeeded are queued (the outcome's ``queues``), and a job whose stage runs
         have all succeeded is completed. ``won`` is False when the attempt is not this worker's any more, its job is
         to stop, or its job has an artifact of the same name, which fails the stage run. Nothing of it is kept then.
         """
-        return self._db.run_pipelined(
-            lambda tx: complete.complete(
-                tx, completions, self._announce_after_s, self._prune_after_s, ends_transaction=True
-            )
-        )
+        return self._db.run(lambda tx: complete.complete(tx, completions, self._prune_after_s))
 
     def complete_and_claim(
-        self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
-    ) -> tuple[list[Outcome], list[Claim]]:
+        self,
+        completions: Sequence[Completion],
+        worker_id: str,
+        at_most: int,
+        *,
+        is_idle: bool = True,
+        held: Collection[int] = (),
+        again: bool = False,
+    ) -> tuple[list[Outcome], Claims]:
         """Do ``complete`` and then ``claim`` in one transaction, and return the results of both.
 
-        Raises Fenced like ``claim``. The completions may be recorded even then.
+        Raises Fenced like ``claim``. Nothing is recorded then.
         """
-        return self._db.run_pipelined(
+        tries = count(int(again))
+        return self._db.run(
             lambda tx: (
-                complete.complete(tx, completions, self._announce_after_s, self._prune_after_s),
-                claim.claim(tx, worker_id, hints),
+                complete.complete(tx, completions, self._prune_after_s),
+                claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None),
             )
         )
 
     def fail(self, failure: Failure) -> Outcome:
         """Record the error of a worker's attempt, and return the outcome.
 
-        While the stage has retries left of the error's retry class, the stage run is queued again: at once, with a
-        hint, if its worker was lost or fenced, else due after a pause, without one. Otherwise its job fails. If its
+        While the stage has retries left of the error's retry class, the stage run is queued again: due at
+        once if its worker was lost or fenced, else after a pause. Otherwise its job fails. If its
         job is to stop, the stage run is cancelled. A report of an attempt that is over changes nothing, and is
         ``won`` only if its error is recorded already.
         """
-        return self._db.run(lambda tx: complete.fail(tx, [failure], self._announce_after_s))[0]
+        return self._db.run(lambda tx: complete.fail(tx, [failure]))[0]
 
-    def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> list[Hint]:
+    def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> set[str]:
         """Hand back a worker's attempts ``(stage_run_id, attempt)``, which counts as no failure.
 
-        Return the hints of the stage runs that are queued again. Attempts that are over are left alone.
+        Return the queues of those that are queued again. Attempts that are over are left alone.
         """
-        outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id, self._announce_after_s))
-        return [hint for outcome in outcomes for hint in outcome.hints]
+        outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id))
+        return {queue for outcome in outcomes for queue in outcome.queues}
 
-    def cancel(self, job_id: str) -> JobState:
-        """Cancel a job, and return its state afterwards. Raises NotFound.
+    def cancel(self, job_id: str, tenant: str | None = None) -> JobState:
+        """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``.
 
         Its waiting stage runs are cancelled at once. While one runs, the job is ``cancelling``, until its
-        worker has stopped it. A job that has ended keeps its state.
+        worker has stopped it. A job that has ended keeps its state. If another job is let in instead, nobody rings
+        for it: workers with free slots find it when they poll.
         """
-        return self._db.run(lambda tx: complete.cancel(tx, job_id, self._announce_after_s))
 
-    def retry(self, job_id: str, from_stage: str | None = None) -> list[Hint]:
-        """Run an ended job again, as its user wishes, and return the hints of its queued stage runs.
+        def cancel(tx: Connection) -> JobState:
+            job_view.check_owner(tx, job_id, tenant)
+            return complete.cancel(tx, job_id)
+
+        return self._db.run(cancel)
+
+    def retry(self, job_id: str, from_stage: str | None = None) -> set[str]:
+        """Run an ended job again, as its user wishes, and return the queues to ring.
 
         These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all
         their retries again, and the job loses its deadline. Raises NotFound, and InvalidRequest for an unknown
@@ -167,14 +180,20 @@ class Jobs:
         is to run, and when an input is not kept any longer; its message then says where to retry, or to submit anew.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
-        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._announce_after_s))
+        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token))
 
-    def delete(self, job_id: str) -> None:
+    def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job with its events, and note its objects as garbage. Raises NotFound, and Conflict before its end.
 
-        A repeated call returns without an error until the pruner has deleted the objects.
+        A repeated call returns without an error until the pruner has deleted the objects. With a ``tenant`` it raises
+        NotFound, because nothing tells whose the job was, as for the job of another tenant.
         """
-        self._db.run(lambda tx: prune.delete_job(tx, job_id))
+
+        def delete(tx: Connection) -> None:
+            job_view.check_owner(tx, job_id, tenant)
+            prune.delete_job(tx, job_id)
+
+        self._db.run(delete)
 
     # A worker's life.
 
@@ -184,8 +203,8 @@ class Jobs:
 
     def register_worker(
         self, worker: NewWorker, lease_s: float, *, instead_of: SlotHolder | None = None, loading: bool = False
-    ) -> list[Hint]:
-        """Give a worker its slot and its lease, and return the hints of the stage runs that its predecessor held.
+    ) -> set[str]:
+        """Give a worker its slot and its lease, and return the queues to ring for what its predecessor held.
 
         Call it with ``loading`` before the worker loads its engine: it then holds the slot, and does not count as a
         live worker. Call it without when the engine is loaded, before the first claim. A predecessor in the slot is
@@ -193,55 +212,88 @@ class Jobs:
         as the caller read it and found it dead. Raises SlotTaken when another worker has the slot and a lease, or
         ``instead_of`` has renewed its lease since it was read.
         """
-        return self._db.run(lambda tx: lease.register(tx, worker, lease_s, instead_of, loading, self._announce_after_s))
+        return self._db.run(lambda tx: lease.register(tx, worker, lease_s, instead_of, loading))
 
-    def renew(self, worker_id: str, lease_s: float) -> list[int]:
-        """Extend the worker's lease, and return the ids of the stage runs that it must stop, as ``unwanted`` does.
+    def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
+        """Extend the worker's lease. Return the ids that ``unwanted`` returns, and whether its stage is paused.
 
+        ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know.
         Raises Fenced when the lease ran out or the slot has a new worker; the worker must stop then and write nothing.
         """
-        return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s))
+        return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s, run_s))
 
     def unwanted(self, worker_id: str) -> list[int]:
         """Return the ids of the stage runs that this worker must stop, because their job has ended or is to end."""
         return self._db.read(lambda tx: lease.unwanted(tx, worker_id))
 
-    def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> list[Hint]:
-        """End a worker's lease, queue the stage runs that it still holds, and return their hints.
+    def retire_worker(self, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:
+        """End a worker's lease, queue the stage runs that it still holds, and return the queues to ring.
 
         Also a worker without a lease may call it. A fenced worker passes the error that says so as ``fenced``. This
         is recorded as the failure of its attempts, and counts against their ``fenced`` retries.
         """
-        return self._db.run(lambda tx: lease.retire(tx, worker_id, fenced, self._announce_after_s))
+        return self._db.run(lambda tx: lease.retire(tx, worker_id, fenced))
 
-    def forgive(self, worker_id: str, stage_run_ids: Sequence[int]) -> None:
+    def forgive(self, worker_id: str) -> None:
         """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives.
 
-        A stage run that has failed or has used up its ``fenced`` retries keeps ``worker_lost``.
+        So it is for those that it does not know of, because the answer to their claim was lost. A stage run that has
+        failed or has used up its ``fenced`` retries keeps ``worker_lost``.
         """
-        self._db.run(lambda tx: lease.forgive(tx, worker_id, stage_run_ids))
+        self._db.run(lambda tx: lease.forgive(tx, worker_id))
+
+    # A stage's pause.
+
+    def pause(self, pipeline: str, stage: str) -> None:
+        """Pause a stage, unless it is: its workers claim nothing more, each after its next renewal at the latest.
+
+        What they run goes on, and so do deadlines. Stages need no row, so the caller checks that there is such a stage.
+        """
+        self._db.run(lambda tx: pause.pause(tx, pipeline, stage))
+
+    def resume(self, pipeline: str, stage: str) -> None:
+        """End a stage's pause, if there is one. The caller rings the stage's queue."""
+        self._db.run(lambda tx: pause.resume(tx, pipeline, stage))
+
+    def is_paused(self, pipeline: str, stage: str) -> bool:
+        """Return whether a stage is paused."""
+        return self._db.read(lambda tx: pause.is_paused(tx, pipeline, stage))
+
+    def paused_stages(self) -> Mapping[tuple[str, str], float]:
+        """Return when each paused stage was paused, in seconds since 1970, by (pipeline, stage)."""
+        return self._db.read(pause.paused_stages)
 
     def rescue(self) -> RescueResult:
-        """Free the stage runs of workers without a lease, expire late jobs, and find hints that seem lost.
+        """Free the stage runs of workers without a lease, expire late jobs, and let in jobs where a limit was changed.
 
-        Return how many were freed and expired, and all hints to publish. Several processes may call it at once.
+        Return how many were freed and expired, and the queues to ring. Several processes may call it at once.
         """
         self._db.run(lease.remove_lost)
-        freed, hints = 0, []
-        count = lease.FREED_AT_ONCE
-        while count == lease.FREED_AT_ONCE:
-            count, new_hints = self._db.run(lambda tx: lease.free_lost(tx, self._announce_after_s))
-            freed += count
-            hints += new_hints
+        self._db.run(lease.give_files)
+        freed, queues = 0, set[str]()
+        number = lease.FREED_AT_ONCE
+        while number == lease.FREED_AT_ONCE:
+            number, more_queues = self._db.run(lease.free_lost)
+            freed += number
+            queues |= more_queues
         expired = 0
-        count = expire.EXPIRED_AT_ONCE
-        while count >= expire.EXPIRED_AT_ONCE:
-            count = self._db.run(lambda tx: expire.expire_late(tx, self._announce_after_s))
-            expired += count
-        hints += self._db.run(
-            lambda tx: republish.republish(tx, self._announce_after_s, self._positions, self._republish_at_most)
-        )
-        return RescueResult(freed, hints, expired)
+        number = expire.EXPIRED_AT_ONCE
+        while number >= expire.EXPIRED_AT_ONCE:
+            number, more_queues = self._db.run(expire.expire_late)
+            expired += number
+            queues |= more_queues
+        for tenant in self._db.read(quota.tenants_with_held_jobs):
+            while more_queues := self._db.run(partial(quota.let_in, tenants=[tenant])):
+                queues |= more_queues
+        return RescueResult(freed, queues, expired)
+
+    def calibrate(self) -> None:
+        """Note what became of the estimates that are kept, make later ones better by it, and keep a few new ones.
+
+        The rescuer calls it with every round, one transaction a stage. Several processes may call it at once.
+        """
+        for line in self._db.read(calibrate.lines):
+            self._db.run(partial(calibrate.calibrate, each=line))
 
     # Retention.
 
@@ -272,9 +324,11 @@ class Jobs:
 
     # Queries.
 
-    def get(self, job_id: str) -> JobView:
+    # ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
+
+    def get(self, job_id: str, tenant: str | None = None) -> JobView:
         """Return the view of a job. Raises NotFound."""
-        return self._db.read(lambda tx: job_view.job_view(tx, job_id))
+        return self._db.read(lambda tx: job_view.job_view(tx, job_id, tenant))
 
     def unfinished(self, job_ids: Sequence[str]) -> set[str]:
         """Return those of these ids whose job exists and has not ended."""
@@ -292,6 +346,7 @@ class Jobs:
         pipeline: str | None = None,
         error_code: str | None = None,
         brief: bool = False,
+        tenant: str | None = None,
     ) -> Page:
         """Return a page of at most ``limit`` (1 to 100) jobs that match all filters, the newest first.
 
@@ -299,27 +354,41 @@ class Jobs:
         the page before. A page ends early, with its cursor, where the texts of its jobs come to 2 MiB. The jobs of
         a ``brief`` page have no results. Raises InvalidRequest for a value that is out of range or malformed.
         """
-        return self._db.read(lambda tx: job_list.job_list(tx, limit, cursor, state, pipeline, error_code, brief))
+        return self._db.read(
+            lambda tx: job_list.job_list(tx, limit, cursor, state, pipeline, error_code, brief, tenant)
+        )
 
-    def events(self, job_id: str) -> Sequence[EventView]:
+    def events(self, job_id: str, tenant: str | None = None) -> Sequence[EventView]:
         """Return the events of a job that are still kept, the oldest first. Raises NotFound."""
-        return self._db.read(lambda tx: job_view.events(tx, job_id))
+        return self._db.read(lambda tx: job_view.events(tx, job_id, tenant))
 
-    def artifact(self, job_id: str, name: str) -> StoredArtifact:
+    def artifact(self, job_id: str, name: str, tenant: str | None = None) -> StoredArtifact:
         """Return an artifact and the reference to its object. Raises NotFound, and Gone when it is kept no longer."""
-        return self._db.read(lambda tx: job_view.artifact(tx, job_id, name))
+        return self._db.read(lambda tx: job_view.artifact(tx, job_id, name, tenant))
 
-    def counts(self) -> Counts:
+    def counts(self, tenant: str | None = None) -> Counts:
         """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state."""
-        return self._db.read(counts.counts)
+        return self._db.read(lambda tx: counts.counts(tx, tenant))
 
     def backlog(self) -> dict[tuple[str, str], int]:
         """Return the number of jobs that nobody has started, by (pipeline, tenant); pairs without any are left out."""
         return self._db.read(counts.queued_jobs)
 
+    def running(self) -> dict[str, int]:
+        """Return the number of jobs in progress by tenant; tenants without any are left out."""
+        return self._db.read(counts.running_jobs)
+
+    def media_bytes(self, tenant: str) -> int:
+        """Return the bytes of the media of a tenant's unfinished jobs together."""
+        return self._db.read(lambda tx: counts.media_bytes(tx, tenant))
+
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:
         """Return the number of a stage's stage runs that are queued and due, ``at_most`` if there are more."""
         return self._db.read(lambda tx: counts.claimable(tx, pipeline, stage, at_most))
+
+    def calibrations(self) -> Sequence[CalibrationView]:
+        """Return how many of each stage's estimates have held, sorted by pipeline and stage."""
+        return self._db.read(calibrate.calibrations)
 
     def workers(self) -> Sequence[WorkerView]:
         """Return the workers that have a live lease and have loaded their engine."""

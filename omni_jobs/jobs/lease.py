@@ -3,15 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, Connection, Double, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.jobs.complete import fail, release
-from omni_jobs.jobs.values import Failure, Hint, NewWorker, Outcome, SlotHolder
-from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
+from omni_jobs.jobs.pause import is_paused
+from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Renewal, SlotHolder
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import WorkerView
 
@@ -21,11 +35,18 @@ FREED_AT_ONCE = 500
 _WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
 
+_SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
+
 # Built once, because each worker runs them every second.
 _RENEW = (
     update(WorkerRow)
     .where(WorkerRow.id == bindparam("worker_id"), WorkerRow.lease_until > now())
-    .values(renewed_at=now(), lease_until=now() + bindparam("lease_s", type_=Double))
+    .values(
+        renewed_at=now(),
+        lease_until=now() + bindparam("lease_s", type_=Double),
+        run_s=func.coalesce(bindparam("latest_run_s", type_=Double), WorkerRow.run_s),
+    )
+    .returning(WorkerRow.pipeline, WorkerRow.stage)
 )
 _UNWANTED = (
     select(StageRunRow.id)
@@ -56,11 +77,10 @@ def register(
     lease_s: float,
     instead_of: SlotHolder | None,
     loading: bool,
-    announce_after_s: float,
-) -> list[Hint]:
+) -> set[str]:
     """Write a worker's row over its predecessor's in the slot, and free the stage runs that the predecessor held.
 
-    Return their hints. :meth:`omni_jobs.jobs.Jobs.register_worker` explains ``loading``. Raises SlotTaken when
+    Return the queues to ring. :meth:`omni_jobs.jobs.Jobs.register_worker` explains ``loading``. Raises SlotTaken when
     the predecessor has a lease, unless it is ``instead_of``, a worker that the caller found dead, and has not renewed
     since it was read.
     """
@@ -78,25 +98,30 @@ def register(
     if instead_of is not None:
         unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
         is_replaceable = or_(unchanged, is_replaceable)
+    turn = case((WorkerRow.pipeline == worker.pipeline, WorkerRow.turn))  # those of another pipeline say nothing
     written = tx.execute(
         dialect_insert(WorkerRow)
         .values(**values)
-        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values, where=is_replaceable)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values | {"turn": turn}, where=is_replaceable)
         .returning(WorkerRow.id)
     )
     if written.scalar_one_or_none() is None:
         raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
     if predecessor is None or predecessor == worker.worker_id:
-        return []
-    return _hints(_free(tx, StageRunRow.owner == predecessor, announce_after_s))
+        return set()
+    return _queues(_free(tx, StageRunRow.owner == predecessor))
 
 
-def renew(tx: Connection, worker_id: str, lease_s: float) -> list[int]:
-    """Extend a worker's lease; return the ids that ``unwanted`` returns. Raises Fenced when the lease is gone."""
-    renewed = tx.execute(_RENEW, {"worker_id": worker_id, "lease_s": lease_s})
-    if renewed.rowcount == 0:
+def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None) -> Renewal:
+    """Extend a worker's lease, note ``run_s`` unless it is None, and return what the worker has to know.
+
+    Raises Fenced when the lease is gone.
+    """
+    parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s}
+    renewed = tx.execute(_RENEW, parameters).one_or_none()
+    if renewed is None:
         raise Fenced(f"the lease of worker {worker_id} is gone")
-    return unwanted(tx, worker_id)
+    return Renewal(unwanted(tx, worker_id), is_paused(tx, renewed.pipeline, renewed.stage))
 
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:
@@ -104,8 +129,8 @@ def unwanted(tx: Connection, worker_id: str) -> list[int]:
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
-def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after_s: float) -> list[Hint]:
-    """Remove a worker's row, release the stage runs that it still holds, and return their hints.
+def retire(tx: Connection, worker_id: str, fenced: Fenced | None) -> set[str]:
+    """Remove a worker's row, release the stage runs that it still holds, and return the queues to ring.
 
     With ``fenced``, the error that a fenced worker ends with, their attempts fail with it instead.
     """
@@ -114,17 +139,18 @@ def retire(tx: Connection, worker_id: str, fenced: Fenced | None, announce_after
     held = sorted(tx.execute(attempts).tuples())
     if fenced is not None:
         failures = [Failure(stage_run_id, attempt, worker_id, fenced) for stage_run_id, attempt in held]
-        return _hints(fail(tx, failures, announce_after_s))
-    return _hints(release(tx, held, worker_id, announce_after_s))
+        return _queues(fail(tx, failures))
+    return _queues(release(tx, held, worker_id))
 
 
-def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> None:
-    """Change the error ``worker_lost`` of these stage runs' attempts at a worker to ``fenced``, because it lives.
+def forgive(tx: Connection, worker_id: str) -> None:
+    """Change the error ``worker_lost`` of a worker's attempts to ``fenced``, because it lives.
 
     A stage run that has used up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers
     from renewing. One that has failed keeps it as well, because its job's error quotes it.
     """
-    of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(stage_run_ids))
+    at_worker = select(AttemptErrorRow.stage_run_id).where(AttemptErrorRow.worker == worker_id)
+    of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(at_worker))
     tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
     errors = tx.execute(
         select(
@@ -135,11 +161,7 @@ def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> Non
             StageRunRow.retries,
         )
         .join(StageRunRow, StageRunRow.id == AttemptErrorRow.stage_run_id)
-        .where(
-            AttemptErrorRow.stage_run_id.in_(stage_run_ids),
-            AttemptErrorRow.worker == worker_id,
-            StageRunRow.state != StageRunState.FAILED.value,
-        )
+        .where(AttemptErrorRow.worker == worker_id, StageRunRow.state != StageRunState.FAILED.value)
         .order_by(AttemptErrorRow.stage_run_id)
     ).all()
     for row in errors:
@@ -153,7 +175,28 @@ def forgive(tx: Connection, worker_id: str, stage_run_ids: Sequence[int]) -> Non
         tx.execute(update(AttemptErrorRow).where(*is_row).values(error=error.to_dict()))
         if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
             failures |= {"worker_lost": failures["worker_lost"] - 1, "fenced": times + 1}
-            tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(failures=failures))
+            apart = "" if is_last_chance(failures, limits) else None
+            counts = {"failures": failures, "apart": apart}
+            tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(**counts))
+
+
+def give_files(tx: Connection) -> None:
+    """Give queued stage runs of an unknown pipeline file that of a worker of their stage, so that it may claim them.
+
+    Such are those of jobs that were written before workers compared their files.
+    """
+    live = select(WorkerRow.pipeline, WorkerRow.stage, func.max(WorkerRow.pipeline_digest).label("digest"))
+    for row in tx.execute(live.where(_SERVES).group_by(WorkerRow.pipeline, WorkerRow.stage)).all():
+        tx.execute(
+            update(StageRunRow)
+            .where(
+                StageRunRow.pipeline == row.pipeline,
+                StageRunRow.stage == row.stage,
+                StageRunRow.pipeline_digest == "",
+                state_is(StageRunRow.state, StageRunState.QUEUED),
+            )
+            .values(pipeline_digest=row.digest)
+        )
 
 
 def remove_lost(tx: Connection) -> None:
@@ -167,39 +210,35 @@ def remove_lost(tx: Connection) -> None:
     tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(gone)))
 
 
-def free_lost(tx: Connection, announce_after_s: float) -> tuple[int, list[Hint]]:
-    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number and their hints.
+def free_lost(tx: Connection) -> tuple[int, set[str]]:
+    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number, and the queues to ring.
 
     If the number is FREED_AT_ONCE, there may be others: call again.
     """
     is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
-    outcomes = _free(tx, is_gone, announce_after_s, limit=FREED_AT_ONCE)
-    return len(outcomes), _hints(outcomes)
+    outcomes = _free(tx, is_gone, limit=FREED_AT_ONCE)
+    return len(outcomes), _queues(outcomes)
 
 
-def _free(
-    tx: Connection, condition: ColumnElement[bool], announce_after_s: float, limit: int | None = None
-) -> list[Outcome]:
+def _free(tx: Connection, condition: ColumnElement[bool], limit: int | None = None) -> list[Outcome]:
     """Fail the running stage runs that match with ``worker_lost``, and return the outcomes."""
     running = select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition)
     failures = [
         Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))
         for row in sorted(tx.execute(running.limit(limit)).all(), key=lambda row: row.id)
     ]
-    return fail(tx, failures, announce_after_s) if failures else []
+    return fail(tx, failures) if failures else []
 
 
-def _hints(outcomes: Sequence[Outcome]) -> list[Hint]:
-    return [hint for outcome in outcomes for hint in outcome.hints]
+def _queues(outcomes: Sequence[Outcome]) -> set[str]:
+    return {queue for outcome in outcomes for queue in outcome.queues}
 
 
 def workers(tx: Connection) -> list[WorkerView]:
     """Return the workers with a live lease and a loaded engine, sorted by pipeline, stage and slot."""
     running = running_by_worker(tx)
     rows = tx.execute(
-        select(WorkerRow.__table__)
-        .where(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
-        .order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
+        select(WorkerRow.__table__).where(_SERVES).order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
     )
     return [WorkerView.model_validate({**row._mapping, "running": running.get(row.id, 0)}) for row in rows]
 

@@ -9,11 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Row, Text, bindparam, delete, exists, func, null, or_, select, true, update
+from sqlalchemy import Connection, Row, Text, bindparam, delete, exists, func, null, or_, select, true, update
 
-from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
 from omni_jobs.database.clock import now
-from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, Seconds, StageRunRow
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import bulk, listed
+from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.transition_sql import INSERT_GARBAGE
 from omni_jobs.jobs.values import Garbage, PruneResult, Retention
@@ -23,26 +24,7 @@ from omni_jobs.storage import job_prefix
 _AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)
-_SET_PRUNED = BulkStatement.update(
-    JobRow.id,
-    {
-        "job": Text,
-        "new_prune_at": Seconds,
-        "new_payloads_gone": Boolean,
-        "new_inputs_gone": Boolean,
-        "new_artifacts_gone": Boolean,
-    },
-    lambda given: (
-        update(JobRow)
-        .where(JobRow.id == given["job"])
-        .values(
-            prune_at=given["new_prune_at"],
-            payloads_gone=given["new_payloads_gone"],
-            inputs_gone=given["new_inputs_gone"],
-            artifacts_gone=given["new_artifacts_gone"],
-        )
-    ),
-)
+_SET_PRUNED = bulk("set_pruned", "job", "prune_at", "payloads_gone", "inputs_gone", "artifacts_gone")
 _DROP_PAYLOADS = (
     update(StageRunRow)
     .where(

@@ -6,10 +6,12 @@ from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
 from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
 from omni_jobs.errors import Conflict, InvalidRequest
+from omni_jobs.jobs import quota
 from omni_jobs.jobs import transition_sql as sql
-from omni_jobs.jobs.successors import Run
+from omni_jobs.jobs.successors import QUOTA, Run
+from omni_jobs.jobs.take_turns import Wish, take_turns
 from omni_jobs.jobs.transition import JobTransition
-from omni_jobs.jobs.values import Hint
+from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 
 _RETRIED = "job.retried"
@@ -21,9 +23,9 @@ _START_OVER = (
         state=StageRunState.PENDING.value,
         failures=None,
         owner=None,
+        apart=None,
         reason=None,
         due=None,
-        announce_at=None,
         queue_deadline=None,
         queued_at=None,
         started_at=None,
@@ -40,16 +42,16 @@ _START_OVER = (
 )
 
 
-def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str, announce_after_s: float) -> list[Hint]:
-    """Run an ended job again, and return its hints; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
+def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str) -> set[str]:
+    """Run an ended job again, and return the queues to ring; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
 
     ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
-    so that a try whose predecessor was committed changes nothing and returns the same hints.
+    so that a try whose predecessor was committed changes nothing and returns the same queues.
     """
-    transition = JobTransition.of_job(tx, job_id, announce_after_s)
+    transition = JobTransition.of_job(tx, job_id)
     state = transition.states[job_id]
     if _is_committed(tx, job_id, retry_token):
-        return transition.hints(transition.runs_of(job_id))
+        return transition.queues(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
     if tx.execute(select(exists().where(GarbageRow.job_id == job_id))).scalar_one():
@@ -59,10 +61,14 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str,
     again = _to_run_again(job_id, runs, from_stage)
     _check_inputs(tx, job_id, runs, again)
     _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
+    limited = _give_turn(tx, job_id)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
-    at = transition.now
-    sql.QUEUE_IF_PENDING.run(tx, [(run.id, at, at + announce_after_s) for run in ready])
-    return [run.hint for run in ready]
+    if limited is not None:
+        tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
+        quota.forget(tx, [job_id])  # its end under an older build left its row
+        return quota.enter(tx, [limited])
+    sql.QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
+    return {run.queue for run in ready}
 
 
 def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:
@@ -135,6 +141,21 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     )
     data = {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token}
     sql.INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
+
+
+def _give_turn(tx: Connection, job_id: str) -> tuple[str, str, int] | None:
+    """Give the job a new turn, as if it had been submitted now, and its stage runs the job's pipeline file.
+
+    Return (job id, tenant, turn) if its tenant has the limit ``running_jobs``, else None.
+    """
+    columns = (JobRow.pipeline, JobRow.tenant, JobRow.priority, JobRow.pipeline_digest)
+    job = tx.execute(select(*columns).where(JobRow.id == job_id)).one()
+    stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
+    wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages))
+    [turn], _, limited = take_turns(tx, [wish])
+    values = {"turn": turn, "pipeline_digest": job.pipeline_digest}
+    tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
+    return (job_id, job.tenant, turn) if job.tenant in limited else None
 
 
 def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:

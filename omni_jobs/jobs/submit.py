@@ -2,72 +2,62 @@
 
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Connection, Integer, Text, and_, bindparam, false, literal_column, select
+from sqlalchemy import Connection, Text, and_, bindparam, select
 
-from omni_jobs.database.bulk_statement import BulkStatement, listed, one_of
-from omni_jobs.database.clock import as_datetime, now
-from omni_jobs.database.statement import Statement, execute_pipelined
-from omni_jobs.database.tables import JobRow, Seconds, StageRunRow, encode_json, literal, state_seen
-from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
-from omni_jobs.jobs.values import Hint, NewJob, NewStage, SubmitResult
+from omni_jobs.database.clock import as_datetime
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import bulk, listed
+from omni_jobs.database.tables import JobRow, encode_json
+from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
+from omni_jobs.jobs import quota
+from omni_jobs.jobs.successors import QUOTA
+from omni_jobs.jobs.take_turns import Wish, take_turns
+from omni_jobs.jobs.values import NewJob, NewStage, SubmitResult
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
-_NOW = Statement(select(now()))
-_INSERT_JOBS = BulkStatement.insert(
-    JobRow,
-    {
-        "id": Text,
-        "pipeline": Text,
-        "pipeline_version": Text,
-        "pipeline_digest": Text,
-        "modalities": Text,
-        "request": Text,
-        "request_digest": Text,
-        "idempotency_key": Text,
-        "media": Text,
-        "metadata": Text,
-        "seed": BigInteger,
-        "tenant": Text,
-        "deadline": Seconds,
-        "created_at": Seconds,
-    },
-    alike={
-        "state": literal(JobState.QUEUED),
-        "retries": literal_column("0"),
-        "payloads_gone": false(),
-        "inputs_gone": false(),
-        "artifacts_gone": false(),
-    },
-    unless_there=True,
+_INSERT_JOBS = bulk(
+    "insert_jobs_unless_there",
+    "id",
+    "pipeline",
+    "pipeline_version",
+    "pipeline_digest",
+    "modalities",
+    "request",
+    "request_digest",
+    "idempotency_key",
+    "media",
+    "metadata",
+    "seed",
+    "tenant",
+    "priority",
+    "deadline",
+    "created_at",
 )
-_INSERT_STAGE_RUNS = BulkStatement.insert(
-    StageRunRow,
-    {
-        "job_id": Text,
-        "position": Integer,
-        "pipeline": Text,
-        "stage": Text,
-        "queue": Text,
-        "inputs": Text,
-        "capture": Boolean,
-        "retries": Text,
-        "queue_limit_s": Seconds,
-        "state": Text,
-        "queued_at": Seconds,
-        "due": Seconds,
-        "announce_at": Seconds,
-        "queue_deadline": Seconds,
-    },
-    alike={"attempt": literal_column("0"), "payload_gone": false()},
-    unless_there=True,
+_INSERT_STAGE_RUNS = bulk(
+    "insert_stage_runs_unless_there",
+    "job_id",
+    "position",
+    "pipeline",
+    "pipeline_digest",
+    "stage",
+    "queue",
+    "inputs",
+    "capture",
+    "retries",
+    "queue_limit_s",
+    "state",
+    "turn",
+    "queued_at",
+    "due",
+    "queue_deadline",
+    "reason",
 )
 _KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key).where(
     one_of(JobRow.id, bindparam("ids", type_=Text))
@@ -75,11 +65,6 @@ _KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.ide
         one_of(JobRow.tenant, bindparam("tenants", type_=Text)),
         one_of(JobRow.idempotency_key, bindparam("keys", type_=Text)),
     )
-)
-_HINT = (StageRunRow.job_id, StageRunRow.id, StageRunRow.attempt, StageRunRow.queue)
-_HINTS = select(*_HINT).where(
-    one_of(StageRunRow.job_id, bindparam("ids", type_=Text)),
-    state_seen(StageRunRow.state, StageRunState.QUEUED),
 )
 
 
@@ -93,11 +78,12 @@ def new_job_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """What ``prepare`` makes for ``submit``: a job and its rows, without times, which the database gives."""
+    """What ``prepare`` makes for ``submit``: a job and its rows, without turns and times, which the database gives."""
 
     job: NewJob
-    values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "tenant"
+    values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "priority"
     stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
+    wish: Wish
 
 
 def prepare(job: NewJob) -> PreparedJob:
@@ -105,17 +91,20 @@ def prepare(job: NewJob) -> PreparedJob:
 
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
-    return PreparedJob(job, _job_values(job), _stage_run_values(job))
+    wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, tuple(stage.name for stage in job.stages))
+    return PreparedJob(job, _job_values(job), _stage_run_values(job), wish)
 
 
-def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float) -> list[SubmitResult | OmniJobsError]:
+def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | OmniJobsError]:
     """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
-    Where the tenant has used a job's key before, the result is that job, with ``created`` False, or an error: Conflict
-    if it was for another request, DatabaseUnavailable if it was deleted just now. The other jobs are written all the
-    same. Run nothing in the transaction afterwards, because on PostgreSQL this may commit it.
+    Where the tenant has used a job's key before, the result is that job, with ``created`` False, or an error:
+    IdempotencyKeyReused if it was for another request, DatabaseUnavailable if it was deleted just now. The other jobs
+    are written all the same. A job of a tenant with the limit ``running_jobs`` is held, unless it is let in at once;
+    its result names the queues of all jobs that were let in meanwhile, and has no ``created_at``.
     """
-    [[(at,)]] = execute_pipelined(tx, [(_NOW, {})])
+    given, at, limited = take_turns(tx, [each.wish for each in jobs])
+    turns = dict(zip((each.job.job_id for each in jobs), given, strict=True))
     # In the order of their keys, so that two transactions that share some do not wait for each other.
     in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.job.idempotency_key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
@@ -123,21 +112,38 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob], announce_after_s: float)
     results: dict[str, SubmitResult | OmniJobsError] = {} if are_new else _results_of_known_keys(tx, jobs)
     # The jobs that are left are new, or written by an earlier try of this transaction whose answer was lost.
     ours = [each for each in jobs if each.job.job_id not in results]
-    rows = [_timed(stage_run, at, at + announce_after_s) for each in ours for stage_run in each.stage_runs]
-    hints = _write_stage_runs(tx, rows)
+    rows = [
+        _whole(run, turns[each.job.job_id], at, each.job.tenant in limited) for each in ours for run in each.stage_runs
+    ]
+    _INSERT_STAGE_RUNS.run(tx, rows)
+    held = [(each.job.job_id, each.job.tenant, turns[each.job.job_id]) for each in ours if each.job.tenant in limited]
+    queues = quota.enter(tx, held)
     for each in ours:
-        job_id = each.job.job_id
-        created_at, written_job = (at, each.job) if are_new else (None, None)
-        results[job_id] = SubmitResult(job_id, True, hints[job_id], created_at, written_job)
+        job = each.job
+        if job.tenant in limited:
+            result = SubmitResult(job.job_id, True, queues)
+        elif are_new:
+            result = SubmitResult(job.job_id, True, _first_queues(job), at, job)
+        else:
+            result = SubmitResult(job.job_id, True, _first_queues(job))
+        results[job.job_id] = result
     return [results[each.job.job_id] for each in jobs]
 
 
-def _timed(stage_run: tuple[Any, ...], at: float, announce_at: float) -> tuple[Any, ...]:
-    """Return the whole row of a stage run written at ``at``, with queued_at, due, announce_at and queue_deadline."""
-    *_, queue_limit_s, state = stage_run
+def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> tuple[Any, ...]:
+    """Return the whole row of a stage run written at ``at``, with turn, times and reason; ``is_held``: its job."""
+    *others, queue_limit_s, state = stage_run
     if state == StageRunState.PENDING:
-        return (*stage_run, None, None, None, None)
-    return (*stage_run, at, at, announce_at, None if queue_limit_s is None else at + queue_limit_s)
+        return (*stage_run, turn, None, None, None, None)
+    if is_held:
+        return (*others, queue_limit_s, StageRunState.PENDING.value, turn, None, None, None, QUOTA)
+    return (*stage_run, turn, at, at, None if queue_limit_s is None else at + queue_limit_s, None)
+
+
+def _first_queues(job: NewJob) -> set[str]:
+    """Return the queues of the job's stages that take no other stage's payload."""
+    names = {stage.name for stage in job.stages}
+    return {stage.queue for stage in job.stages if names.isdisjoint(stage.inputs)}
 
 
 def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | OmniJobsError]:
@@ -163,25 +169,8 @@ def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[
         elif row.request_digest == job.request_digest:
             results[job.job_id] = SubmitResult(row.id, created=False)
         else:
-            results[job.job_id] = Conflict("this idempotency key was used for another request", field="Idempotency-Key")
+            results[job.job_id] = IdempotencyKeyReused(field="Idempotency-Key")
     return results
-
-
-def _write_stage_runs(tx: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Hint]]:
-    """Write the stage runs that are not there yet, and return the hints of the queued ones by job id."""
-    written: Sequence[tuple[Any, ...]] = ()
-    if tx.dialect.name == "postgresql" and rows:
-        [written] = execute_pipelined(tx, [_INSERT_STAGE_RUNS.returning(rows, *_HINT, StageRunRow.state)], commit=True)
-    else:
-        _INSERT_STAGE_RUNS.run(tx, rows)
-    queued: Sequence[Any] = [row[:-1] for row in written if row[-1] == StageRunState.QUEUED]
-    if len(written) < len(rows):
-        queued = tx.execute(_HINTS, {"ids": listed({row[0] for row in rows})}).all()
-    hints: dict[str, list[Hint]] = defaultdict(list)
-    # Sorted here, because for an ORDER BY PostgreSQL may walk the whole table in that order.
-    for job_id, stage_run_id, attempt, queue in sorted(queued):
-        hints[job_id].append(Hint(stage_run_id, attempt, queue))
-    return hints
 
 
 def as_written(job: NewJob, at: float) -> JobView:
@@ -209,6 +198,7 @@ def as_written(job: NewJob, at: float) -> JobView:
         seed=job.seed,
         expires_at=None if deadline is None else as_datetime(deadline),
         tenant=job.tenant,
+        priority=job.priority,
     )
 
 
@@ -247,6 +237,7 @@ def _job_values(job: NewJob) -> tuple[Any, ...]:
         encode_json(dict(job.metadata)),
         job.seed,
         job.tenant,
+        job.priority.value,
     )
 
 
@@ -260,6 +251,7 @@ def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
             job.job_id,
             position,
             job.pipeline,
+            job.pipeline_digest,
             stage.name,
             stage.queue,
             encode_json(inputs),

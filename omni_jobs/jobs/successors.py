@@ -6,12 +6,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from omni_jobs.database.tables import decode_json
-from omni_jobs.jobs.values import Hint
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
 ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
 """The states of a job that wants its stage runs to go on."""
+
+QUOTA = "quota"
+"""The ``reason`` of a pending stage run that is not queued until its job is let in (``omni_jobs.jobs.quota``)."""
 
 _WAITING = (StageRunState.PENDING, StageRunState.QUEUED)
 
@@ -33,23 +35,19 @@ class Run:
     payload_bytes: int | None = None
     payload_key: str | None = None  # of its object in the store; None: no payload, or an inline one
     payload_gone: bool = False  # deleted
+    reason: str | None = None  # why it waits, if not for its turn
 
     @property
     def has_payload(self) -> bool:
         """True while the stage run's payload is kept, in SQL or in the object store."""
         return (self.payload_key is not None or bool(self.payload_bytes)) and not self.payload_gone
 
-    @property
-    def hint(self) -> Hint:
-        """The stage run's hint, which may be published while it is queued."""
-        return Hint(self.id, self.attempt, self.queue)
-
 
 class Step(NamedTuple):
     """What ``next_step`` returns: a job's new state, and the stage runs to change with it."""
 
     job_state: JobState
-    queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there
+    queue: tuple[Run, ...] = ()  # pending runs whose inputs are all there, but for those that are held
     cancel: tuple[Run, ...] = ()  # waiting runs of a job that goes no further
 
 
@@ -84,8 +82,8 @@ def next_step(state: JobState, runs: Iterable[Run], ending: JobState = JobState.
     if StageRunState.PENDING not in states:
         return Step(state)
     succeeded = {run.stage for run in runs if run.state == StageRunState.SUCCEEDED}
-    ready = tuple(run for run in runs if run.state == StageRunState.PENDING and succeeded.issuperset(run.inputs))
-    return Step(state, queue=ready)
+    pending = (run for run in runs if run.state == StageRunState.PENDING and run.reason != QUOTA)
+    return Step(state, queue=tuple(run for run in pending if succeeded.issuperset(run.inputs)))
 
 
 def unneeded_payloads(runs: Iterable[Run]) -> list[Run]:

@@ -1,9 +1,9 @@
 """``JobTransition``: changes some jobs under a lock. Every end of a running stage run goes through here.
 
-The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id. Whoever ends a
-running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage once. A claim
-takes the lock only of jobs that nobody has started. Claims, republished hints and progress skip stage runs that
-are locked, so they wait for nobody.
+The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id, then tenants by name.
+Whoever ends a running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage
+once. A claim takes no lock of a job that it must wait for. Claims and progress skip rows that are locked, so they wait
+for nobody.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from omni_jobs.database.bulk_statement import listed, run_all
-from omni_jobs.database.statement import Statement, execute_pipelined
+from omni_jobs.database.statement import execute_pipelined, listed, run_all, statement
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
+from omni_jobs.jobs import quota
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
-from omni_jobs.jobs.values import Completion, Hint
-from omni_jobs.retry import retry_delay
+from omni_jobs.jobs.values import Completion
+from omni_jobs.retry import is_last_chance, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
 _NO_FAILURES: Mapping[str, int] = MappingProxyType({})
@@ -45,26 +45,26 @@ class JobTransition:
         self,
         tx: Connection,
         ids: Iterable[str | int],
-        announce_after_s: float,
         *,
-        lock: Statement = sql.LOCK_JOBS,
-        read: Statement = sql.STAGE_RUNS_OF_JOBS,
+        lock: str = "lock_jobs",
+        read: str = "stage_runs_of_jobs",
     ) -> None:
         """Lock the jobs with these ids, and read their stage runs. Ids that no job has are left out.
 
-        ``lock`` and ``read`` are the SQL statements for this; ``of_stage_runs`` gives others, for stage runs' ids.
+        ``lock`` and ``read`` name the SQL statements for this; ``of_stage_runs`` gives others, for stage runs' ids.
         """
         # Each statement sees what is committed when it begins, so the second sees all that the first waited for.
         parameters = {"ids": listed(ids)}
-        jobs, runs = execute_pipelined(tx, [(lock, parameters), (read, parameters)])
+        jobs, runs = execute_pipelined(tx, [(statement(lock), parameters), (statement(read), parameters)])
         self._tx = tx
-        self._announce_after_s = announce_after_s
         self.now: float = jobs[0][-1] if jobs else 0.0
         self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, _, _ in jobs}
         self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in jobs if ending is not None}
         self.states: dict[str, JobState] = dict(self._stored_states)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
+        self._quota_tenants: dict[str, str] = {}  # of the jobs that count against a limit
+        self._let_in: set[str] = set()  # the queues of jobs that were let in
         self._read_runs(runs)
         self._succeeded_runs: list[Run] = []
         self._delayed: set[int] = set()
@@ -79,26 +79,28 @@ class JobTransition:
         self._events: _Rows = []
 
     @classmethod
-    def of_job(cls, tx: Connection, job_id: str, announce_after_s: float) -> Self:
+    def of_job(cls, tx: Connection, job_id: str) -> Self:
         """Lock one job, and return its transition. Raises NotFound."""
-        transition = cls(tx, [job_id] if job_id.isprintable() else [], announce_after_s)
+        transition = cls(tx, [job_id] if job_id.isprintable() else [])
         if not transition.states:
             raise NotFound(f"there is no job {job_id!r}", field="job_id")
         return transition
 
     @classmethod
-    def of_stage_runs(cls, tx: Connection, ids: Iterable[int], announce_after_s: float) -> Self:
+    def of_stage_runs(cls, tx: Connection, ids: Iterable[int]) -> Self:
         """Lock the jobs of these stage runs, and return their transition. Ids that no stage run has are left out."""
-        lock, read = sql.LOCK_JOBS_OF_STAGE_RUNS, sql.STAGE_RUNS_OF_SAME_JOBS
-        return cls(tx, ids, announce_after_s, lock=lock, read=read)
+        return cls(tx, ids, lock="lock_jobs_of_stage_runs", read="stage_runs_of_same_jobs")
 
     def _read_runs(self, rows: Iterable[Sequence[Any]]) -> None:
         self._runs_of_job = {job_id: [] for job_id in self.states}
         for row in sorted(rows, key=_by_first):
-            run = _run(row)
+            *columns, tenant = row
+            run = _run(columns)
             if run.job_id in self.states:  # else its job was written since the jobs were locked
                 self.runs[run.id] = run
                 self._runs_of_job[run.job_id].append(run)
+                if tenant is not None:
+                    self._quota_tenants[run.job_id] = tenant
 
     def runs_of(self, job_id: str) -> Sequence[Run]:
         """Return the stage runs of a locked job, sorted by id."""
@@ -178,9 +180,9 @@ class JobTransition:
         run.state = StageRunState.QUEUED
         run.owner = None
         due = self.now + delay_s
-        announce_at = due if delay_s else due + self._announce_after_s
         reason = "retry_backoff" if delay_s else None
-        self._requeued.append((run.id, run.attempt, _failures_json(run), due, announce_at, reason))
+        apart = "" if is_last_chance(run.failures, run.retries) else None
+        self._requeued.append((run.id, run.attempt, _failures_json(run), due, apart, reason))
         if delay_s:
             self._delayed.add(run.id)
 
@@ -193,24 +195,28 @@ class JobTransition:
 
         ``errors`` holds each job's error by job id. A job with an error ends as expired, one with None as cancelled.
         """
-        waiting = [run.id for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
-        self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": listed(waiting), "at": self.now})
+        waiting = [run for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
+        self._cancel_waiting(waiting)
         # Read again: a claim, which waits for no lock of a started job, may have come before the cancellation.
-        self._read_runs(sql.STAGE_RUNS_OF_JOBS.rows(self._tx, {"ids": listed(self.states)}))
+        self._read_runs(statement("stage_runs_of_jobs").rows(self._tx, {"ids": listed(self.states)}))
         for job_id, error in errors.items():
             self.states[job_id] = JobState.CANCELLING
             self._endings[job_id] = JobState.CANCELLED if error is None else JobState.EXPIRED
             if error is not None:
                 self._job_errors[job_id] = error.to_dict()
 
+    def _cancel_waiting(self, runs: Iterable[Run]) -> None:
+        """Cancel those of these stage runs that nobody has claimed."""
+        ids = listed(run.id for run in runs)
+        statement("cancel_if_waiting").run(self._tx, {"ids": ids, "at": str(self.now)})
+
     # What follows.
 
-    def write(self, prune_after_s: float = 0.0, ends_transaction: bool = False) -> None:
+    def write(self, prune_after_s: float = 0.0) -> None:
         """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
         The pruner checks a job ``prune_after_s`` after its end if it completed with one attempt a stage, else at once.
-        With ``ends_transaction`` this may commit the database transaction, because the caller runs nothing more in
-        it. Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
+        Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
         """
         to_queue: list[Run] = []
         to_cancel: list[Run] = []
@@ -221,10 +227,10 @@ class JobTransition:
             to_cancel += step.cancel
             self.states[job_id] = step.job_state
             self._note_job(job_id, ending, prune_after_s)
-        self._write_rows(to_queue, commit=ends_transaction and not to_cancel)
+        self._write_rows(to_queue)
         if to_cancel:  # after the rest, because what was queued again a moment ago may be among them
-            ids = listed(run.id for run in to_cancel)
-            self._tx.execute(sql.CANCEL_IF_WAITING, {"ids": ids, "at": self.now})
+            self._cancel_waiting(to_cancel)
+        self._end_quota()
         for run in to_queue:
             run.state = StageRunState.QUEUED
         for run in to_cancel:
@@ -249,12 +255,11 @@ class JobTransition:
         data = "{}" if error is None else encode_json({"error": error})
         self._events.append((job_id, f"job.{state.value}", data, self.now))
 
-    def _write_rows(self, to_queue: Sequence[Run], *, commit: bool) -> None:
-        announce_at = self.now + self._announce_after_s
+    def _write_rows(self, to_queue: Sequence[Run]) -> None:
         unneeded = self._unneeded_payloads()
         garbage = [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
         ended = (
-            (sql.SUCCEED_IF_RUNNING, self._succeeded),
+            (sql.COMPLETE_IF_RUNNING, self._succeeded),
             (sql.END_IF_RUNNING, self._ended),
             (sql.REQUEUE_IF_RUNNING, self._requeued),
         )
@@ -268,13 +273,22 @@ class JobTransition:
                 (sql.INSERT_EVENT, self._events),
                 (sql.INSERT_ERROR, self._errors),
                 (sql.INSERT_ARTIFACT, self._artifacts),
-                (sql.QUEUE_IF_PENDING, [(run.id, self.now, announce_at) for run in to_queue]),
+                (sql.QUEUE_IF_PENDING, [(run.id, self.now) for run in to_queue]),
                 (sql.FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
                 (sql.INSERT_GARBAGE, garbage),
             ),
             exact=len(ended),
-            commit=commit,
         )
+
+    def _end_quota(self) -> None:
+        """Let in others in place of the jobs that have ended and count against their tenants' limits."""
+        ended = {
+            job_id: tenant
+            for job_id, tenant in self._quota_tenants.items()
+            if self.states[job_id].is_final and not self._stored_states[job_id].is_final
+        }
+        if ended:
+            self._let_in = quota.leave(self._tx, ended)
 
     def _unneeded_payloads(self) -> list[Run]:
         """Return the stage runs with payloads that no stage needs any more.
@@ -291,14 +305,15 @@ class JobTransition:
                 unneeded += unneeded_payloads(runs)
         return [run for run in unneeded if run.id not in just_made]
 
-    def hints(self, runs: Iterable[Run]) -> list[Hint]:
-        """Return the hints to publish after ``write``: of those of ``runs`` that are queued and due now."""
-        return [run.hint for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed]
+    def queues(self, runs: Iterable[Run]) -> set[str]:
+        """Return the queues to ring after ``write``: of ``runs`` that are queued and due now, and of jobs let in."""
+        due = {run.queue for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed}
+        return due | self._let_in
 
 
 def _run(row: Sequence[Any]) -> Run:
-    """Make a Run of the columns of ``transition_sql``'s stage runs."""
-    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, gone = row
+    """Make a Run of the columns of ``stage_runs_of_jobs``, without the last one, the tenant of its job's quota."""
+    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, gone, reason = row
     return Run(
         id_,
         job_id,
@@ -313,6 +328,7 @@ def _run(row: Sequence[Any]) -> Run:
         payload_bytes,
         payload_key=None if ref is None else decode_json(ref)["key"],
         payload_gone=gone,
+        reason=reason,
     )
 
 

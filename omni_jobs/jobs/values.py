@@ -1,24 +1,17 @@
 """The plain, frozen values that :class:`omni_jobs.jobs.Jobs` takes and returns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import encode_json
 from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import DEFAULT_TENANT
-
-
-class Hint(NamedTuple):
-    """A message that a stage run may be claimed. It may be lost, late or doubled, because the claim asks SQL."""
-
-    stage_run_id: int
-    attempt: int  # before the claim: the claim makes it attempt + 1
-    queue: str  # the Celery queue it goes to
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class NewStage:
 
     name: str
     inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
-    queue: str  # the Celery queue of its hints
+    queue: str  # the Celery queue of its stage's doorbells
     retries: RetryLimits = DEFAULT_RETRIES
     queue_limit_s: float | None = None  # when it waits longer than this, its job expires
 
@@ -48,6 +41,7 @@ class NewJob:
     media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
+    priority: Priority = Priority.NORMAL  # among the tenant's jobs
     idempotency_key: str | None = None
     expires_in_s: float | None = None  # from the submit; at most one of the two is given
     expires_at: float | None = None  # seconds since 1970
@@ -55,12 +49,12 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The result of a submit: its job, and the hints to publish."""
+    """The result of a submit: its job, and the queues whose doorbells to ring."""
 
     job_id: str
     created: bool  # False: a job that was there has this idempotency key
-    hints: Sequence[Hint] = ()
-    created_at: float | None = None  # seconds since 1970; None: the job may have been there before this call
+    queues: Collection[str] = ()
+    created_at: float | None = None  # seconds since 1970; None: the job may have been there before, or may be held
     job: NewJob | None = None  # as it was written, where created_at is known
 
 
@@ -96,10 +90,11 @@ class SlotHolder:
     heartbeat_s: float | None = None  # how often it renews; None: not known
 
 
-def attempt_after(hint: tuple[int, int]) -> tuple[int, int]:
-    """Return ``(stage_run_id, attempt)`` of the attempt that a claim by this hint starts: one more than the hint's."""
-    stage_run_id, attempt = hint
-    return stage_run_id, attempt + 1
+class Renewal(NamedTuple):
+    """What a worker learns when it renews its lease."""
+
+    unwanted: Sequence[int] = ()  # the ids of the stage runs that it must stop
+    is_paused: bool = False  # its stage: it claims nothing until a renewal says otherwise
 
 
 class Claim(NamedTuple):
@@ -118,10 +113,13 @@ class Claim(NamedTuple):
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
 
-    @property
-    def hint(self) -> tuple[int, int]:
-        """The hint ``(stage_run_id, attempt)`` by which the stage run was claimed, with the attempt before this one."""
-        return self.stage_run_id, self.attempt - 1
+
+class Claims(NamedTuple):
+    """What a claim gave, and whether to claim again."""
+
+    claims: Sequence[Claim]  # in the order of their turns
+    more: bool = False  # more stage runs may wait: claim again when there is room
+    suspect_waits: bool = False  # a suspect is set apart for this worker: claim again once it is idle, not before
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ class Outcome(NamedTuple):
     """What became of a worker's report that an attempt has succeeded, failed or been handed back."""
 
     won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
-    hints: Sequence[Hint] = ()  # to publish
+    queues: Collection[str] = ()  # whose doorbells to ring
     job_state: JobState | None = None  # None: there is no such stage run
 
 
@@ -192,7 +190,7 @@ class RescueResult:
     """The result of ``Jobs.rescue``, one round of the rescuer."""
 
     freed: int  # stage runs taken from workers that are gone
-    hints: Sequence[Hint] = ()  # to publish: of freed stage runs, and again those that seem lost
+    queues: Collection[str] = ()  # whose doorbells to ring, for the freed stage runs and the jobs that were let in
     expired: int = 0  # jobs stopped because their time was over
 
 

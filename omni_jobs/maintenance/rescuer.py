@@ -1,7 +1,7 @@
-"""The rescuer: it takes stage runs back from lost workers, expires late jobs, and publishes lost hints again.
+"""The rescuer: it takes stage runs back from lost workers, expires late jobs and calibrates estimates of waits.
 
 ``run`` is the process ``omni-jobs rescuer``. Any number of them may run, on any host, because each step of a round is
-one transaction and a second copy of a hint does no harm. The pruner (:mod:`omni_jobs.maintenance.pruner`) runs in a
+one transaction. The pruner (:mod:`omni_jobs.maintenance.pruner`) runs in a
 thread of the same process, so that a full object store or a long listing holds up no rescue.
 """
 
@@ -25,7 +25,10 @@ _PRUNER_STOP_S = 5.0
 
 
 class Rescuer(Rounds):
-    """Frees the stage runs of lost workers, expires late jobs and republishes lost hints, every ``every_s`` seconds."""
+    """Frees stage runs of lost workers, expires late jobs, lets in held ones and calibrates estimates.
+
+    It does so every ``every_s`` seconds.
+    """
 
     def __init__(self, jobs: Jobs, broker: Broker, every_s: float) -> None:
         super().__init__("rescuer", every_s)
@@ -38,16 +41,15 @@ class Rescuer(Rounds):
             logger.warning("rescuer: took %d stage runs back from lost workers", rescued.freed)
         if rescued.expired:
             logger.info("rescuer: expired %d jobs", rescued.expired)
-        if rescued.hints:
-            logger.info("rescuer: publishing %d hints again", len(rescued.hints))
-            self._broker.publish(rescued.hints)
+        self._broker.ring(rescued.queues)
+        self._jobs.calibrate()
 
 
 def run(settings: Settings) -> None:
     """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError; logs later errors."""
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
-    jobs = Jobs(database, announce_after_s=settings.announce_after_s)
+    jobs = Jobs(database)
     rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s)
     pruner = Pruner(jobs, open_store(settings), settings)
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.

@@ -26,8 +26,6 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
 _SOS, _EOI = 0xDA, 0xD9
 
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning)
-
 
 def header_of_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
     """Return the ImageInfo of a header, not yet turned upright. Raise as ``decode_image``, so far as it shows."""
@@ -104,7 +102,7 @@ def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
         raise InvalidRequest("not an image this server knows: PNG, JPEG, WebP or GIF") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestTooLarge(f"the image is too large: {error}") from None
-    except _BROKEN as error:
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise InvalidRequest(f"the image does not decode: {error}") from None
 
 

@@ -22,7 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError, RequestTooLarge
@@ -47,21 +47,11 @@ _INFOS: Mapping[str, type[MediaInfo]] = {"audio": AudioInfo, "image": ImageInfo,
 _REFUSALS: Mapping[str, type[OmniJobsError]] = {kind.code: kind for kind in (InvalidRequest, RequestTooLarge)}
 
 
+@dataclass(slots=True)
 class MediaBudget:
     """The processor time, in seconds, that decoders may yet take for the media of one submit."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.left_s = seconds
-
-    def spend(self, seconds: float) -> None:
-        """Subtract the seconds that a decoder has used."""
-        self.left_s -= seconds
-
-    def check(self) -> None:
-        """Raise RequestTooLarge once the budget is spent."""
-        if self.left_s <= 0:
-            raise RequestTooLarge(f"the media take more than {self._seconds:g} s to decode")
+    left_s: float
 
 
 class MediaWall:
@@ -122,11 +112,12 @@ class MediaWall:
     def _measure(
         self, kind: Kind, data: bytes | memoryview, operation: str, options: dict[str, Any], budget: MediaBudget
     ) -> MediaInfo:
-        budget.check()
+        if budget.left_s <= 0:
+            raise RequestTooLarge(f"the media take more than {self._probe_limit_s:g} s to decode")
         with self._turns.one(self._wait_s) as exchange:
             answer, _ = self._run(exchange, kind, data, operation, options, 0, budget.left_s)
         with _malformed_as_unavailable():
-            budget.spend(answer["cpu_s"])
+            budget.left_s -= answer["cpu_s"]
             return _INFOS[kind](**answer["ok"])
 
     # For a stage run: samples and pixels. It waits for a decoder without a limit, because its worker gave it a slot.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
-from omni_jobs.files import map_file, translate_os_errors, write_atomically
+from omni_jobs.files import map_file, new_file, translate_os_errors, write_all
 from omni_jobs.payloads.additional_information import (
     TENSORS,
     AdditionalInformationPayload,
@@ -68,8 +68,8 @@ class Payload:
 
         Raises PayloadError as ``buffers`` does, and StorageUnavailable.
         """
-        with translate_os_errors("writing the payload", str(path)):
-            return write_atomically(path, self.buffers())
+        with translate_os_errors("writing the payload", str(path)), new_file(path) as file:
+            return write_all(file.fileno(), self.buffers())
 
     @cached_property
     def _header(self) -> bytes:

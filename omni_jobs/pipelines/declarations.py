@@ -10,8 +10,6 @@ torch. docs/models.md tells how to declare one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
 
 from omni_jobs.pipelines.plugins import plugin
 
@@ -20,8 +18,6 @@ FAMILIES = "omni_jobs.families"
 
 RUNNERS = "omni_jobs.runners"
 """Entry point group: a kind of stage → the ``RunnerDeclaration`` of the runner of such stages."""
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +73,8 @@ class Family:
 
     components: Mapping[str | None, ComponentDeclaration]
     prompts: str | None = None
-    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=lambda: _NOTHING)
-    vllm_models: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=dict)
+    vllm_models: Mapping[str, str] = field(default_factory=dict)
     checkpoint: str | None = None
     checkpoint_files: tuple[str, ...] = ("config.json",)
     tiny_checkpoint: str | None = None
@@ -102,9 +98,9 @@ class RunnerDeclaration:
     implementation: str
     engine: str = "omni_jobs.pipelines.engine_settings:EngineSettings"
     parameters: str | None = None
-    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=lambda: _NOTHING)
+    processors: Mapping[str, ProcessorDeclaration] = field(default_factory=dict)
     produces: frozenset[str] = frozenset()
-    packages: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    packages: Mapping[str, str] = field(default_factory=dict)
     torch: bool = False
     blocking_prompts: bool = True
 

@@ -8,7 +8,6 @@ A stage's payload is checked when it is written and when it is read. It may hold
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_jobs.errors import ConfigError
@@ -27,8 +26,6 @@ Sizes = Mapping[str, int]
 
 Shape = tuple[int | str, ...]
 """The dimensions of a tensor: a number, or a name, which stands for the same size wherever it stands."""
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +72,9 @@ class Flow:
     """
 
     name: str
-    tensors: Mapping[str, TensorField] = field(default_factory=lambda: _NOTHING)
-    values: Mapping[str, ValueField] = field(default_factory=lambda: _NOTHING)
-    rules: Mapping[str, Callable[[Sizes], int]] = field(default_factory=lambda: _NOTHING)
+    tensors: Mapping[str, TensorField] = field(default_factory=dict)
+    values: Mapping[str, ValueField] = field(default_factory=dict)
+    rules: Mapping[str, Callable[[Sizes], int]] = field(default_factory=dict)
     includes: frozenset[str] = frozenset()
     prompt_embeds: bool = False
     from_tokens: bool = False
@@ -88,8 +85,8 @@ class Flow:
         if self.prompt_embeds and payload.prompt_embeds is None:
             return Problem("missing", "prompt_embeds")
         information = payload.additional_information
-        tensors = _NOTHING if information is None else information.tensors
-        values = _NOTHING if information is None else information.values
+        tensors = {} if information is None else information.tensors
+        values = {} if information is None else information.values
         sizes: dict[str, int] = {}
         for name, value in self.values.items():
             if problem := _value_problem(values, name, value, sizes):

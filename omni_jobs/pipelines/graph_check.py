@@ -2,28 +2,12 @@
 
 from graphlib import CycleError, TopologicalSorter
 
-from pydantic import ValidationError
-
 from omni_jobs.pipelines.declarations import ComponentDeclaration
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource
-
-# Parameters of OpenAI that people will look for here.
-_NOT_SUPPORTED = dict.fromkeys(
-    ("n", "best_of"), "several answers are not supported: a job has one; submit several jobs"
-)
-
-
-def first_problem(error: ValidationError) -> tuple[FieldPath, str]:
-    """Return the field of pydantic's first complaint about a pipeline file, and a message for the file's author."""
-    first = error.errors()[0]
-    path = tuple(part for part in first["loc"] if part != "[key]")
-    if first["type"] != "extra_forbidden":
-        return path, first["msg"].removeprefix("Value error, ")
-    return path, _NOT_SUPPORTED.get(str(path[-1]), "unknown key")
 
 
 def check_graph(pipeline: Pipeline, source: YamlSource) -> None:
@@ -75,7 +59,8 @@ def _check_stage(pipeline: Pipeline, stage: StageConfig, source: YamlSource) -> 
         _check_flow(pipeline, earlier, taken, source, (*at, "inputs", earlier))
     _check_inputs(stage, component, source)
     _check_engine(stage, component, source)
-    _check_parameters(stage, source)
+    with source.located((*at, "parameters")):
+        stage.parameters_with({})
 
 
 def _component(stage: StageConfig, source: YamlSource) -> ComponentDeclaration | None:
@@ -143,12 +128,8 @@ def _check_inputs(stage: StageConfig, component: ComponentDeclaration | None, so
 def _check_engine(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:
     """Check the engine's settings, and that the component can run in their dtype on each device the stage may get."""
     at = ("stages", stage.name, "engine")
-    try:
-        with source.located(at):
-            settings = stage.engine_settings
-    except ValidationError as error:
-        within, message = first_problem(error)
-        raise source.error((*at, *within), message) from None
+    with source.located(at):
+        settings = stage.engine_settings
     if component is None or component.dtypes is None:
         return
     devices: tuple[Device, ...] = ("cuda", "cpu")
@@ -163,13 +144,3 @@ def _check_engine(stage: StageConfig, component: ComponentDeclaration | None, so
                 (*at, *((device,) if overridden else ()), "dtype"),
                 f"component {stage.component} runs in {known}, not {dtype}",
             )
-
-
-def _check_parameters(stage: StageConfig, source: YamlSource) -> None:
-    at = ("stages", stage.name, "parameters")
-    try:
-        with source.located(at):
-            stage.parameters_with({})
-    except ValidationError as error:
-        within, message = first_problem(error)
-        raise source.error((*at, *within), message) from None

@@ -10,10 +10,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from omni_jobs.errors import ConfigError, NotFound, PluginBroken
-from omni_jobs.pipelines.graph_check import check_graph, first_problem
+from omni_jobs.pipelines.graph_check import check_graph
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.pipelines.yaml_source import YamlSource
 
@@ -153,7 +151,6 @@ def _read_pipeline(path: Path) -> tuple[Pipeline, YamlSource]:
                 if "name" in stage:
                     raise source.error(("stages", name, "name"), "unknown key (a stage's name is its key)")
                 stage["name"] = name
-    try:
-        return Pipeline.model_validate(data), source
-    except ValidationError as error:
-        raise source.error(*first_problem(error)) from None
+    with source.located(()):
+        pipeline = Pipeline.model_validate(data)
+    return pipeline, source

@@ -1,7 +1,6 @@
 """The table of outputs: what a job may ask for, the flow each is made of, and the formats of its artifact.
 
     output("audio")   made of a waveform; wav, flac, mp3, opus, aac or pcm; its artifact is ``audio`` with a suffix
-    outputs()         all of them by modality
 
 The table is made of the entry points of the group ``omni_jobs.outputs``: modality → an ``Output``. Ours stand there as
 another package's do. An output names its encoder as text, because only a worker imports it.
@@ -10,11 +9,10 @@ another package's do. An output names its encoder as text, because only a worker
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_jobs.errors import ConfigError, PluginBroken
-from omni_jobs.pipelines.plugins import names, plugin
+from omni_jobs.pipelines.plugins import plugin
 
 OUTPUTS = "omni_jobs.outputs"
 """Entry point group: modality → its ``Output``."""
@@ -136,8 +134,3 @@ def output(modality: str) -> Output:
     if declared.modality != modality:
         raise PluginBroken(f"the entry point {modality!r} of {OUTPUTS} is the output {declared.modality!r}")
     return declared
-
-
-def outputs() -> Mapping[str, Output]:
-    """Return all outputs by modality, in the order of their names. Raises PluginBroken if one of them is broken."""
-    return {modality: output(modality) for modality in names(OUTPUTS)}

@@ -130,13 +130,6 @@ class StageConfig(_Frozen):
         parameters = self.parameters_with({}).model_dump(mode="json", exclude_defaults=True)
         return decisive | {"parameters": parameters, "engine": self.engine_settings.decisive()}
 
-    def hints_per_message(self, at_most: int) -> int:
-        """Return how many hints for this stage go into one message of the queue: ``at_most``, or fewer.
-
-        A message holds hints for a quarter of a worker's slots, because larger ones would leave other workers idle.
-        """
-        return max(1, min(at_most, self.slots // 4))
-
 
 class OutputConfig(_Frozen):
     """An entry of a pipeline's ``outputs``: the stage that makes the modality."""
@@ -194,11 +187,6 @@ class Pipeline(_Frozen):
         if stage.model is None or (self.model is not None and stage.model.family == self.model.family):
             return {}
         return {"family": stage.model.family}
-
-    @property
-    def default_voice(self) -> str | None:
-        """The voice of a job whose request names none; None where the pipeline has no voices."""
-        return self.voices[0] if self.voices else None
 
     @property
     def reader(self) -> StageConfig | None:

@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError
 
 FieldPath = tuple[str | int, ...]
 """The keys and list indexes that lead from the document to a field: ("stages", "talker", "inputs")."""
+
+
+# Parameters of OpenAI that people will look for here.
+_NOT_SUPPORTED = dict.fromkeys(
+    ("n", "best_of"), "several answers are not supported: a job has one; submit several jobs"
+)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -56,11 +63,21 @@ class YamlSource:
 
     @contextmanager
     def located(self, at: FieldPath) -> Iterator[None]:
-        """Context manager: add the file, and the line and name of the field ``at``, to a ConfigError within."""
+        """Context manager: add the file, and the line and name of the field ``at``, to a ConfigError within.
+
+        Raise pydantic's ValidationError of the value at ``at`` as a ConfigError for its first complaint.
+        """
         try:
             yield
         except ConfigError as error:
             raise self.error(at, error.message, type(error)) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            within = tuple(part for part in first["loc"] if part != "[key]")
+            message = first["msg"].removeprefix("Value error, ")
+            if first["type"] == "extra_forbidden":
+                message = _NOT_SUPPORTED.get(str(within[-1]), "unknown key")
+            raise self.error((*at, *within), message) from None
 
     def error(self, at: FieldPath, message: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
         """Return a ``kind`` that names the file, the field ``at``, and its line or the nearest field's above."""

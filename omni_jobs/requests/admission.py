@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.priority import Priority
 from omni_jobs.prompts import PromptRenderer, Renderers
 from omni_jobs.requests.content import Contents, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
@@ -66,6 +67,7 @@ class AdmittedRequest:
     seed            given or drawn, 0 … 2**63-1
     request_digest  equal for equal JSON, whatever its spacing and the order of its keys
     expires_at      unix seconds at which the job stops by itself; it may have passed, because admission has no clock
+    priority        among its tenant's jobs
     """
 
     request: dict[str, Any]
@@ -77,6 +79,7 @@ class AdmittedRequest:
     metadata: Mapping[str, str]
     request_digest: str
     expires_at: float | None = None
+    priority: Priority = Priority.NORMAL
 
 
 def parse(body: bytes | bytearray, settings: Settings) -> ParsedRequest:
@@ -145,6 +148,7 @@ def admit(
         metadata=request.metadata or {},
         request_digest=_digest(parsed, prompt_embeds),
         expires_at=request.expires_at,
+        priority=Priority(request.priority or Priority.NORMAL),
     )
 
 

@@ -154,24 +154,6 @@ def _one(n: int | None) -> int | None:
 class JobRequest(_Frozen):
     """The body of a submit. Sampling parameters at its top level are for the stage that makes the text."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "qwen2_5_omni",
-                    "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
-                    "modalities": ["text", "audio"],
-                    "audio": {"voice": "Chelsie", "format": "wav"},
-                    "max_tokens": 256,
-                    "temperature": 0.7,
-                    "stages": {"talker": {"temperature": 0.9, "top_k": 40}},
-                    "seed": 7,
-                    "metadata": {"order": "42"},
-                }
-            ]
-        }
-    )
-
     model: Annotated[str, Field(max_length=100, description="the pipeline's name")]
     messages: Annotated[list[Message] | None, Field(min_length=1, fail_fast=True, description="or prompt_embeds")] = (
         None
@@ -214,6 +196,10 @@ class JobRequest(_Frozen):
         BeforeValidator(unix_seconds),
         WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
         Field(description="when the job stops by itself if it has not ended: RFC 3339 with a zone, or unix seconds"),
+    ] = None
+    priority: Annotated[
+        Literal["high", "normal", "low"] | None,
+        Field(description="among its tenant's jobs; default normal. A tenant may have to be permitted high"),
     ] = None
     return_token_ids: bool = False
 

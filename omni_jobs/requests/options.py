@@ -61,11 +61,12 @@ def _format(made: Output, wanted: str | None) -> str:
 
 
 def _voice(request: JobRequest, pipeline: Pipeline) -> str | None:
+    """Return the voice of the job's speech: the request's or else the pipeline's first; None if it has no voices."""
     voice = request.audio.voice if request.audio is not None else None
     if voice is not None and voice not in pipeline.voices:
         known = ", ".join(pipeline.voices) or "none"
         raise InvalidRequest(f"unknown voice {voice!r}; pipeline {pipeline.name} has: {known}", field="audio.voice")
-    return voice or pipeline.default_voice
+    return voice or next(iter(pipeline.voices), None)
 
 
 def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:

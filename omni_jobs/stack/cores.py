@@ -1,6 +1,7 @@
 """CPU cores: how many threads an engine may use, and a scheduling policy for the processes beside the engines."""
 
 import os
+from contextlib import suppress
 
 
 def threads_per_engine(engines: int) -> int:
@@ -11,17 +12,13 @@ def threads_per_engine(engines: int) -> int:
     return max(1, (len(os.sched_getaffinity(0)) - 1) // max(1, engines))
 
 
-def use_batch_policy(process: int = 0) -> bool:
+def use_batch_policy(process: int = 0) -> None:
     """Put the main thread of ``process``, an id, under Linux's SCHED_BATCH policy; 0 means the calling thread.
 
     Threads and processes that it starts later inherit the policy. Their frequent wake-ups then no longer preempt a
-    model's threads: they wait some milliseconds for a core, and their share of the cores stays the same. Return False
-    if nothing changed, because the operator chose another policy or the system refuses this one.
+    model's threads: they wait some milliseconds for a core, and their share of the cores stays the same. Change nothing
+    where the operator chose another policy or the system refuses this one.
     """
-    try:
-        if os.sched_getscheduler(process) != os.SCHED_OTHER:
-            return False
-        os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a sandbox may refuse the call, and the process may have ended
-        return False
-    return True
+    with suppress(OSError):  # a sandbox may refuse the call, and the process may have ended
+        if os.sched_getscheduler(process) == os.SCHED_OTHER:
+            os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))

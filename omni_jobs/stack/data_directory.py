@@ -1,7 +1,7 @@
 """The embedded stack's data directory, which one stack at a time owns.
 
 stack.lock         locked by the running stack, and by its sentinel until its last process has ended
-stack.json         the running stack's URL, process id and time of start; only its user can read it
+stack.url          the running stack's URL; only its user can read it
 omni-jobs.sqlite   the jobs
 objects/           payloads, media and artifacts
 valkey/            Valkey's append-only file and configuration
@@ -9,13 +9,11 @@ logs/              the log of each child process, and as .log.1 that of the stac
 """
 
 import fcntl
-import json
 import os
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from omni_jobs.errors import StackError
 
@@ -23,19 +21,18 @@ LOCK_WAIT_S = 15.0  # the sentinel of a killed stack may still be ending its pro
 POLL_S = 0.1
 
 
-def running_stack(path: Path) -> dict[str, Any] | None:
-    """Return a dict of ``url``, ``pid`` and ``started_at`` (Unix time) of the stack in a directory, None without one.
+def running_stack(path: Path) -> str | None:
+    """Return the URL of the stack that runs in a directory, None without one.
 
-    It is what ``stack.json`` says while the lock is held: after a kill, the killed stack's until the next one serves.
+    It is what ``stack.url`` says while the lock is held: after a kill, the killed stack's until the next one serves.
     """
     path = path.expanduser()
     try:
         with open(path / "stack.lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        with suppress(OSError, ValueError):
-            facts = json.loads((path / "stack.json").read_text(encoding="utf-8"))
-            return facts if isinstance(facts, dict) else None
+        with suppress(OSError):
+            return (path / "stack.url").read_text(encoding="utf-8")
     except OSError:
         pass
     return None
@@ -111,12 +108,12 @@ class DataDirectory:
                     ) from None
                 time.sleep(POLL_S)
 
-    def write_stack_file(self, **facts: Any) -> None:
-        """Write ``facts`` to ``stack.json``, from which ``running_stack`` reads them; only this user can read it."""
-        partial = self.path / "stack.json.partial"
+    def write_url(self, url: str) -> None:
+        """Write the stack's URL to ``stack.url``, from which ``running_stack`` reads it; only this user can read it."""
+        partial = self.path / "stack.url.partial"
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(facts, file, indent=2)
-        partial.replace(self.path / "stack.json")
+            file.write(url)
+        partial.replace(self.path / "stack.url")
 
     def new_log(self, name: str) -> Path:
         """Return the path of a child's log; rename the log of the stack's last start to ``.log.1`` first."""
@@ -126,11 +123,11 @@ class DataDirectory:
         return log
 
     def close(self, *, remove: bool = False) -> None:
-        """Remove ``stack.json``, with ``remove`` the whole directory, and release the lock. Safe to call twice."""
+        """Remove ``stack.url``, with ``remove`` the whole directory, and release the lock. Safe to call twice."""
         if self.lock_fd is None:
             return
         with suppress(FileNotFoundError):
-            (self.path / "stack.json").unlink()
+            (self.path / "stack.url").unlink()
         if remove:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock_fd)

@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -58,28 +57,22 @@ class EmbeddedStack:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        pipelines: Sequence[str],
-        port: int | None = None,
-        temporary: bool = False,
-        start_limit_s: float = 1800.0,
+        self, settings: Settings, *, pipelines: Sequence[str], port: int | None = None, temporary: bool = False
     ) -> None:
         """Check pipelines and checkpoints; start nothing yet.
 
-        One worker runs per stage of ``pipelines``, and has ``start_limit_s`` seconds to load its model. ``port`` is
-        the API's; 0 or None takes a free one. A ``temporary`` stack removes its data directory when it stops.
+        One worker runs per stage of ``pipelines``. ``port`` is the API's; 0 or None takes a free one. A ``temporary``
+        stack removes its data directory when it stops.
 
         Raises NotFound for an unknown pipeline, and ConfigError for a wrong stage config, a missing or unfit
-        checkpoint, or a worker that is not installed.
+        checkpoint, a worker that is not installed, or an address for other machines without the setting ``auth``.
         """
         self.url = ""
         self.settings = settings
         self._given = settings
+        settings.resolved_auth  # noqa: B018 — raises before anything is started
         self._port = port or 0
         self._temporary = temporary
-        self._start_limit_s = start_limit_s
         known = load_pipelines(settings.resolved_stage_configs)
         self._pipelines = [known.named(name, field="pipeline") for name in pipelines]
         self._check_models()
@@ -195,10 +188,9 @@ class EmbeddedStack:
             self._children,
             valkey=valkey,
             api_url=self.url,
-            database_url=self.settings.resolved_database_url,
+            settings=self.settings,
             sentinel=self._sentinel,
-            on_ready=lambda: self._directory.write_stack_file(url=self.url, pid=os.getpid(), started_at=time.time()),
-            start_limit_s=self._start_limit_s,
+            on_ready=lambda: self._directory.write_url(self.url),
             temporary=self._temporary,
         )
         return self._supervisor
@@ -228,7 +220,7 @@ class EmbeddedStack:
         for_workers = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)} | shared | POOL_ENVIRONMENT
         for pipeline in self._pipelines:
             for stage in pipeline.stages:
-                command = worker_command(pipeline, stage, self.settings)
+                command = worker_command(pipeline, stage)
                 commands[f"worker {pipeline.queue(stage)}"] = command, for_workers
         return [
             Child(

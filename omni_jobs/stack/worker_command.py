@@ -1,6 +1,5 @@
 """The stock Celery command line of one stage's worker, which an operator may also type or put into a unit file."""
 
-import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -8,7 +7,6 @@ from importlib.util import find_spec
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.settings import Settings
 
 POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool"}
 """The environment variable that names the pool of ``-P custom``; Celery reads it before ``-A``."""
@@ -32,7 +30,6 @@ def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
 def worker_command(
     pipeline: Pipeline,
     stage: str,
-    settings: Settings,
     *,
     slot: str | None = None,
     concurrency: int | None = None,
@@ -41,13 +38,11 @@ def worker_command(
     """Return the command line that starts one stage's worker, as arguments; run it with ``POOL_ENVIRONMENT`` set.
 
     ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
-    worker at once takes back the stage runs of its slot. ``concurrency`` is the number of broker messages in flight, of
-    which each carries several hints; None takes as many as the stage's slots need. An unknown stage raises NotFound.
+    worker at once takes back the stage runs of its slot. ``concurrency`` bounds the stage runs at a time; None takes
+    the stage's slots. An unknown stage raises NotFound.
     """
     queue = pipeline.queue(stage)
-    if concurrency is None:
-        config = pipeline.stage(stage)
-        concurrency = math.ceil(config.slots / config.hints_per_message(settings.hints_per_message))
+    concurrency = concurrency or pipeline.stage(stage).slots
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("-P", "custom", "-Q", queue, "-n", slot or f"{queue}-1@%h", "-c", str(concurrency)),

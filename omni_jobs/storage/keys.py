@@ -16,8 +16,9 @@ MAX_KEY_LENGTH: Final = 240  # a local store's file name holds most of a key, an
 
 # A segment starts with a letter, a digit or "_", so that none is empty, "..", or hidden.
 _SEGMENT: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
-_KEY: Final = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
-_PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?\Z")
+KEY_PATTERN: Final = rf"^{_SEGMENT}(?:/{_SEGMENT})*$"
+_KEY: Final = re.compile(KEY_PATTERN)
+_PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
 
 
 def job_prefix(job_id: str) -> str:
@@ -42,13 +43,13 @@ def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
 
 def check_key(key: str) -> str:
     """Return ``key`` as it is. Raises StorageError if it is too long or a segment is not a plain file name."""
-    if len(key) > MAX_KEY_LENGTH or not _KEY.match(key):
+    if len(key) > MAX_KEY_LENGTH or not _KEY.fullmatch(key):
         raise StorageError(f"{key[:80]!a} is not a key of the object store", field="key")
     return key
 
 
 def check_prefix(prefix: str) -> str:
     """Return ``prefix`` as it is; it may be "". Raises StorageError unless a key can begin with it."""
-    if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.match(prefix):
+    if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.fullmatch(prefix):
         raise StorageError(f"{prefix[:80]!a} is not the beginning of a key", field="key")
     return prefix

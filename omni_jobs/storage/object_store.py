@@ -11,23 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from xxhash import xxh3_128
 
-from omni_jobs.errors import ObjectCorrupt, PayloadTooLarge, StorageError
-from omni_jobs.storage.keys import check_key
+from omni_jobs.errors import ObjectCorrupt, PayloadTooLarge
+from omni_jobs.storage.keys import KEY_PATTERN, MAX_KEY_LENGTH
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 STREAM_BYTES: Final = 1 << 20
-
-
-def _valid_key(key: str) -> str:
-    try:
-        return check_key(key)
-    except StorageError as error:
-        raise ValueError(error.message) from error
 
 
 class ObjectRef(BaseModel):
@@ -40,7 +33,7 @@ class ObjectRef(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key: Annotated[str, AfterValidator(_valid_key)]
+    key: Annotated[str, Field(max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN)]
     size: Annotated[int, Field(ge=0, strict=True)]
     digest: Annotated[str, Field(pattern=r"^xxh3:[0-9a-f]{32}$")]
 

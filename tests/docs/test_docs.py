@@ -13,6 +13,7 @@ import yaml
 
 from omni_jobs import errors
 from omni_jobs.api.app import create_app
+from omni_jobs.api.error_shape import shape_of
 from omni_jobs.intake import backlog
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import StageConfig
@@ -86,8 +87,18 @@ def test_the_answers_have_the_models_of_the_api() -> None:
                 events += 1
         elif set(answer) == {"error"}:
             error = answer["error"]
-            assert kinds()[error["code"]].retryable == error["retryable"]
+            kind = kinds()[error["code"]]
+            assert error == shape_of(kind(error["message"], field=error["field"]))
     assert events == 2
+
+
+def test_the_types_follow_from_the_status() -> None:
+    shown = re.findall(r"^\| `(\w+_error)` \| (.*?) \|", API, re.MULTILINE)
+    types = {int(status): name for name, statuses in shown for status in re.findall(r"\b4\d\d\b", statuses)}
+    assert len(shown) == 7
+    for kind in kinds().values():
+        other = "server_error" if kind.http_status >= 500 else "invalid_request_error"
+        assert shape_of(kind())["type"] == types.get(kind.http_status, other)
 
 
 def test_the_codes_have_their_status() -> None:

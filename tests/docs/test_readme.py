@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 BOTH = README + OPERATIONS
-SECRET_FILES = {"BROKER_URL_FILE", "DATABASE_URL_FILE"}  # read in test_settings_secrets
+SECRET_FILES = {"BROKER_URL_FILE", "DATABASE_URL_FILE", "API_KEY_FILE"}  # read in test_settings_secrets
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -1,17 +1,21 @@
-"""The API on a real socket, with everything it needs."""
+"""The API on a real socket, with everything it needs, and the shape of its errors."""
 
 import asyncio
+import json
+import re
 import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 
 from omni_jobs.api.server import Server
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
+from omni_jobs.views import RequestErrorView
 
 START_S = 30.0
 
@@ -26,10 +30,41 @@ class ApiServer:
     services: Services
     connections: Collection[object]
     loop: asyncio.AbstractEventLoop
+    stop: Callable[[], None]  # begin to stop the server, before its context ends
 
     def wait_for_count(self) -> None:
         """Wait until the count of the backlog that goes on has ended."""
         asyncio.run_coroutine_threadsafe(self.services.intake.backlog.close(), self.loop).result(START_S)
+
+
+def checked_error(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """The error of an answer of 400 or more, which has the API's one shape. ``headers`` have their names in lower case.
+
+    Its request id must be one, and what it says of another try must be the same in the body and in the headers.
+    """
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert (
+        {"code", "message", "type", "param", "field", "retryable"} <= set(error) <= set(RequestErrorView.model_fields)
+    )
+    RequestErrorView.model_validate(error, strict=True)
+    assert error["code"]
+    assert error["message"]
+    assert error["param"] == error["field"]
+    assert (error["type"] == "server_error") == (status >= 500)
+    assert headers["x-should-retry"] == json.dumps(error["retryable"])
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", headers["x-request-id"])
+    return error
+
+
+def parsed_error(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """The status, the headers and the error of a whole answer, as ``checked_error`` demands it."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    assert headers["content-type"] == "application/json", answer
+    assert int(headers["content-length"]) == len(body)
+    status = int(first.split()[1])
+    return status, headers, checked_error(status, headers, body)
 
 
 @contextmanager
@@ -44,9 +79,9 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
         host, port = server.servers[0].sockets[0].getsockname()
         with closing(httpx2.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
             services, connections = server.app.state.services, server.server_state.connections
-            yield ApiServer(host, port, http, services, connections, server.loop)
+            yield ApiServer(host, port, http, services, connections, server.loop, server.stop)
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(START_S)
         assert not thread.is_alive(), "the API did not stop"
 
@@ -55,6 +90,9 @@ class _Server(Server):
     def __init__(self, settings: Settings, started: threading.Event) -> None:
         super().__init__(settings, log_level="warning")
         self._started = started
+
+    def stop(self) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

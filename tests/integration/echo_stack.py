@@ -93,7 +93,7 @@ class EchoStack:
             "OMNI_JOBS_LEASE_S": "3",
             "OMNI_JOBS_HEARTBEAT_S": "0.2",
             "OMNI_JOBS_RESCUE_EVERY_S": "0.2",
-            "OMNI_JOBS_ANNOUNCE_AFTER_S": "2",
+            "OMNI_JOBS_POLL_S": "0.5",
             "OMNI_JOBS_PROGRESS_EVERY_S": "0.1",
             "OMNI_JOBS_DRAIN_S": "3",
             **self.options,
@@ -102,7 +102,7 @@ class EchoStack:
             **{name.removeprefix("OMNI_JOBS_").lower(): value for name, value in self.variables.items()}  # type: ignore[arg-type]
         )
         self.database = Database(self.database_url)
-        self.jobs = Jobs(self.database, announce_after_s=self.settings.announce_after_s)
+        self.jobs = Jobs(self.database)
         self.pipelines = load_pipelines(configs)
         self.app = OmniCelery(self.settings, self.pipelines)
 
@@ -156,7 +156,7 @@ class EchoStack:
 
         return self.until(look, within_s)
 
-    def submit(self, text: str = "hello", *, publish: bool = True, **parameters: Mapping[str, Any]) -> str:
+    def submit(self, text: str = "hello", *, ring: bool = True, **parameters: Mapping[str, Any]) -> str:
         """A job; ``first={"delay_s": 1}`` and ``second=…`` set the stages' parameters."""
         pipeline = self.pipelines[self.pipeline]
         job = NewJob(
@@ -184,9 +184,9 @@ class EchoStack:
             seed=7,
             request_digest=uuid4().hex,
         )
-        hints = self.jobs.submit(job).hints
-        if publish:
-            self.app.broker.publish(hints)
+        queues = self.jobs.submit(job).queues
+        if ring:
+            self.app.broker.ring(queues)
         return job.job_id
 
     def ended(self, job_id: str, within_s: float = 20.0) -> JobView:
@@ -201,7 +201,7 @@ class EchoStack:
         return self.until(look, within_s)
 
     def running(self, job_id: str, stage: str, within_s: float = 20.0) -> JobView:
-        """Wait until the stage runs and has said so, rescuing meanwhile: a hint may have died with who popped it."""
+        """Wait until the stage runs and has said so, rescuing meanwhile."""
         rescuer = Rescuer(self.jobs, self.app.broker, self.settings.rescue_every_s)
 
         def look() -> JobView | None:

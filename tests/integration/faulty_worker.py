@@ -1,6 +1,6 @@
 """A worker's app with a fault in it: ``celery -A tests.integration.faulty_worker worker``, TEST_FAULT names it.
 
-stall   after SIGUSR1 Celery pops nothing any more, and says nothing
+stall   after SIGUSR1 its stage's event loop stands still; the process waits 3 s for it, not 45
 deaf    a stage run does not stop when it is cancelled
 hang    reading an object never ends; the process waits 3 s for what hangs in it, not 45
 load    its engine loads until SIGUSR2
@@ -16,13 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps
-
 from omni_jobs.jobs import Jobs
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
 from workers.consumer import pool
-from workers.consumer.hook_step import HookStep
 from workers.execution.stage_llm import StageLLM
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.runner import ProgressSink
@@ -31,18 +28,15 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 __all__ = ["app"]
 
 
-class Stall(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
-    """Needs the channel as ``HookStep`` leaves it."""
+def stall_when_told() -> None:
+    on_start = pool.StagePool.on_start
 
-    requires = (HookStep,)
+    def start_and_listen(self: pool.StagePool) -> None:
+        on_start(self)
+        signal.signal(signal.SIGUSR1, lambda *_: self._loop.call_soon_threadsafe(hang))
 
-    def start(self, c: Any) -> None:
-        channel = c.task_consumer.channel
-
-        def stall(*_: object) -> None:
-            channel.qos.can_consume = lambda: False
-
-        signal.signal(signal.SIGUSR1, stall)
+    pool.StagePool.on_start = start_and_listen  # type: ignore[method-assign]
+    pool._CLOSE_S = 3.0
 
 
 async def run_deaf(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
@@ -93,17 +87,17 @@ def meet_a_bug() -> None:
     told = threading.Event()
     renew = Jobs.renew
 
-    def renew_until_told(self: Jobs, worker_id: str, lease_s: float) -> list[int]:
+    def renew_until_told(self: Jobs, *arguments: Any) -> Any:
         if told.is_set():
             raise RuntimeError("a bug")
-        return renew(self, worker_id, lease_s)
+        return renew(self, *arguments)
 
     signal.signal(signal.SIGUSR2, lambda *_: told.set())
     Jobs.renew = renew_until_told  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    "stall": lambda: app.steps["consumer"].add(Stall),
+    "stall": stall_when_told,
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
     "hang": hang_in_reads,
     "load": load_until_told,

@@ -1,13 +1,13 @@
 """What the tests of omni_jobs.jobs do to jobs, in few words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.jobs import Claim, Completion, Failure, Hint, Jobs, NewJob, NewStage, NewWorker, new_job_id
+from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewJob, NewStage, NewWorker, new_job_id
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import ObjectRef
 
@@ -26,10 +26,6 @@ class ForgetfulDatabase(Database):
     def run(self, transaction: Callable[[Connection], T]) -> T:
         super().run(transaction)
         return super().run(transaction)
-
-    def run_pipelined(self, transaction: Callable[[Connection], T]) -> T:
-        super().run_pipelined(transaction)
-        return super().run_pipelined(transaction)
 
 
 def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
@@ -57,15 +53,22 @@ def register(
     lease_s: float = 60.0,
     version: str = "1",
     digest: str = "d",
-) -> list[Hint]:
+) -> set[str]:
     """In the slot of another: that one is known to be dead."""
     worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest)
     dead = jobs.slot_holder(worker.slot)
-    return list(jobs.register_worker(worker, lease_s, instead_of=dead))
+    return jobs.register_worker(worker, lease_s, instead_of=dead)
 
 
-def claim(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Claim]:
-    return jobs.claim(worker_id, [(hint.stage_run_id, hint.attempt) for hint in hints])
+def register_each(jobs: Jobs, graph: Iterable[str] = CHAIN, **options: Any) -> None:
+    """A worker for each stage, with the stage's name for its id."""
+    for stage in graph:
+        register(jobs, stage, stage, **options)
+
+
+def claim(jobs: Jobs, worker_id: str, at_most: int = 100) -> list[Claim]:
+    """Claim for a worker that runs nothing."""
+    return list(jobs.claim(worker_id, at_most).claims)
 
 
 def done(claimed: Claim, worker_id: str, **more: Any) -> Completion:
@@ -76,9 +79,16 @@ def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
     return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
 
 
-def complete_all(jobs: Jobs, worker_id: str, hints: Sequence[Hint]) -> list[Hint]:
-    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id, hints)])
-    return [hint for outcome in outcomes for hint in outcome.hints]
+def complete_all(jobs: Jobs, worker_id: str) -> set[str]:
+    """Claim and complete all that waits for the worker, and return the queues to ring."""
+    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id)])
+    return {queue for outcome in outcomes for queue in outcome.queues}
+
+
+def complete_each(jobs: Jobs, graph: Iterable[str] = CHAIN) -> None:
+    """Complete all that waits, one stage after the other, by the workers of ``register_each``."""
+    for stage in graph:
+        complete_all(jobs, stage)
 
 
 def stages(jobs: Jobs, job_id: str) -> dict[str, str]:
@@ -88,7 +98,7 @@ def stages(jobs: Jobs, job_id: str) -> dict[str, str]:
 def pass_time(database: Database, seconds: float) -> None:
     """As if ``seconds`` had gone by: what was to come comes so much earlier."""
     with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE stage_runs SET due = due - :s"), {"s": seconds})
         tx.execute(text("UPDATE stage_runs SET queue_deadline = queue_deadline - :s"), {"s": seconds})
         tx.execute(text("UPDATE jobs SET deadline = deadline - :s"), {"s": seconds})
         tx.execute(text("UPDATE jobs SET finished_at = finished_at - :s, prune_at = prune_at - :s"), {"s": seconds})

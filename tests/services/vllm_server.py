@@ -99,6 +99,12 @@ class VllmServer:
         process.wait()
         until_gone(all_of_them, 30)
 
+    def connections(self) -> int:
+        """Return the number of open connections to it as the kernel counts them, because it may be too busy to say."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        established = [there for _, _, there, state, *_ in rows if state == "01"]
+        return sum(there.endswith(f":{self.port:04X}") for there in established)
+
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels: ``vllm:num_requests_running``."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:

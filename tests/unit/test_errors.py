@@ -31,7 +31,8 @@ def test_an_error_is_read_as_it_was_written(kind: type[OmniJobsError]) -> None:
 
 def test_an_error_of_a_later_build_keeps_its_code_in_its_message() -> None:
     error = OmniJobsError.from_dict({"code": "melted", "message": "too hot", "stage": "talker", "key": ["no", "text"]})
-    assert (type(error), str(error)) == (OmniJobsError, "melted: too hot (stage talker)")
+    assert (type(error), str(error), error.retryable) == (OmniJobsError, "melted: too hot (stage talker)", False)
+    assert OmniJobsError.from_dict({"code": "melted", "message": "too hot", "retryable": True}).retryable
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)

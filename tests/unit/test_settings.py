@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,23 @@ def test_the_bytes_held_are_enough_for_a_longest_line_of_a_bulk(
     with pytest.raises(ConfigError, match="OMNI_JOBS_MAX_BODY_BYTES") as caught:
         read_settings()
     assert caught.value.field == "OMNI_JOBS_MAX_HELD_BODY_BYTES"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_loopback_nobody_needs_a_key(host: str) -> None:
+    assert Settings(api_host=host).resolved_auth == "off"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "jobs.example.com", ""])
+def test_elsewhere_the_auth_must_be_set(host: str) -> None:
+    with pytest.raises(ConfigError, match="OMNI_JOBS_AUTH"):
+        _ = Settings(api_host=host).resolved_auth
+    for auth in ("off", "keys"):
+        assert Settings(api_host=host, auth=auth).resolved_auth == auth  # type: ignore[arg-type]
+    assert Settings(api_host=host, auth="proxy", tenant_header="X-Tenant").resolved_auth == "proxy"
+
+
+@pytest.mark.parametrize("given", [{"auth": "proxy"}, {"tenant_header": "X"}, {"auth": "keys", "tenant_header": "X"}])
+def test_the_tenants_header_goes_with_the_proxy(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="OMNI_JOBS_TENANT_HEADER"):
+        _ = Settings(**given).resolved_auth

@@ -14,8 +14,10 @@ from omni_jobs.settings import Settings, read_settings
 SECRETS = {
     "OMNI_JOBS_BROKER_URL": "redis://:hidden-word@broker:6379/0",
     "OMNI_JOBS_DATABASE_URL": "postgresql://omni:hidden-word@db:5432/omni_jobs",
+    "OMNI_JOBS_API_KEY": "omni_hidden-word",
 }
 each_secret = pytest.mark.parametrize("variable", SECRETS)
+each_of_a_child = pytest.mark.parametrize("variable", [name for name in SECRETS if name != "OMNI_JOBS_API_KEY"])
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_a_secret_twice_is_refused(variable: str, tmp_path: Path, monkeypatch: p
     assert caught.value.to_dict()["field"] == f"{variable}_FILE"
 
 
-@each_secret
+@each_of_a_child
 def test_a_child_gets_the_file_not_the_secret(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text(SECRETS[variable])
     monkeypatch.chdir(tmp_path)
@@ -98,7 +100,7 @@ def test_a_child_gets_the_file_not_the_secret(variable: str, tmp_path: Path, mon
     assert ("hidden-word" in child.stdout) is (variable == "OMNI_JOBS_DATABASE_URL")  # broker_url hides itself
 
 
-@each_secret
+@each_of_a_child
 def test_a_secret_that_was_replaced_is_handed_on_itself(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,14 @@ def test_a_secret_that_was_replaced_is_handed_on_itself(
     environment = read_settings().model_copy(update=own).to_environment()
     assert environment[variable] in {"redis://own", "sqlite:////own"}
     assert f"{variable}_FILE" not in environment
+
+
+@pytest.mark.parametrize("end", ["", "_FILE"])
+def test_no_child_gets_the_key_of_a_client(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text(SECRETS["OMNI_JOBS_API_KEY"])
+    monkeypatch.setenv(f"OMNI_JOBS_API_KEY{end}", str(tmp_path / "secret"))
+    assert read_settings().api_key is not None
+    assert read_settings().to_environment() == {}
 
 
 def test_settings_show_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

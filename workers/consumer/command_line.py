@@ -1,6 +1,5 @@
 """The check of a worker's Celery command line: ``-Q`` names one stage's queue, and ``-c`` follows from the stage."""
 
-import math
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -43,4 +42,4 @@ def check_command_line(sender: str, instance: Any, conf: Any, options: dict[str,
     except ConfigError as error:
         sys.exit(f"celery worker: {error}")
     if not options.get("concurrency"):
-        conf.worker_concurrency = math.ceil(pipeline.stage(stage).slots / app.broker.per_message[pipeline.queue(stage)])
+        conf.worker_concurrency = pipeline.stage(stage).slots

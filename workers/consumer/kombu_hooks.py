@@ -1,7 +1,7 @@
 """Every use of Celery's and kombu's private API, in one place; the tests name what each relies on.
 
     take_pops       read BRPOP's replies in place of kombu, which ends the worker on a message that is not JSON,
-                    has bad base64 or lacks a property, and takes one message at a time
+                    has bad base64 or lacks a property
     gate_pops       send BRPOP only while there is room, and not at once again to a key that is no list
     guard_control   drop a malformed broadcast, on which stock kombu ends the worker
     ask_to_stop     end the worker's main loop, from any thread
@@ -24,13 +24,14 @@ from redis.exceptions import ResponseError
 
 logger = logging.getLogger(__name__)
 
-_NO_LIST_PAUSE_S = 1.0  # well below the least stall_after_s
+_NO_LIST_PAUSE_S = 1.0  # so that the log stays readable
 
 
 def take_pops(channel: Channel, read: Callable[..., None]) -> None:
     """Hand the replies to the channel's BRPOPs to ``read``, which returns None: kombu sees an empty BRPOP each time.
 
-    Hints bypass kombu and Celery, because a message's way through those costs more than all other work on its hints.
+    Doorbells bypass kombu and Celery, because anybody who reaches the broker can write to a queue, and a doorbell is
+    one whatever it holds.
 
     Relies on: ``Channel._brpop_read`` reading through the client's ``parse_response``, which
     applies redis-py's response callbacks; ``None`` being what a BRPOP without a message gives.

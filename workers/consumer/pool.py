@@ -2,10 +2,11 @@
 
     CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool celery -A workers.app worker -P custom -Q echo.first -n …
 
-Celery's main thread keeps the broker's connection and pops hints while the executor has room. Everything of the stage
-happens on the pool's loop thread (``workers.consumer.stage_host``). The outcome of a stage run goes to SQL and not to
-the broker, so the loop sends Celery nothing but wake-ups. Callbacks, errbacks, chains, chords, time limits and revokes
-in messages have no effect: the stage config says how long a stage run may take, and the API's ``cancel`` stops it.
+Celery's main thread keeps the broker's connection and pops doorbells while the executor has room. Everything of the
+stage happens on the pool's loop thread (``workers.consumer.stage_host``). The outcome of a stage run goes to SQL and
+not to the broker, so the loop sends Celery nothing but wake-ups. Callbacks, errbacks, chains, chords, time limits and
+revokes in messages have no effect: the stage config says how long a stage run may take, and the API's ``cancel`` stops
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -47,20 +48,19 @@ _CLOSE_S = 45.0  # for a stop, its drain not counted; after that the process end
 
 
 class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
-    """One stage behind the methods that Celery calls on a pool, and those that ``kombu_hooks`` calls with hints.
+    """One stage behind the methods that Celery calls on a pool, and those that ``HookStep`` calls with doorbells.
 
-    All are called on Celery's main thread: ``on_start``, then the methods for hints, then ``on_close`` and ``on_stop``.
-    Only the stall watch calls ``room`` on a thread of its own.
+    All are called on Celery's main thread: ``on_start``, then the methods for doorbells, then ``on_close`` and
+    ``on_stop``.
     """
 
     app: OmniCelery
 
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
-        """Prepare the event loop. ``limit`` is Celery's ``-c``: it bounds the slots, as messages full of hints."""
+        """Prepare the event loop. ``limit`` is Celery's ``-c``: it bounds the slots."""
         super().__init__(limit, *args, **options)
         _, self._node = options.get("initargs", (None, platform.node()))
         self.queue = ""  # the stage's, once it is known
-        self.per_message = 1  # the hints of a full message
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._host: StageHost | None = None
@@ -97,10 +97,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     async def _open(self) -> None:
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
         self.queue = pipeline.queue(stage)
-        self.per_message = self.app.broker.per_message[self.queue]
         slots = pipeline.stage(stage).slots
         if self.limit:
-            slots = min(slots, self.limit * self.per_message)
+            slots = min(slots, self.limit)
         host = self._host = StageHost(
             self.app,
             pipeline,
@@ -120,13 +119,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             load_limit.cancel()
         self.executor = await host.serve()
         await self._wait_for_list()
-        self._stall_watch = StallWatch(
-            self.app.settings.stall_after_s,
-            self._loop,
-            has_room=lambda: self.room() > 0,
-            queue_depth=lambda: self.app.broker.depth(self.queue),
-            on_stall=self._on_broken,
-        )
+        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
         self._stall_watch.start()
         logger.info("%s serves %s with %d slots", self._node, self.queue, slots)
 
@@ -160,35 +153,30 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
                     future.cancel()
                     raise WorkerShutdown(EX_FAILURE if self._broken else 0) from None
 
-    # Hints.
+    # Doorbells.
 
     def register_with_event_loop(self, hub: Any) -> None:
         """Keep Celery's event loop, its hub, to wake it later."""
         self._hub = hub
 
     def has_room(self) -> bool:
-        """Return whether Celery may pop another message: the executor has room. Celery's hub asks on every turn."""
+        """Return whether Celery may pop another doorbell: the executor has room. Celery's hub asks on every turn."""
         self._popping_stopped = self.room() <= 0
         # A slot that became free before the line above woke nobody, so ask again.
         return not self._popping_stopped or self.room() > 0
 
     def room(self) -> int:
-        """Return how many more hints the executor can use now; negative if it has too many, 0 before there is one."""
+        """Return how many more stage runs the executor could claim now, 0 before there is one."""
         return 0 if self.executor is None else self.executor.room
 
-    def popped(self) -> None:
-        """Note that a pop from the stage's queue got its answer, a message or nothing: this worker consumes."""
-        if self._stall_watch is not None:
-            self._stall_watch.popped()
-
-    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Hand hints, pairs of stage run id and attempt, to the executor; drop them before the worker serves."""
+    def ring(self) -> None:
+        """Make the executor claim, because a doorbell says that stage runs may wait."""
         if self.executor is not None:
-            self.executor.offer(hints)
+            self.executor.ring()
 
     def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> None:
-        """Log a task and drop it, because hints come through :meth:`offer` and this pool runs nothing else."""
-        logger.error("a task other than a hint reached the pool and is dropped")
+        """Log a task and drop it, because doorbells come through :meth:`ring` and this pool runs nothing else."""
+        logger.error("a task reached the pool and is dropped")
 
     def _on_room(self) -> None:
         if self._popping_stopped:
@@ -272,7 +260,6 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
                 "worker": self._host.worker.worker_id,
                 "slots": self.executor.slots,
                 "stage-runs-in-flight": self.executor.in_flight,
-                "hints-in-hand": self.executor.hints_in_hand,
             }
         return info
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command
 
-from omni_jobs.broker.hints import TASK
+from omni_jobs.broker.doorbell import TASK
 
 __all__: list[str] = []
 

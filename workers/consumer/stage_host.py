@@ -13,7 +13,7 @@ import logging
 import os
 import platform
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from omni_jobs.broker.celery_app import OmniCelery
@@ -55,7 +55,7 @@ class StageHost:
         """Prepare the parts; nothing connects yet.
 
         ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying`` is asked whether
-        to wait on for a database that is away. ``on_room`` is called when more hints may be of use, and ``on_broken``
+        to wait on for a database that is away. ``on_room`` is called when a doorbell may be of use, and ``on_broken``
         with the reason when this worker cannot go on, both on the event loop.
         """
         settings = self._settings = app.settings
@@ -66,11 +66,7 @@ class StageHost:
         self._on_broken = on_broken
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
         self._relay = Relay(app.broker)
-        jobs = Jobs(
-            self._database,
-            announce_after_s=settings.announce_after_s,
-            prune_after_s=Retention.of(settings).completed_s,
-        )
+        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).completed_s)
         self.worker = NewWorker(
             worker_id=f"worker-{uuid.uuid4().hex}",
             slot=slot,
@@ -92,6 +88,7 @@ class StageHost:
             settings,
             keep_trying=keep_trying,
             on_cancel=self._on_cancel,
+            on_pause=self._on_pause,
             on_fenced=self._on_fenced,
         )
         self._store: ObjectStore | None = None
@@ -129,7 +126,7 @@ class StageHost:
         gc.set_threshold(10_000, 20, 20)
 
     async def serve(self) -> Executor:
-        """Record that the engine is loaded, so that this worker may claim, and return the executor, ready for hints.
+        """Record that the engine is loaded, so that this worker may claim, and return the executor, which claims.
 
         Raises Fenced when the worker was fenced or asked to stop, SlotTaken when another one has its slot,
         DatabaseUnavailable once ``keep_trying`` returns False, and RuntimeError before ``load``.
@@ -146,8 +143,10 @@ class StageHost:
             self._settings,
             slots=self._slots,
             on_room=self._on_room,
+            on_more=lambda: self._relay.ring({self._pipeline.queue(self._stage)}),
             on_broken=self._on_broken,
         )
+        self._executor.set_paused(self._ledger.is_paused)
         self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
         return self._executor
 
@@ -166,9 +165,13 @@ class StageHost:
             await _attempt("the engine", self._llm.close())
         await _attempt("the database", asyncio.to_thread(self._database.close))
 
-    def _on_cancel(self, stage_run_ids: list[int]) -> None:
+    def _on_cancel(self, stage_run_ids: Sequence[int]) -> None:
         if self._executor is not None:
             self._executor.stop_runs(stage_run_ids)
+
+    def _on_pause(self, is_paused: bool) -> None:
+        if self._executor is not None:
+            self._executor.set_paused(is_paused)
 
     def _on_fenced(self, error: Fenced) -> None:
         if self._executor is not None:

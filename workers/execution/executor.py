@@ -1,26 +1,26 @@
 """The executor: it takes each stage run of a worker through claim → load → run → store → complete.
 
 A charter: only the order of these steps belongs here, and how many stage runs are in flight at once. The pool brings
-the hints, the ledger writes to SQL, the hand-off reads and writes objects, and ``StageLLM`` computes.
+doorbells, the ledger writes to SQL, the hand-off reads and writes objects, and ``StageLLM`` computes.
 """
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
-from omni_jobs.jobs import Claim, Failure, ProgressReport, attempt_after
+from omni_jobs.jobs import Claim, Claims, Failure, ProgressReport
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.ledger import Ledger
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM
-from workers.execution.waiting_hints import WaitingHints
 from workers.stages.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ class _InFlight:
 
 
 class Executor:
-    """Takes hints from the pool and carries up to ``slots`` stage runs of one stage at once, on one event loop."""
+    """Claims stage runs of one stage and carries up to ``slots`` of them at once, on one event loop.
+
+    It claims when a doorbell rings, when a slot becomes free while more may wait, and every ``poll_s`` seconds, because
+    doorbells may be lost and pauses end without one. One claim is under way at a time.
+    """
 
     def __init__(
         self,
@@ -53,12 +57,14 @@ class Executor:
         *,
         slots: int,
         on_room: Callable[[], None],
+        on_more: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        """Bind the executor to the running event loop; nothing is claimed before the first ``offer``.
+        """Bind the executor to the running event loop, and claim for the first time.
 
-        It calls ``on_room`` when more hints may be of use, and ``on_broken`` with the reason when the worker must end,
-        both on that loop.
+        It calls ``on_room`` when a doorbell may be of use, ``on_more`` when stage runs wait for which it has no slot
+        and no doorbell has told other workers, and ``on_broken`` with the reason when the worker must end, all on that
+        loop.
         """
         self._llm = llm
         self._stage = llm.stage
@@ -68,23 +74,25 @@ class Executor:
             self._stage, store, self._worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
         )
         self._stop_limit_s = settings.stop_limit_s
+        self._poll_s = settings.poll_s
         self._on_room = on_room
+        self._on_more = on_more
         self._on_broken = on_broken
         self.slots = slots
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
-        # Hints: offered (counted by the offering thread) → waiting → claiming → settled. Two counters
-        # with one writer each, so that the offering thread may ask for ``room`` without a lock.
-        self._offered = 0
-        self._settled = 0
-        self._waiting = WaitingHints()
-        self._claiming: set[tuple[int, int]] = set()
-        self._claims: set[asyncio.Task[None]] = set()
+        self._may_wait = True  # stage runs may wait that nobody has told this worker of since its last claim
+        self._rung = False  # since the last claim that found all there is
+        self._asked = 0  # how many stage runs the claim under way asks for
+        self._claiming: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
         self._suspect_runs = False  # nothing is claimed beside it
-        self._taking = True  # hints
+        self._suspect_waits = False  # one is set apart for this worker, until nothing runs here
+        self._taking = True  # stage runs
+        self._paused = False  # the stage: nothing is claimed
         self._fenced = False
         self._room_announced = False  # ``_use_room`` is about to run
+        self._poll_timer = self._loop.call_soon(self._poll)
 
     @property
     def in_flight(self) -> int:
@@ -96,89 +104,67 @@ class Executor:
         return [(run.claim, run.since) for run in tuple(self._in_flight.values())]
 
     @property
-    def hints_in_hand(self) -> int:
-        """The number of hints that were offered, and neither claimed nor dropped yet. For any thread."""
-        return self._offered - self._settled
-
-    @property
     def room(self) -> int:
-        """How many more hints to offer now, by the free slots; negative when too many were offered.
+        """How many more stage runs it could claim now.
 
-        It is exact on the thread that calls ``offer``. It is 0 while a suspect runs or waits, and once this executor
-        takes no more hints.
+        It is 0 while the stage is paused, while a suspect runs or waits for the others to end, and once this executor
+        claims no more.
         """
-        if not self._taking or self._suspect_runs or self._waiting.has_suspects:
+        if not self._taking or self._paused or self._suspect_runs or (self._suspect_waits and self._in_flight):
             return 0
-        return self.slots - len(self._in_flight) - self.hints_in_hand
+        return self.slots - len(self._in_flight) - self._asked
 
     # Claim.
 
-    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Take hints ``(stage run id, attempt)``, to claim their stage runs; drop stale ones. Call it on one thread."""
-        self._offered += len(hints)
-        self._loop.call_soon_threadsafe(self._receive, hints)
+    def ring(self) -> None:
+        """Claim soon, because stage runs may wait. For any thread."""
+        self._loop.call_soon_threadsafe(self._ring)
 
-    def _receive(self, hints: Iterable[tuple[int, int]]) -> None:
-        for hint in hints:
-            if not self._taking or self._is_here(hint):
-                self._settled += 1
-            else:
-                self._waiting.add(hint)
-        self._claim_waiting()
+    def _ring(self) -> None:
+        self._may_wait = self._rung = True
+        self._claim_next()
 
-    def _is_here(self, hint: tuple[int, int]) -> bool:
-        return hint in self._claiming or hint[0] in self._in_flight
+    def set_paused(self, is_paused: bool) -> None:
+        """Claim nothing while the stage is paused, and claim at once when it is resumed. Stage runs in flight go on."""
+        if self._paused != is_paused:
+            logger.warning("stage %s is %s", self._stage.name, "paused" if is_paused else "resumed")
+            self._paused = is_paused
+            self._may_wait = True
+            self._announce_room()
 
-    def _claim_waiting(self) -> None:
-        if self._suspect_runs:
-            return
-        busy = len(self._in_flight) + len(self._claiming)
-        batch: list[tuple[int, int]] = []
-        for hint in self._waiting.take(self.slots - busy, idle=not busy):
-            if self._is_here(hint):
-                self._settled += 1
-            else:
-                self._claiming.add(hint)
-                batch.append(hint)
-        if batch:
-            task = self._loop.create_task(self._claim(batch))
-            self._claims.add(task)
-            task.add_done_callback(self._claims.discard)
+    def _poll(self) -> None:
+        if self._taking:
+            self._poll_timer = self._loop.call_later(self._poll_s * random.uniform(0.9, 1.1), self._poll)  # noqa: S311
+            self._ring()
 
-    async def _claim(self, hints: Sequence[tuple[int, int]]) -> None:
-        """Claim the stage runs of these hints and start them; drop the hints that were stale, silently."""
-        claims: list[Claim] = []
+    def _claim_next(self) -> None:
+        """Claim for all free slots, if stage runs may wait and no claim is under way."""
+        room = self.room
+        if self._may_wait and self._claiming is None and room > 0:
+            self._may_wait = False
+            self._asked = room
+            self._claiming = self._loop.create_task(self._claim(room))
+
+    async def _claim(self, at_most: int) -> None:
+        """Claim up to ``at_most`` stage runs and start them."""
+        claims = Claims(())
         try:
-            claims = await self._ledger.claim(hints)
+            claims = await self._ledger.claim(at_most, is_idle=not self._in_flight)
         except Fenced:
             pass
-        except StageError:
-            # The database may have given them to this worker all the same.
-            for hint in hints:
-                await self._hand_back(*attempt_after(hint))
+        except StageError as error:
+            logger.error("nothing was claimed: %s", error)  # what it may have been granted, the next claim returns
         finally:
-            self._claiming.difference_update(hints)
-            self._settled += len(hints)
-        alone = len(claims) == 1 and not self._in_flight and not self._claiming
-        suspects = []
-        for claim in claims:
-            if claim.stage_run_id in self._in_flight:
-                continue
-            if claim.alone and not alone:
-                suspects.append(claim)
-            else:
-                self._start(claim)
-        for claim in suspects:
-            await self._set_apart(claim)
+            self._asked = 0
+            self._claiming = None
+        self._suspect_waits = claims.suspect_waits
+        self._may_wait |= claims.more or claims.suspect_waits
+        for claim in claims.claims:
+            self._start(claim)
+        if self._rung and claims.more and self.room <= 0:
+            self._on_more()
+        self._rung &= self._may_wait and self.room > 0
         self._announce_room()
-
-    async def _set_apart(self, claim: Claim) -> None:
-        """Hand back a suspect that has company; it is claimed again when nothing else is here."""
-        logger.warning("stage run %d of %s is to run alone: it waits for its turn", claim.stage_run_id, claim.job_id)
-        await self._hand_back(claim.stage_run_id, claim.attempt)
-        if self._taking:
-            self._waiting.set_apart((claim.stage_run_id, claim.attempt))
-            self._settled -= 1
 
     def _start(self, claim: Claim) -> None:
         run = _InFlight(claim)
@@ -221,7 +207,7 @@ class Executor:
     def _may_run(self, run: _InFlight) -> bool:
         ours = run.claim.stage == self._stage.name and run.claim.pipeline == self._stage.pipeline.name
         if not ours:
-            logger.error("a hint for %s.%s came to %s", run.claim.pipeline, run.claim.stage, self._stage.name)
+            logger.error("%s.%s was claimed by %s", run.claim.pipeline, run.claim.stage, self._stage.name)
         return ours and self._taking and not run.stopping
 
     def _report(self, claim: Claim, limit: TimeLimit, progress: Progress) -> None:
@@ -250,7 +236,7 @@ class Executor:
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
         engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
-            # Before the report, because a hint at the next attempt follows it at once.
+            # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()
         try:
             await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
@@ -309,13 +295,13 @@ class Executor:
             self._stop(run)
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> None:
-        """Take no more hints, wait for the stage runs in flight, and release those that have not ended.
+        """Claim no more, wait for the stage runs in flight, and release those that have not ended.
 
         The wait is over after ``within_s`` seconds, or when ``hurry`` is set. This executor cannot be used afterwards.
         """
         self._take_no_more()
-        if self._claims:
-            await asyncio.wait(self._claims, timeout=_LAST_WORDS_S)
+        if self._claiming is not None:
+            await asyncio.wait({self._claiming}, timeout=_LAST_WORDS_S)
         hurried = self._loop.create_task(hurry.wait())
         ended: asyncio.Future[Any] = asyncio.gather(*self._tasks(), return_exceptions=True)
         await asyncio.wait({hurried, ended}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -328,7 +314,7 @@ class Executor:
 
     def _take_no_more(self) -> None:
         self._taking = False
-        self._settled += self._waiting.clear()
+        self._poll_timer.cancel()
 
     def _tasks(self) -> set[asyncio.Task[None]]:
         return {run.task for run in self._in_flight.values()}
@@ -359,5 +345,5 @@ class Executor:
 
     def _use_room(self) -> None:
         self._room_announced = False
-        self._claim_waiting()
+        self._claim_next()
         self._on_room()

@@ -1,11 +1,11 @@
 """``Ledger``: the worker's database thread, and its group commits.
 
 Everything that the executor asks of :class:`omni_jobs.jobs.Jobs` goes to one thread. While that writes, more calls
-gather. Together they are the next turn, in as few transactions as there can be: under load hundreds of completions
+gather. Together they are the next batch, in as few transactions as there can be: under load hundreds of completions
 and claims share one, an idle worker's single claim goes at once. The thread also renews the worker's lease, so that a
 busy event loop cannot lose it, and while the worker holds stage runs it checks which of them are to stop.
 
-While the database does not answer, the turn waits and is tried again. It is not given up before the worker is fenced
+While the database does not answer, the batch waits and is tried again. It is not given up before the worker is fenced
 or closes, because a transaction whose COMMIT got no reply may have happened.
 """
 
@@ -16,15 +16,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewWorker, Outcome, ProgressReport
+from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewWorker, Outcome, ProgressReport
 from omni_jobs.settings import Settings
+from workers.execution.ledger_batch import Ask, LedgerBatch, Wanted
+from workers.execution.run_times import RunTimes
 from workers.execution.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
@@ -34,39 +34,6 @@ A = TypeVar("A")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-
-
-class _Ask(NamedTuple, Generic[T, A]):
-    """A call of the executor, and the future of its answer."""
-
-    argument: T
-    future: asyncio.Future[A]
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """The reports and claims that the thread writes together, in this order: ends first, because they free slots."""
-
-    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
-    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
-    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
-    claims: list[_Ask[Sequence[tuple[int, int]], list[Claim]]] = field(default_factory=list)
-    progress: dict[int, ProgressReport] = field(default_factory=dict)
-    last: bool = False  # the worker retires after it
-
-    @property
-    def asks(self) -> Sequence[list[_Ask[Any, Any]]]:
-        return self.completions, self.failures, self.releases, self.claims
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.asks))
-
-    def add(self, later: _Turn) -> None:
-        for asks, more in zip(self.asks, later.asks, strict=True):
-            asks.extend(more)
-        self.progress |= later.progress
-        self.last |= later.last
 
 
 class Ledger:
@@ -84,32 +51,38 @@ class Ledger:
         settings: Settings,
         *,
         keep_trying: Callable[[], bool],
-        on_cancel: Callable[[list[int]], None],
+        on_cancel: Callable[[Sequence[int]], None],
+        on_pause: Callable[[bool], None],
         on_fenced: Callable[[Fenced], None],
     ) -> None:
         """Prepare the thread, which ``take_slot`` starts.
 
         ``keep_trying`` is asked, before the worker serves, whether to wait on for a database that is away.
-        ``on_cancel`` is called on the event loop with the ids of stage runs that are to stop, and ``on_fenced`` with
-        the error once this worker is fenced.
+        On the event loop are called: ``on_cancel`` with the ids of stage runs that are to stop, ``on_pause`` with
+        True when the stage is paused and with False when it is resumed, and ``on_fenced`` with the error once this
+        worker is fenced.
         """
         self.worker = worker
+        self.is_paused = False  # the stage, as of ``serve`` or the last renewal
         self._jobs = jobs
         self._relay = relay
         self._settings = settings
         self._on_cancel = on_cancel
+        self._on_pause = on_pause
         self._on_fenced = on_fenced
         self._slot = WorkerSlot(jobs, worker, settings, keep_trying)
-        self._thread: BatchThread[_Turn] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
+        self._thread: BatchThread[LedgerBatch] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
         self._fenced: Fenced | None = None  # set by the thread, once
         # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked = _Turn()  # and not handed over yet
+        self._asked = LedgerBatch()  # and not handed over yet
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
-        self._turn = _Turn()  # not written yet
-        self._held: set[int] = set()  # stage runs that are claimed and not reported yet
+        self._batch = LedgerBatch()  # not written yet
+        self._held: dict[int, float] = {}  # when each stage run was claimed that is not reported yet
+        self._run_times = RunTimes()
+        self._claims_again = False  # the last claim may have been granted, and its answer lost
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
         self._pause_s = 0.0
@@ -119,7 +92,7 @@ class Ledger:
     # The worker's life.
 
     def take_slot(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the worker's slot, publish the hints of a predecessor's stage runs, and renew the lease from then on.
+        """Take the worker's slot, ring for a predecessor's stage runs, and renew the lease from then on.
 
         Waits while the database is away, and some heartbeats for a holder that may live: without a renewal it is dead.
         Raises SlotTaken when the holder lives or ``close`` ends the wait, and DatabaseUnavailable once ``keep_trying``
@@ -127,17 +100,18 @@ class Ledger:
         ``loop`` is the event loop of the coroutines.
         """
         self._loop = loop
-        self._relay.send(self._slot.take())
+        self._relay.ring(self._slot.take())
         self._renew_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
 
     def serve(self) -> None:
-        """Record that the engine is loaded, so that this worker may claim from now on.
+        """Record that the engine is loaded, so that this worker may claim from now on, unless ``is_paused`` is true.
 
         Raises Fenced when the worker was fenced or asked to stop, SlotTaken when another one has its slot, and
         DatabaseUnavailable once ``keep_trying`` returns False.
         """
-        self._relay.send(self._slot.serve())
+        self.is_paused = self._slot.is_paused()
+        self._relay.ring(self._slot.serve())
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the reports that wait, give up the worker's slot and lease, and end the thread.
@@ -147,21 +121,20 @@ class Ledger:
         """
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
-        self._thread.put(_Turn(last=True))
+        self._thread.put(LedgerBatch(last=True))
         self._thread.close(timeout_s + 1.0)
 
     # The executor's calls.
 
-    async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-        """Claim the stage runs of these hints and return the claims; a hint that was stale gives none.
+    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
+        """Claim up to ``at_most`` stage runs, and return the claims; :meth:`omni_jobs.jobs.Jobs.claim` explains it.
 
-        The same hint may give the same claim again, so the caller drops what is in flight here already.
-        Raises Fenced, and StageError when the database refuses.
+        Ask for no other before this is answered. Raises Fenced, and StageError when the database refuses.
         """
-        return await self._ask(self._asked.claims, hints)
+        return await self._ask(self._asked.claims, Wanted(at_most, is_idle))
 
     async def complete(self, completion: Completion) -> Outcome:
-        """Record that an attempt has succeeded, publish its hints, and return the outcome, which may be not ``won``.
+        """Record that an attempt has succeeded, ring for its successors, and return the outcome, perhaps not ``won``.
 
         Then the attempt was over, its job is to stop, or an artifact of its name is there, which fails the stage run.
         Payload and artifacts are not recorded, so the caller deletes their objects.
@@ -170,7 +143,7 @@ class Ledger:
         return await self._ask(self._asked.completions, completion)
 
     async def fail(self, failure: Failure) -> Outcome:
-        """Record that an attempt failed, publish its hints, and return the outcome; not ``won``: it was over already.
+        """Record that an attempt failed, ring for the next, and return the outcome; not ``won``: it was over already.
 
         Raises Fenced, and StageError when the database refuses the report for good.
         """
@@ -194,11 +167,11 @@ class Ledger:
         """Drop the unwritten progress of a stage run that has ended, unless the thread has it already."""
         self._progress.pop(stage_run_id, None)
 
-    async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
+    async def _ask(self, asks: list[Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
             raise self._fenced
         loop = asyncio.get_running_loop()
-        ask: _Ask[T, A] = _Ask(argument, loop.create_future())
+        ask: Ask[T, A] = Ask(argument, loop.create_future())
         asks.append(ask)
         if self._asked.size == 1:
             loop.call_soon(self._hand_over, 0)
@@ -213,16 +186,16 @@ class Ledger:
         if asked > before:
             asyncio.get_running_loop().call_soon(self._hand_over, asked)
             return
-        turn, self._asked = self._asked, _Turn()
-        self._thread.put(turn)
+        batch, self._asked = self._asked, LedgerBatch()
+        self._thread.put(batch)
 
     def _hand_over_progress(self) -> None:
         if self._progress:
-            self._thread.put(_Turn(progress=self._progress))
+            self._thread.put(LedgerBatch(progress=self._progress))
             self._progress = {}
             self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
 
-    # The thread: its turns.
+    # The thread: its batches.
 
     def _next_timer(self) -> float | None:
         if self._fenced is not None:
@@ -231,29 +204,29 @@ class Ledger:
             return self._retry_at
         return min(self._renew_at, self._check_at) if self._held else self._renew_at
 
-    def _handle(self, turns: list[_Turn]) -> None:
-        for turn in turns:
-            self._turn.add(turn)
+    def _handle(self, batches: list[LedgerBatch]) -> None:
+        for batch in batches:
+            self._batch.add(batch)
         if self._fenced is not None:
             self._refuse(self._fenced)
         elif time.monotonic() >= self._retry_at:
             self._attempt()
-        if self._turn.last:
+        if self._batch.last:
             self._finish()
 
     def _attempt(self) -> None:
-        """Renew the lease and write the turn. While the database is away the turn stays, to be tried again."""
+        """Renew the lease and write the batch. While the database is away the batch stays, to be tried again."""
         try:
             if time.monotonic() >= self._renew_at:
                 # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
                 self._renew_at = time.monotonic() + self._settings.heartbeat_s
-                self._stop_runs(self._slot.renew())
-            self._write(self._turn)
+                self._renew()
+            self._write(self._batch)
             if self._held and time.monotonic() >= self._check_at:
                 self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
-            logger.error("%d reports and claims wait: %s", self._turn.size, error)
+            logger.error("%d reports and claims wait: %s", self._batch.size, error)
             self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._retry_at = time.monotonic() + self._pause_s
         except (Fenced, SlotTaken) as error:
@@ -264,15 +237,24 @@ class Ledger:
             logger.exception("the ledger is broken")
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
+    def _renew(self) -> None:
+        renewal = self._slot.renew(self._run_times.mean())
+        if renewal is None:
+            return
+        self._stop_runs(renewal.unwanted)
+        if renewal.is_paused != self.is_paused:
+            self.is_paused = renewal.is_paused
+            self._on_loop(self._on_pause, renewal.is_paused)
+
     def _finish(self) -> None:
         """Write the reports that wait until the time of ``close`` is over, then retire the worker."""
-        self._turn.last = False
-        while self._fenced is None and self._turn.size and time.monotonic() < self._close_by:
+        self._batch.last = False
+        while self._fenced is None and self._batch.size and time.monotonic() < self._close_by:
             time.sleep(_FIRST_PAUSE_S)
             self._attempt()
         if self._fenced is None:
             try:
-                self._relay.send(self._slot.retire())
+                self._relay.ring(self._slot.retire())
             except Exception:
                 logger.exception("could not retire, the lease will run out")
             self._fenced = Fenced("this worker has retired")
@@ -286,54 +268,59 @@ class Ledger:
         """Write no report any more; queue the held stage runs again, without counting them as lost with the worker."""
         self._fenced = fenced
         self._slot.stop(fenced)
-        # A claim whose answer was lost may have been granted.
-        held = self._held.union(run for ask in self._turn.claims for run, _ in ask.argument)
         self._on_loop(self._on_fenced, fenced)
         self._refuse(fenced)
         try:
-            self._relay.send(self._slot.retire(fenced))
+            self._relay.ring(self._slot.retire(fenced))
             # Others may have counted its stage runs as lost with it. It lives, so they did not kill it.
-            self._jobs.forgive(self.worker.worker_id, sorted(held))
+            self._jobs.forgive(self.worker.worker_id)
         except Exception:
             logger.exception("this worker's stage runs wait for the end of its lease")
 
     def _refuse(self, fenced: Fenced) -> None:
-        for asks in self._turn.asks:
+        for asks in self._batch.asks:
             self._answer(asks, [fenced] * len(asks))
-        self._turn.progress.clear()
+        self._batch.progress.clear()
 
     # The thread: its transactions.
 
-    def _write(self, turn: _Turn) -> None:
-        """Write a turn and answer it. Parts that are written leave it, so that it can be tried again."""
-        if turn.completions and turn.claims and not (turn.failures or turn.releases):
-            self._write_in_one(turn)
-        self._write_group(turn.completions, self._complete)
-        self._write_group(turn.failures, self._fail)
-        self._write_group(turn.releases, self._release)
-        self._write_group(turn.claims, self._claim)
-        if turn.progress:
-            self._jobs.report_progress(list(turn.progress.values()))
-            turn.progress = {}
+    def _write(self, batch: LedgerBatch) -> None:
+        """Write a batch and answer it. Parts that are written leave it, so that it can be tried again."""
+        if batch.completions and batch.claims and not (batch.failures or batch.releases):
+            self._write_in_one(batch)
+        self._write_group(batch.completions, self._complete)
+        self._write_group(batch.failures, self._fail)
+        self._write_group(batch.releases, self._release)
+        self._write_group(batch.claims, self._claim)
+        if batch.progress:
+            self._jobs.report_progress(list(batch.progress.values()))
+            batch.progress = {}
 
-    def _write_in_one(self, turn: _Turn) -> None:
-        """Write completions, and the claims that come in their place, in one transaction, unless that is refused."""
-        completions = [ask.argument for ask in turn.completions]
-        asked = [ask.argument for ask in turn.claims]
-        hints = list(chain.from_iterable(asked))
+    def _write_in_one(self, batch: LedgerBatch) -> None:
+        """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""
+        completions = [ask.argument for ask in batch.completions]
+        [ask] = batch.claims
+        again, self._claims_again = self._claims_again, True  # until its answer is here
         try:
-            outcomes, claims = self._jobs.complete_and_claim(completions, self.worker.worker_id, hints)
+            outcomes, claims = self._jobs.complete_and_claim(
+                completions,
+                self.worker.worker_id,
+                ask.argument.at_most,
+                is_idle=ask.argument.is_idle,
+                held=self._held.keys(),
+                again=again,
+            )
         except DatabaseUnavailable:
             raise
         except Fenced:
-            return  # of the claims; the completions may still be recorded
+            return  # of the claim; the completions may still be recorded
         except Exception:
-            logger.exception("a turn of %d failed in the database: in parts once more", turn.size)
+            logger.exception("a batch of %d failed in the database: in parts once more", batch.size)
             return
-        self._answer(turn.completions, self._note_ends(completions, outcomes))
-        self._answer(turn.claims, self._note_claims(asked, claims))
+        self._answer(batch.completions, self._note_ends(completions, outcomes))
+        self._answer(batch.claims, [self._note_claims(claims)])
 
-    def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
+    def _write_group(self, asks: list[Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
         """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
         if not asks:
             return
@@ -357,27 +344,39 @@ class Ledger:
         return self._note_ends(failures, [self._jobs.fail(failure) for failure in failures])
 
     def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        self._held.difference_update(end.stage_run_id for end in ends)
-        self._relay.send([hint for outcome in outcomes for hint in outcome.hints])
+        at = time.monotonic()
+        for end in ends:
+            if (claimed_at := self._held.pop(end.stage_run_id, None)) is not None:
+                self._run_times.note(at, at - claimed_at)
+        self._relay.ring({queue for outcome in outcomes for queue in outcome.queues})
         return outcomes
 
     def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
-        self._relay.send(self._jobs.release(attempts, self.worker.worker_id))
-        self._held.difference_update(stage_run_id for stage_run_id, _ in attempts)
+        self._relay.ring(self._jobs.release(attempts, self.worker.worker_id))
+        for stage_run_id, _ in attempts:
+            self._held.pop(stage_run_id, None)
         return [None] * len(attempts)
 
-    def _claim(self, asked: list[Sequence[tuple[int, int]]]) -> Sequence[list[Claim]]:
-        hints = list(chain.from_iterable(asked))
-        return self._note_claims(asked, self._jobs.claim(self.worker.worker_id, hints))
+    def _claim(self, asked: list[Wanted]) -> Sequence[Claims]:
+        [wanted] = asked
+        again, self._claims_again = self._claims_again, True  # until its answer is here
+        claims = self._jobs.claim(
+            self.worker.worker_id,
+            wanted.at_most,
+            is_idle=wanted.is_idle,
+            held=self._held.keys(),
+            again=again,
+        )
+        return [self._note_claims(claims)]
 
-    def _note_claims(self, asked: list[Sequence[tuple[int, int]]], claims: Sequence[Claim]) -> Sequence[list[Claim]]:
-        """Note the stage runs as held; return the claims of each ask's hints."""
-        self._held.update(claim.stage_run_id for claim in claims)
-        by_hint = {claim.hint: claim for claim in claims}
-        return [[by_hint[hint] for hint in hints if hint in by_hint] for hints in asked]
+    def _note_claims(self, claims: Claims) -> Claims:
+        """Note the stage runs as held, and return the claims."""
+        self._claims_again = False
+        self._held.update(dict.fromkeys((claim.stage_run_id for claim in claims.claims), time.monotonic()))
+        return claims
 
-    def _answer(self, asks: list[_Ask[T, A]], answers: Sequence[A | OmniJobsError]) -> None:
-        """Answer the asks on the event loop, and take them out of their turn."""
+    def _answer(self, asks: list[Ask[T, A]], answers: Sequence[A | OmniJobsError]) -> None:
+        """Answer the asks on the event loop, and take them out of their batch."""
         self._on_loop(_settle, [(ask.future, answer) for ask, answer in zip(asks, answers, strict=True)])
         asks.clear()
 

@@ -11,12 +11,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
 from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken
-from omni_jobs.jobs import Hint, Jobs, NewWorker, SlotHolder
+from omni_jobs.jobs import Jobs, NewWorker, Renewal, SlotHolder
 from omni_jobs.settings import Settings
 from workers.execution import incarnation
 
@@ -47,8 +47,8 @@ class WorkerSlot:
         self._ended: Fenced | None = None  # why ``serve`` must not begin any more
         self._stopped = threading.Event()
 
-    def take(self) -> Sequence[Hint]:
-        """Make the slot this worker's, and return the hints of a predecessor's stage runs, which the caller publishes.
+    def take(self) -> Collection[str]:
+        """Make the slot this worker's, and return the queues to ring for a predecessor's stage runs.
 
         Waits while the database is away, and some heartbeats while nobody can tell whether the slot's holder lives.
         A holder's process that is stopped counts as dead, and is killed.
@@ -60,41 +60,45 @@ class WorkerSlot:
             if holder is not None:
                 self._refuse_if_alive(holder)
             try:
-                hints = self._persist(partial(self._register, instead_of=holder))
+                queues = self._persist(partial(self._register, instead_of=holder))
                 break
             except SlotTaken as error:  # it renewed a moment ago, or another worker came first
                 logger.warning("%s meanwhile", error)
         if holder is not None:
             self._kill_if_stopped(holder)
-        return hints
+        return queues
 
-    def serve(self) -> Sequence[Hint]:
+    def serve(self) -> Collection[str]:
         """Record that the engine is loaded; from then on the worker may claim.
 
-        Return the hints of another worker's stage runs, if one had the slot while this lease was over. Raises Fenced
-        when the worker was fenced or asked to stop, and the errors of ``take``.
+        Return the queues to ring for another worker's stage runs, if one had the slot while this lease was over. Raises
+        Fenced when the worker was fenced or asked to stop, and the errors of ``take``.
         """
         return self._persist(self._register_serving)
 
-    def renew(self) -> Sequence[int]:
-        """Renew the lease; return the ids of the stage runs to stop, because their jobs are to end.
+    def is_paused(self) -> bool:
+        """Return whether the stage is paused. Raises DatabaseUnavailable once ``keep_trying`` returns False."""
+        return self._persist(lambda: self._jobs.is_paused(self.worker.pipeline, self.worker.stage))
 
-        Raises Fenced when the lease is lost. Before ``serve`` it takes a lost lease again, returns nothing, and raises
+    def renew(self, run_s: float | None) -> Renewal | None:
+        """Renew the lease, and return the renewal. ``run_s`` is what :meth:`omni_jobs.jobs.Jobs.renew` takes.
+
+        Raises Fenced when the lease is lost. Before ``serve`` it takes a lost lease again, returns None, and raises
         SlotTaken when another worker has the slot. Raises DatabaseUnavailable at once.
         """
         with self._registering:
             if not self._serves:  # nothing is held, so a lease that ran out meanwhile may be taken again
                 self._register()
-                return ()
-        return self._jobs.renew(self.worker.worker_id, self._lease_s)
+                return None
+        return self._jobs.renew(self.worker.worker_id, self._lease_s, run_s)
 
     def stop(self, fenced: Fenced | None = None) -> None:
         """End ``take``'s wait for a holder, and make a later ``serve`` raise ``fenced``, else a Fenced of its own."""
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
-    def retire(self, fenced: Fenced | None = None) -> Sequence[Hint]:
-        """End the lease, queue the stage runs that this worker holds, and return their hints. Call ``stop`` before.
+    def retire(self, fenced: Fenced | None = None) -> Collection[str]:
+        """End the lease, queue what this worker holds, and return the queues to ring. Call ``stop`` before.
 
         ``fenced``: why its lease was lost, which then fails their attempts; None: it was not.
         """
@@ -155,16 +159,16 @@ class WorkerSlot:
 
     # Its row.
 
-    def _register(self, instead_of: SlotHolder | None = None) -> Sequence[Hint]:
+    def _register(self, instead_of: SlotHolder | None = None) -> Collection[str]:
         return self._jobs.register_worker(self.worker, self._lease_s, instead_of=instead_of, loading=True)
 
-    def _register_serving(self) -> Sequence[Hint]:
+    def _register_serving(self) -> Collection[str]:
         with self._registering:  # ``renew`` must not write afterwards that the engine is being loaded
             if self._ended is not None:
                 raise self._ended
-            hints = self._jobs.register_worker(self.worker, self._lease_s)
+            queues = self._jobs.register_worker(self.worker, self._lease_s)
             self._serves = True
-        return hints
+        return queues
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Return the call's result; call again while the database is away. Raises its error when told to give up."""

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.error_answers import errors
+from omni_jobs.api.needs import Viewer
 from omni_jobs.api.request_parameters import JobId
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
@@ -37,6 +38,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
     },
 )
 def get_artifact(
+    caller: Viewer,
     job_id: JobId,
     name: str,
     services: ServicesDep,
@@ -48,7 +50,7 @@ def get_artifact(
 
     410 once the artifact's time to live is over. 409 while the job may still make it.
     """
-    artifact = _find(services, job_id, name)
+    artifact = _find(services, job_id, name, caller.sees)
     ref = artifact.ref
     is_shown = artifact.media_type in _SHOWN_TYPES
     headers = {
@@ -75,14 +77,14 @@ def get_artifact(
     return StreamingResponse(pieces, status, headers, media_type=media_type)
 
 
-def _find(services: Services, job_id: str, name: str) -> StoredArtifact:
+def _find(services: Services, job_id: str, name: str, tenant: str | None) -> StoredArtifact:
     """Return an artifact. Raises NotFound, Gone after its time to live, Conflict while the job may still make it."""
-    if not _NAME.fullmatch(name):
-        raise NotFound(f"job {job_id} has no artifact {name!r:.80}", field="name")
     try:
-        return services.jobs.artifact(job_id, name)
+        if not _NAME.fullmatch(name):
+            raise NotFound(f"job {job_id} has no artifact {name!r:.80}", field="name")
+        return services.jobs.artifact(job_id, name, tenant)
     except NotFound:
-        status = services.jobs.get(job_id).status
+        status = services.jobs.get(job_id, tenant).status
         if status.is_final:
             raise
         raise Conflict(f"job {job_id} is {status.value}: {name} is not there yet", field="name") from None

@@ -17,15 +17,17 @@ from fastapi.responses import StreamingResponse
 from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import Line, groups_of_lines, size_of
-from omni_jobs.api.cut_error import cut_error
 from omni_jobs.api.error_answers import errors
+from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.held_bodies import Body
-from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header, tenant_of
+from omni_jobs.api.needs import Submitter
+from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import OmniJobsError, RequestTooLarge, ServerBusy, TooSlow
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
+from omni_jobs.tenants.caller import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -34,7 +36,7 @@ CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 _ANSWERS = (
     '{"line": 1, "id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "created": true}\n'
     '{"line": 2, "error": {"code": "invalid_request", "message": "is required", '
-    '"retryable": false, "field": "messages"}}\n'
+    '"type": "invalid_request_error", "param": "messages", "field": "messages", "retryable": false}}\n'
     '{"lines": 2, "accepted": 1, "refused": 1}\n'
 )
 
@@ -67,6 +69,7 @@ async def _answers(services: ServicesDep) -> AsyncIterator[Answers]:
     },
 )
 async def submit_bulk(
+    caller: Submitter,
     request: Request,
     services: ServicesDep,
     answers: Annotated[Answers, Depends(_answers)],
@@ -89,7 +92,9 @@ async def submit_bulk(
     check_content_type(request, *CONTENT_TYPES)
     template = SubmitRequest(
         b"",
-        tenant=tenant_of(request, services.settings),
+        tenant=caller.tenant,
+        limits=caller.limits,
+        may_be_high=caller.may(Scope.PRIORITY),
         idempotency_key=idempotency_key,
         expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
@@ -177,5 +182,5 @@ class _Bulk:
 
 def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:
     if isinstance(result, OmniJobsError):
-        return {"error": cut_error(result.to_dict())}
+        return {"error": shape_of(result)}
     return {"id": result.job_id, "created": result.created}

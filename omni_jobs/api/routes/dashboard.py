@@ -1,4 +1,4 @@
-"""Routes of the status page: the page, and the JSON that it shows."""
+"""Routes of the status page: the page, the JSON that it shows, and the session of a browser that shows it."""
 
 import base64
 import hashlib
@@ -9,13 +9,15 @@ from functools import lru_cache
 from importlib.resources import files
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from omni_jobs.api.error_answers import errors
+from omni_jobs.api.needs import COOKIE, Reader, Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
 router = APIRouter(tags=["status"])
@@ -31,6 +33,7 @@ class StageLoad(BaseModel):
     running: int
     workers: int
     slots: int  # the stage runs that those workers can hold together
+    paused: bool  # its workers claim nothing
 
 
 class RecentJob(BaseModel):
@@ -57,22 +60,29 @@ class Status(BaseModel):
     stages: list[StageLoad]
     workers: list[WorkerView]
     recent: list[RecentJob]
+    has_session: bool  # whether the callers have keys, which a browser keeps in a session
 
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))
-async def status(services: ServicesDep) -> Response:
-    """Get what the status page shows: jobs by state, stages with their queues, workers and the newest jobs."""
+async def status(caller: Viewer, services: ServicesDep) -> Response:
+    """Get what the status page shows: jobs by state, stages with their queues, workers and the newest jobs.
+
+    The jobs are those of the caller's tenant. A key with the scope `admin` sees the counts of all tenants, and the
+    workers, which are left out for others, because their load tells of other tenants' jobs.
+    """
 
     def read() -> Response:
         with short_switch_interval():
-            return Response(_status(services).model_dump_json(), media_type="application/json")
+            return Response(_status(services, caller).model_dump_json(), media_type="application/json")
 
     return await run_sync(read, limiter=services.list_threads)
 
 
-def _status(services: Services) -> Status:
-    counts = services.counts.get()
+def _status(services: Services, caller: Caller) -> Status:
+    operates = caller.may(Scope.ADMIN)
+    counts = services.counts(None if operates else caller.sees).get()
     workers = list(services.jobs.workers())
+    paused = services.jobs.paused_stages()
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
     for count in counts.stage_runs:
         runs[count.pipeline, count.stage][count.state] = count.count
@@ -85,6 +95,7 @@ def _status(services: Services) -> Status:
             queued=runs[pipeline, stage].get(StageRunState.QUEUED, 0),
             running=runs[pipeline, stage].get(StageRunState.RUNNING, 0),
             workers=sum((worker.pipeline, worker.stage) == (pipeline, stage) for worker in workers),
+            paused=(pipeline, stage) in paused,
             slots=sum(worker.slots for worker in workers if (worker.pipeline, worker.stage) == (pipeline, stage)),
         )
         for pipeline, stage in dict.fromkeys([*served, *runs])  # with the queues of pipelines that are gone
@@ -95,9 +106,39 @@ def _status(services: Services) -> Status:
             **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text"}}}}),
             artifacts=[artifact.url for artifact in job.artifacts],
         )
-        for job in services.newest_jobs.get().jobs
+        for job in services.newest_jobs(caller.sees).get().jobs
     ]
-    return Status(at=datetime.now(UTC), jobs=counts.jobs, stages=stages, workers=workers, recent=recent)
+    shown = workers if operates else []
+    return Status(
+        at=datetime.now(UTC),
+        jobs=counts.jobs,
+        stages=stages,
+        workers=shown,
+        recent=recent,
+        has_session=services.callers.auth == "keys",
+    )
+
+
+@router.post("/v1/session", status_code=204, response_class=Response, responses=errors(401, 403, 503))
+async def begin_session(caller: Reader, request: Request) -> Response:
+    """Keep the key of this request in a cookie, with which the status page in a browser reads the status and jobs.
+
+    No script can read the cookie, and the browser sends it to this site's own pages alone.
+    """
+    answer = Response(status_code=204)
+    key = request.headers.get("authorization", "").partition(" ")[2]
+    if key:
+        secure = request.url.scheme == "https"
+        answer.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=secure)
+    return answer
+
+
+@router.delete("/v1/session", status_code=204, response_class=Response)
+async def end_session() -> Response:
+    """Delete the cookie of the session from the browser. The key stays valid."""
+    answer = Response(status_code=204)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
 
 
 @router.get("/", include_in_schema=False)

@@ -9,9 +9,11 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from omni_jobs.api.error_answers import headers_of
+from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
-from omni_jobs.views import ErrorView
+from omni_jobs.views import ErrorView, RequestErrorView
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Readiness(BaseModel):
     """
 
     status: Literal["ready", "degraded", "unavailable"]
+    error: RequestErrorView | None = None  # why it is unavailable
     database: Check
     broker: Check
     storage: Check
@@ -52,13 +55,13 @@ async def healthz() -> Health:
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness, "description": "Not ready"}})
 async def readyz(response: Response, services: ServicesDep) -> Readiness:
     """Check whether jobs can be taken and run, and say why not. 503 without database or object store."""
-    checks: dict[str, Check] = {}
+    failures: dict[str, OmniJobsError | None] = {}
     limiter = CapacityLimiter(3)
 
     async def run(name: str, check: Callable[[], object], late: OmniJobsError) -> None:
-        checks[name] = _check_of(late)
+        failures[name] = late
         with move_on_after(_LONGEST_CHECK_S):
-            checks[name] = await run_sync(_checked, check, abandon_on_cancel=True, limiter=limiter)
+            failures[name] = await run_sync(_failure_of, check, abandon_on_cancel=True, limiter=limiter)
 
     async with create_task_group() as group:
         late = f"no answer within {_LONGEST_CHECK_S:g} s"
@@ -67,25 +70,35 @@ async def readyz(response: Response, services: ServicesDep) -> Readiness:
         group.start_soon(run, "storage", services.store.check, StorageUnavailable(late))
     refused = await run_sync(_refused, services)
     pipelines = await run_sync(_pipelines, services) | refused
-    status: Literal["ready", "degraded", "unavailable"] = "ready" if checks["broker"].ok and not refused else "degraded"
-    if not (checks["database"].ok and checks["storage"].ok):
+    is_whole = failures["broker"] is None and not refused
+    status: Literal["ready", "degraded", "unavailable"] = "ready" if is_whole else "degraded"
+    reason = failures["database"] or failures["storage"]
+    if reason is not None:
         status, response.status_code = "unavailable", 503
-    return Readiness(status=status, pipelines=pipelines, **checks)
+        response.headers.update(headers_of(reason))
+    return Readiness(
+        status=status,
+        error=None if reason is None else RequestErrorView(**shape_of(reason)),
+        database=_check_of(failures["database"]),
+        broker=_check_of(failures["broker"]),
+        storage=_check_of(failures["storage"]),
+        pipelines=pipelines,
+    )
 
 
-def _checked(check: Callable[[], object]) -> Check:
+def _failure_of(check: Callable[[], object]) -> OmniJobsError | None:
     try:
         check()
     except OmniJobsError as error:
-        return _check_of(error)
+        return error
     except Exception:
         logger.exception("readyz")  # never a 500, because this route exists to say why the server is not ready
-        return _check_of(OmniJobsError("an unforeseen error; the server's log has it"))
-    return Check(ok=True)
+        return OmniJobsError("an unforeseen error; the server's log has it")
+    return None
 
 
-def _check_of(error: OmniJobsError) -> Check:
-    return Check(ok=False, error=ErrorView(**error.to_dict()))
+def _check_of(failure: OmniJobsError | None) -> Check:
+    return Check(ok=failure is None, error=None if failure is None else ErrorView(**failure.to_dict()))
 
 
 def _refused(services: Services) -> dict[str, Check]:

@@ -7,14 +7,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from omni_jobs.api.body_reader import read_body
 from omni_jobs.api.error_answers import errors
-from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, RETRIED_JOB, SUBMITS
+from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, SUBMITS
+from omni_jobs.api.needs import Reader, Submitter, Viewer
 from omni_jobs.api.request_parameters import (
     JOB_ID,
     CancelAfter,
     JobId,
     PlainNumber,
     idempotency_key_header,
-    tenant_of,
 )
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.api.switch_interval import short_switch_interval
@@ -22,6 +22,7 @@ from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import as_written
 from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
+from omni_jobs.tenants.caller import Scope
 from omni_jobs.views import EventView, JobView, Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -41,7 +42,7 @@ def _answer(view: JobView | Page, status: int = 200) -> Response:
     responses={
         202: {"description": "Accepted: a new job", "content": {"application/json": {"example": JOB}}},
         200: {"description": "The job that this Idempotency-Key made before", "model": JobView},
-        **errors(403, 404, 408, 409, 413, 415, 429, 503),
+        **errors(403, 404, 408, 413, 415, 429, 503),
     },
     openapi_extra={
         "requestBody": {
@@ -54,6 +55,7 @@ def _answer(view: JobView | Page, status: int = 200) -> Response:
     },
 )
 async def submit_job(
+    caller: Submitter,
     request: Request,
     services: ServicesDep,
     idempotency_key: Annotated[
@@ -73,7 +75,9 @@ async def submit_job(
         SubmitRequest(
             body,
             prompt_embeds,
-            tenant=tenant_of(request, services.settings),
+            tenant=caller.tenant,
+            limits=caller.limits,
+            may_be_high=caller.may(Scope.PRIORITY),
             idempotency_key=idempotency_key,
             expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
         )
@@ -82,13 +86,14 @@ async def submit_job(
     if result.job is not None and result.created_at is not None:
         answer = _answer(as_written(result.job, result.created_at), status)
     else:
-        answer = await run_sync(lambda: _answer(services.jobs.get(result.job_id), status))
+        answer = await run_sync(lambda: _answer(services.jobs.get(result.job_id, caller.sees), status))
     answer.headers["Location"] = f"/v1/jobs/{result.job_id}"
     return answer
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})
 async def get_job(
+    caller: Viewer,
     job_id: JobId,
     services: ServicesDep,
     wait: Annotated[
@@ -105,7 +110,7 @@ async def get_job(
     """
 
     def read() -> tuple[bool, Response]:
-        job = services.jobs.get(job_id)
+        job = services.jobs.get(job_id, caller.sees)
         return job.status.is_final, _answer(job)
 
     has_ended, answer = await run_sync(read)
@@ -117,6 +122,7 @@ async def get_job(
 
 @router.get("", response_model=Page, responses=errors(503))
 async def list_jobs(
+    caller: Reader,
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
@@ -142,7 +148,13 @@ async def list_jobs(
         with short_switch_interval():
             return _answer(
                 services.jobs.list(
-                    limit=limit, cursor=cursor, state=status, pipeline=pipeline, error_code=error_code, brief=brief
+                    limit=limit,
+                    cursor=cursor,
+                    state=status,
+                    pipeline=pipeline,
+                    error_code=error_code,
+                    brief=brief,
+                    tenant=caller.sees,
                 )
             )
 
@@ -150,21 +162,22 @@ async def list_jobs(
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(403, 404, 503)})
-def cancel_job(job_id: JobId, services: ServicesDep) -> Response:
+def cancel_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> Response:
     """Stop a job. A stage that waits stops at once, one that runs as soon as its worker knows (`cancelling`).
 
     A job that has ended keeps its status.
     """
-    services.jobs.cancel(job_id)
-    return _answer(services.jobs.get(job_id))
+    services.jobs.cancel(job_id, caller.sees)
+    return _answer(services.jobs.get(job_id, caller.sees))
 
 
 @router.post(
     "/{job_id}/retry",
     response_model=JobView,
-    responses={200: {"content": {"application/json": {"example": RETRIED_JOB}}}, **errors(403, 404, 409, 429, 503)},
+    responses={**_A_JOB, **errors(403, 404, 409, 429, 503)},
 )
 async def retry_job(
+    caller: Submitter,
     job_id: JobId,
     services: ServicesDep,
     from_stage: Annotated[
@@ -178,17 +191,17 @@ async def retry_job(
     deadline any more. 409 while the job has not ended, when no stage is to run, and when the data that a
     stage reads are not kept any longer: the message then names a stage from which it can go on.
     """
-    await services.intake.retry(job_id, from_stage)
-    return await run_sync(lambda: _answer(services.jobs.get(job_id)))
+    await services.intake.retry(job_id, from_stage, caller.sees, caller.limits)
+    return await run_sync(lambda: _answer(services.jobs.get(job_id, caller.sees)))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(403, 404, 409, 503))
-def delete_job(job_id: JobId, services: ServicesDep) -> None:
+def delete_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> None:
     """Delete a job that has ended, with all its data: its rows at once, its objects within seconds.
 
     409 while it has not ended: cancel it first.
     """
-    services.jobs.delete(job_id)
+    services.jobs.delete(job_id, caller.sees)
 
 
 @router.get(
@@ -196,6 +209,6 @@ def delete_job(job_id: JobId, services: ServicesDep) -> None:
     response_model=list[EventView],
     responses={200: {"content": {"application/json": {"example": EVENTS}}}, **errors(404, 503)},
 )
-def list_events(job_id: JobId, services: ServicesDep) -> list[EventView]:
+def list_events(caller: Reader, job_id: JobId, services: ServicesDep) -> list[EventView]:
     """List the events of a job, the oldest first. Events have a time to live of their own."""
-    return list(services.jobs.events(job_id))
+    return list(services.jobs.events(job_id, caller.sees))

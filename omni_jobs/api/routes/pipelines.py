@@ -1,8 +1,13 @@
 """The route of pipelines: lists those that this server serves."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter
 
+from omni_jobs.api.error_answers import errors
+from omni_jobs.api.needs import Reader
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.database.clock import as_datetime
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.views import FormatView, OutputView, PipelineList, PipelineView, StageView
@@ -10,13 +15,14 @@ from omni_jobs.views import FormatView, OutputView, PipelineList, PipelineView, 
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 
 
-@router.get("", response_model=PipelineList)
-def list_pipelines(services: ServicesDep) -> PipelineList:
+@router.get("", response_model=PipelineList, responses=errors(503))
+def list_pipelines(caller: Reader, services: ServicesDep) -> PipelineList:
     """List the pipelines that this server serves, each with its inputs, outputs, stages and parameters."""
-    return PipelineList(pipelines=[_view(services, pipeline) for pipeline in services.pipelines.values()])
+    paused = services.jobs.paused_stages()
+    return PipelineList(pipelines=[_view(services, pipeline, paused) for pipeline in services.pipelines.values()])
 
 
-def _view(services: Services, pipeline: Pipeline) -> PipelineView:
+def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str], float]) -> PipelineView:
     whole = services.pipelines.broken(pipeline.name) is None  # a broken plug-in's parameters cannot be known
     return PipelineView(
         name=pipeline.name,
@@ -33,6 +39,7 @@ def _view(services: Services, pipeline: Pipeline) -> PipelineView:
                 inputs=dict(stage.inputs),
                 produces=stage.produces,
                 parameters=stage.parameters_with({}).model_dump(mode="json") if whole else {},
+                paused_at=as_datetime(paused[key]) if (key := (pipeline.name, stage.name)) in paused else None,
             )
             for stage in pipeline.stages.values()
         ],

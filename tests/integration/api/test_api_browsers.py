@@ -1,6 +1,7 @@
 """Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
 import json
+import re
 import shutil
 import socket
 import threading
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
+from omni_jobs.tenants.key_store import ApiKeys
+from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 from tests.services import missing
 
@@ -227,3 +230,30 @@ def test_the_servers_own_page_works(api: ApiServer, page: Page) -> None:
         ECHO,
     )
     assert status == 202
+
+
+def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Settings, page: Page) -> None:
+    database = Database(settings.resolved_database_url)
+    Tenants(database).create("acme")
+    reader = ApiKeys(database).create("acme", ["read"])
+    writer = ApiKeys(database).create("acme", ["submit"])
+    with serve(settings.model_copy(update={"auth": "keys"})) as api:
+        answer = api.http.post("/v1/jobs", json=ECHO, headers={"Authorization": f"Bearer {writer.key}"})
+        page.goto(f"http://localhost:{api.port}/")
+        page.get_by_label("API key").fill(writer.key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("status")).to_have_text(re.compile("scope read"))
+        page.get_by_label("API key").fill(reader.key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("link", name=answer.json()["id"])).to_be_visible()
+        expect(page.get_by_label("API key")).to_be_hidden()
+        assert page.evaluate("document.cookie") == ""
+        page.reload()
+        page.get_by_role("link", name=answer.json()["id"]).click()
+        page.wait_for_url(f"**{answer.headers['location']}")
+        assert '"status":"queued"' in page.inner_text("body")
+        page.go_back()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.get_by_role("link", name=answer.json()["id"])).to_be_hidden()
+    database.close()

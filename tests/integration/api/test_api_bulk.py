@@ -112,7 +112,7 @@ def test_sent_again_with_its_key_it_makes_the_rest(api: ApiServer) -> None:
     assert [answer["created"] for answer in again] == [False] * 10 + [True] * 2
     assert counts["accepted"] == jobs_there(api) == 12
     other, counts = answers(api, line("other") + b"\n" + line("1"), **{"Idempotency-Key": "bulk"})
-    assert other[0]["error"]["code"] == "conflict"
+    assert other[0]["error"]["code"] == "idempotency_key_reused"
     assert other[1]["id"] == first[1]["id"]
 
 

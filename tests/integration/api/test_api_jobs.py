@@ -20,6 +20,7 @@ from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Retention, Sto
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import artifact_key
+from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import EventView, JobView
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.job_steps import pass_time
@@ -36,6 +37,7 @@ def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
         broker_url=valkey_url,  # type: ignore[arg-type]
         stage_configs=ROOT / "stage_configs",
         storage_sync=False,
+        auth="proxy",
         tenant_header="X-Tenant",
     )
 
@@ -62,16 +64,16 @@ def refusal(answer: httpx2.Response) -> tuple[int, str | None]:
 
 
 def claimed(api: ApiServer, job_id: str) -> Claim:
-    """Claim the queued stage run of a job as a worker would."""
+    """Claim the queued stage run of a job as a worker would, and leave those of other jobs."""
     jobs = api.services.jobs
     stage = next(stage for stage in jobs.get(job_id).stages if stage.status == "queued")
     worker = f"w-{stage.name}"
     echo = api.services.pipelines["echo"]
     new = NewWorker(worker, worker, "echo", stage.name, "host", 1, 5, echo.version, echo.digest)
     jobs.register_worker(new, 60.0)
-    query = text("SELECT id FROM stage_runs WHERE job_id = :job AND stage = :stage")
-    run = api.services.db.read(lambda tx: tx.execute(query, {"job": job_id, "stage": stage.name}).scalar_one())
-    [claim] = jobs.claim(worker, [(run, stage.attempt)])
+    claims = jobs.claim(worker, 100).claims
+    jobs.release([(claim.stage_run_id, claim.attempt) for claim in claims if claim.job_id != job_id], worker)
+    [claim] = [claim for claim in claims if claim.job_id == job_id]
     return claim
 
 
@@ -228,7 +230,7 @@ def test_the_tenant_is_what_the_header_says(api: ApiServer) -> None:
 def test_no_tenant_finds_or_probes_anothers_key(api: ApiServer) -> None:
     first = submitted(api, X_Tenant="a", Idempotency_Key="k")
     other = {**ECHO, "messages": [{"role": "user", "content": "Another"}]}
-    assert post(api, other, X_Tenant="a", Idempotency_Key="k").status_code == 409
+    assert post(api, other, X_Tenant="a", Idempotency_Key="k").status_code == 422
     mine = submitted(api, other, X_Tenant="b", Idempotency_Key="k")
     assert (mine.tenant, mine.id != first.id) == ("b", True)
     assert post(api, X_Tenant="a", Idempotency_Key="k").json()["id"] == first.id
@@ -249,8 +251,22 @@ def test_a_bulks_lines_have_keys_that_no_client_can_spell(api: ApiServer) -> Non
     assert answers[0]["id"] not in {job.id for job in taken}
 
 
+def test_behind_a_proxy_a_tenant_sees_its_own_jobs_and_has_its_limits(api: ApiServer) -> None:
+    Tenants(api.services.db).create("acme", limits={"queued_jobs": 1})
+    ours, theirs, nobodys = submitted(api, X_Tenant="acme"), submitted(api, X_Tenant="globex"), submitted(api)
+    assert post(api, X_Tenant="acme").status_code == 429
+    for tenant, seen in (("acme", [ours]), ("globex", [theirs]), (None, [nobodys, theirs, ours])):
+        headers = {} if tenant is None else {"X-Tenant": tenant}
+        listed = api.http.get("/v1/jobs", headers=headers).json()["jobs"]
+        assert [job["id"] for job in listed] == [job.id for job in seen]
+        for job in (ours, theirs, nobodys):
+            status = api.http.get(f"/v1/jobs/{job.id}", headers=headers).status_code
+            assert status == (200 if job in seen else 404)
+        assert api.http.get("/v1/status", headers=headers).json()["jobs"]["queued"] == len(seen)
+
+
 def test_without_the_setting_no_header_is_believed(settings: Settings) -> None:
-    with serve(settings.model_copy(update={"tenant_header": None})) as api:
+    with serve(settings.model_copy(update={"auth": None, "tenant_header": None})) as api:
         assert submitted(api, X_Tenant="acme").tenant == "default"
 
 
@@ -267,7 +283,10 @@ def test_as_many_wait_as_may_wait(settings: Settings) -> None:
         assert answer.status_code == 429
         assert answer.json()["error"] == {
             "code": "too_many_jobs",
-            "message": "pipeline echo has 5 jobs waiting; 5 may wait",
+            "message": "as many jobs wait in pipeline echo as may wait",
+            "type": "rate_limit_error",
+            "param": None,
+            "field": None,
             "retryable": True,
         }
         assert 1 <= int(answer.headers["retry-after"]) <= 60
@@ -350,7 +369,7 @@ def test_from_a_stage_on(api: ApiServer) -> None:
     assert refusal(api.http.post(path)) == (409, "job_id")
 
 
-def test_a_retry_is_hinted_and_bounded(settings: Settings) -> None:
+def test_a_retry_is_bounded(settings: Settings) -> None:
     with serve(settings.model_copy(update={"max_queued_jobs": 1})) as api:
         job = submitted(api)
         failed(api, job.id)

@@ -24,7 +24,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import ServerBusy
 from omni_jobs.settings import Settings
 from tests import hostile
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, parsed_error, serve
 
 ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
@@ -83,23 +83,11 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
-def parsed(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """The status, the headers and the error of an answer in the API's one shape."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    first, *lines = head.decode().split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    assert headers["content-type"] == "application/json", answer
-    assert int(headers["content-length"]) == len(body)
-    error = json.loads(body)["error"]
-    assert {"code", "message", "retryable"} <= set(error)
-    return int(first.split()[1]), headers, error
-
-
 def asked(api: ApiServer, request: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
     with connected(api) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(request)
-        return parsed(rest_of(connection))
+        return parsed_error(rest_of(connection))
 
 
 def is_served(api: ApiServer) -> bool:
@@ -215,7 +203,7 @@ def test_a_head_that_dribbles(api: ApiServer) -> None:
 
         thread = threading.Thread(target=dribble)
         thread.start()
-        status, _, error = parsed(rest_of(connection))
+        status, _, error = parsed_error(rest_of(connection))
         ended.set()
         thread.join()
     assert (status, error["code"]) == (408, "too_slow")
@@ -254,7 +242,7 @@ def test_a_body_that_dribbles(settings: Settings, door: str) -> None:
 
         thread = threading.Thread(target=dribble)
         thread.start()
-        status, _, error = parsed(rest_of(connection))
+        status, _, error = parsed_error(rest_of(connection))
         ended.set()
         thread.join()
     assert (status, error["code"]) == (408, "too_slow")
@@ -264,7 +252,7 @@ def test_a_body_that_dribbles(settings: Settings, door: str) -> None:
 def test_a_body_that_is_answered_early_holds_no_connection(api: ApiServer) -> None:
     with closing(connected(api)) as connection:
         connection.sendall(POST % (b"/v1/jobs", b"text/plain", 100_000) + b"x")
-        status, _, _ = parsed(rest_of(connection))  # comes to its end: the server closes
+        status, _, _ = parsed_error(rest_of(connection))  # comes to its end: the server closes
     assert status == 415
 
 
@@ -367,7 +355,7 @@ def test_when_every_connection_is_busy_one_more_is_answered_server_busy(patient:
         for connection in polls:
             connection.sendall(poll)
         with closing(connected(patient)) as late:
-            status, headers, error = parsed(rest_of(late))
+            status, headers, error = parsed_error(rest_of(late))
         assert (status, error["code"], error["retryable"]) == (503, "server_busy", True)
         assert headers["retry-after"] == "1"
 

@@ -15,11 +15,8 @@ import redis
 from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import NewWorker
-from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
-from tests.integration.job_steps import pass_time
 from tests.oracles import samples
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
@@ -98,35 +95,26 @@ def ready(api: ApiServer, part: str) -> tuple[str, str | None]:
 # The broker
 
 
-def a_worker(api: ApiServer) -> None:
-    """Register a worker that has free slots."""
-    echo = api.services.pipelines["echo"]
-    new = NewWorker("w", "w", "echo", "first", "host", 1, 8, echo.version, echo.digest)
-    api.services.jobs.register_worker(new, 600.0)
+def claimable(api: ApiServer) -> int:
+    """Return how many jobs a worker of their first stage may claim, whatever the broker does."""
+    return api.services.jobs.waiting("echo", "first")
 
 
-def announced(api: ApiServer, at_least: int) -> None:
-    """Let the rescuer publish the hints that are missing."""
-    a_worker(api)
-    pass_time(api.services.db, 10)
-    Rescuer(api.services.jobs, api.services.broker, 1).round()
-    until(lambda: api.services.broker.depths()["echo.first"] >= at_least)
-
-
-def test_jobs_are_taken_while_the_broker_refuses_and_hinted_when_it_is_back(settings: Settings) -> None:
+def test_jobs_are_taken_while_the_broker_refuses_and_rung_for_when_it_is_back(settings: Settings) -> None:
     with FaultProxy(settings.broker_url.get_secret_value()) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with serve(changed(settings, broker_url=url)) as api:
             proxy.set(Fault(refuse=True))
             for _ in range(3):
                 assert post(api, TEXT).status_code == 202
+            assert claimable(api) == 3
             assert ready(api, "broker") == ("degraded", "broker_unavailable")
             proxy.clear()
             until(lambda: ready(api, "broker") == ("ready", None))
-            announced(api, at_least=1)
             before = api.services.broker.depths()["echo.first"]
             assert post(api, TEXT).status_code == 202
             until(lambda: api.services.broker.depths()["echo.first"] > before)
+            assert claimable(api) == 4
 
 
 @contextmanager
@@ -140,7 +128,7 @@ def full_broker(url: str) -> Iterator[None]:
             client.config_set("maxmemory", "0")
 
 
-def test_jobs_are_taken_while_the_broker_is_full_and_hinted_when_it_has_room(
+def test_jobs_are_taken_while_the_broker_is_full_and_rung_for_when_it_has_room(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = settings.broker_url.get_secret_value()
@@ -148,15 +136,12 @@ def test_jobs_are_taken_while_the_broker_is_full_and_hinted_when_it_has_room(
         with full_broker(url):
             for _ in range(3):
                 assert post(api, TEXT).status_code == 202
-            until(lambda: "hints wait for the rescuer" in caplog.text)
+            until(lambda: "workers find work by polling" in caplog.text)
             assert "maxmemory" in caplog.text
             assert api.services.broker.depths()["echo.first"] == 0
-            a_worker(api)
-            Rescuer(api.services.jobs, api.services.broker, 1).round()
-        announced(api, at_least=1)
-        before = api.services.broker.depths()["echo.first"]
+        assert claimable(api) == 3
         assert post(api, TEXT).status_code == 202
-        until(lambda: api.services.broker.depths()["echo.first"] > before)
+        until(lambda: api.services.broker.depths()["echo.first"] > 0)
 
 
 # The database

@@ -56,7 +56,7 @@ def test_jobs_of_a_pipeline_that_is_no_longer_served_go_on(settings: Settings) -
         api.http.post(f"/v1/jobs/{job_id}/cancel")
         before = api.services.broker.depth("echo.first")
         assert api.http.post(f"/v1/jobs/{job_id}/retry").json()["status"] == "queued"
-        api.services.relay.close()  # publishes what waits
+        api.services.relay.close()  # rings for what waits
         assert api.services.broker.depth("echo.first") == before + 1
 
 

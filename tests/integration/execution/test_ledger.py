@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +14,23 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, SlotTaken, StageError
 from omni_jobs.jobs import (
     Claim,
+    Claims,
     Completion,
     Failure,
-    Hint,
     Jobs,
     NewJob,
     NewStage,
     NewWorker,
     Outcome,
     ProgressReport,
+    Renewal,
     SlotHolder,
     new_job_id,
 )
@@ -48,7 +49,7 @@ class FlakyJobs(Jobs):
     outages = 0
     transactions = 0
     refuses: int | None = None  # a stage run whose completion breaks the transaction
-    turns = 0  # what ended and what came in its place, in one transaction
+    shared = 0  # transactions of what ended and what came in its place
     bug: str | None = None  # the method that meets one
 
     def _pass(self) -> None:
@@ -58,21 +59,21 @@ class FlakyJobs(Jobs):
             raise DatabaseUnavailable
 
     def complete_and_claim(
-        self, completions: Sequence[Completion], worker_id: str, hints: Sequence[tuple[int, int]]
-    ) -> tuple[list[Outcome], list[Claim]]:
+        self, completions: Sequence[Completion], worker_id: str, at_most: int, **options: Any
+    ) -> tuple[list[Outcome], Claims]:
         if any(completion.stage_run_id == self.refuses for completion in completions):
             raise ValueError("not for this database")
-        self.turns += 1
+        self.shared += 1
         if self.outages % 2:
             self._pass()
-        found = super().complete_and_claim(completions, worker_id, hints)
+        found = super().complete_and_claim(completions, worker_id, at_most, **options)
         self._pass()
         return found
 
-    def renew(self, worker_id: str, lease_s: float) -> list[int]:
+    def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
         if self.bug == "renew":
             raise RuntimeError("a bug")
-        return super().renew(worker_id, lease_s)
+        return super().renew(worker_id, lease_s, run_s)
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         if self.bug == "report_progress":
@@ -84,10 +85,10 @@ class FlakyJobs(Jobs):
             raise RuntimeError("a bug")
         return super().unwanted(worker_id)
 
-    def claim(self, worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+    def claim(self, worker_id: str, at_most: int, **options: Any) -> Claims:
         if self.outages % 2:
             self._pass()
-        found = super().claim(worker_id, hints)
+        found = super().claim(worker_id, at_most, **options)
         self._pass()
         return found
 
@@ -99,14 +100,14 @@ class FlakyJobs(Jobs):
         return found
 
 
-class Hints:
+class Doorbells:
     """Stands where the relay to the broker is."""
 
     def __init__(self) -> None:
-        self.sent: list[Hint] = []
+        self.rung: list[str] = []
 
-    def send(self, hints: Sequence[Hint]) -> None:
-        self.sent += hints
+    def ring(self, queues: Collection[str]) -> None:
+        self.rung += queues
 
 
 class Bench:
@@ -115,17 +116,19 @@ class Bench:
     def __init__(self, database: Database, settings: Settings | None = None, worker: NewWorker | None = None) -> None:
         self.database = database
         self.jobs = FlakyJobs(database)
-        self.hints = Hints()
+        self.doorbells = Doorbells()
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
+        self.pauses: list[bool] = []
         self.worker = worker or NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
         self.ledger = Ledger(
             self.jobs,
             self.worker,
-            self.hints,  # type: ignore[arg-type]
+            self.doorbells,  # type: ignore[arg-type]
             settings or Settings(heartbeat_s=0.1, lease_s=5),
             keep_trying=lambda: False,
             on_cancel=self.unwanted.extend,
+            on_pause=self.pauses.append,
             on_fenced=self.fenced.append,
         )
 
@@ -133,12 +136,13 @@ class Bench:
         await asyncio.to_thread(self.ledger.take_slot, asyncio.get_running_loop())
         await asyncio.to_thread(self.ledger.serve)
 
-    def submit(self, count: int = 1) -> list[tuple[int, int]]:
-        """New jobs; their hints."""
-        submitted = [
+    def submit(self, count: int = 1) -> list[str]:
+        """Submit jobs, and return their ids."""
+        ids = [new_job_id() for _ in range(count)]
+        for job_id in ids:
             self.jobs.submit(
                 NewJob(
-                    job_id=new_job_id(),
+                    job_id=job_id,
                     pipeline="echo",
                     pipeline_version="1",
                     pipeline_digest="d",
@@ -149,9 +153,15 @@ class Bench:
                     request_digest="r",
                 )
             )
-            for _ in range(count)
-        ]
-        return [(hint.stage_run_id, hint.attempt) for one in submitted for hint in one.hints]
+        return ids
+
+    async def claim(self, at_most: int = 8, *, is_idle: bool = True) -> list[Claim]:
+        return list((await self.ledger.claim(at_most, is_idle=is_idle)).claims)
+
+    async def claim_new(self, count: int = 1) -> list[Claim]:
+        """Submit jobs and claim them."""
+        self.submit(count)
+        return await self.claim(count)
 
     def done(self, claim: Claim) -> Completion:
         return Completion(claim.stage_run_id, claim.attempt, self.worker.worker_id, result={"text": "x"})
@@ -172,25 +182,89 @@ async def until(condition: object, within_s: float = 5.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_claims_and_completions_share_transactions(bench: Bench) -> None:
-    hints = bench.submit(40)
-    claims = await asyncio.gather(*(bench.ledger.claim([hint]) for hint in hints))
-    assert [claim.stage_run_id for (claim,) in claims] == [stage_run_id for stage_run_id, _ in hints]
-    outcomes = await asyncio.gather(*(bench.ledger.complete(bench.done(claim)) for (claim,) in claims))
+async def test_completions_and_the_claim_in_their_place_share_a_transaction(bench: Bench) -> None:
+    ids = bench.submit(60)
+    claims = await bench.claim(30)
+    assert [claim.job_id for claim in claims] == ids[:30]
+    more, *outcomes = await asyncio.gather(
+        bench.claim(30), *(bench.ledger.complete(bench.done(each)) for each in claims)
+    )
+    assert [claim.job_id for claim in more] == ids[30:]
     assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
-    assert bench.jobs.transactions < 20
+    assert (bench.jobs.shared, bench.jobs.transactions) == (1, 2)
+
+
+async def test_a_claim_says_whether_more_may_wait(bench: Bench) -> None:
+    bench.submit(3)
+    assert (await bench.ledger.claim(2, is_idle=True)).more
+    assert not (await bench.ledger.claim(2, is_idle=False)).more
+
+
+async def test_stage_runs_that_were_granted_in_a_lost_answer_are_returned_and_no_others(bench: Bench) -> None:
+    ids = bench.submit(9)
+    held = await bench.claim(2)
+    bench.jobs.outages = 2  # the claim is committed, its answer lost, and the next try does not get through
+    claims = await bench.ledger.claim(3, is_idle=False)
+    assert [claim.job_id for claim in claims.claims] == ids[2:5]
+    assert claims.more
+    assert {claim.attempt for claim in claims.claims} == {1}
+    [worker] = bench.jobs.workers()
+    assert worker.running == 5, "the repeated call has claimed nothing more"
+    assert [claim.job_id for claim in await bench.claim(8, is_idle=False)] == ids[5:]
+    for claim in (*held, *claims.claims):
+        assert (await bench.ledger.complete(bench.done(claim))).won
+
+
+async def test_a_claim_that_did_not_get_through_is_made_again(bench: Bench) -> None:
+    ids = bench.submit(2)
+    bench.jobs.outages = 1  # before the commit
+    assert [claim.job_id for claim in await bench.claim(1)] == ids[:1]
+    assert [claim.job_id for claim in await bench.claim(1, is_idle=False)] == ids[1:]
+
+
+async def test_a_claim_that_the_database_refuses_is_granted_with_the_next(bench: Bench) -> None:
+    """Nobody knows whether it was committed: here it was."""
+    ids = bench.submit(3)
+    claim = bench.jobs.claim
+
+    def broken(worker_id: str, at_most: int, **options: Any) -> Claims:
+        claim(worker_id, at_most, **options)
+        raise ValueError("an answer that nobody can read")
+
+    bench.jobs.claim = broken  # type: ignore[method-assign]
+    with pytest.raises(StageError, match="refused"):
+        await bench.claim(2)
+    bench.jobs.claim = claim  # type: ignore[method-assign]
+    assert [claim.job_id for claim in await bench.claim(8)] == ids[:2]
+    assert [claim.job_id for claim in await bench.claim(8, is_idle=False)] == ids[2:]
+
+
+async def test_what_ended_is_recorded_though_the_claim_in_its_place_finds_no_lease(database: Database) -> None:
+    bench = Bench(database, Settings(heartbeat_s=60, lease_s=120))
+    await bench.start()
+    [claim] = await bench.claim_new()
+    with database.begin() as transaction:
+        transaction.execute(delete(WorkerRow))
+    outcome, claims = await asyncio.gather(
+        bench.ledger.complete(bench.done(claim)), bench.ledger.claim(8, is_idle=True), return_exceptions=True
+    )
+    assert isinstance(outcome, Outcome)
+    assert outcome.won
+    assert isinstance(claims, Fenced)
+    assert bench.jobs.get(claim.job_id).status is JobState.COMPLETED
+    await asyncio.to_thread(bench.ledger.close)
 
 
 async def test_nothing_is_lost_while_the_database_is_away(bench: Bench) -> None:
     bench.jobs.outages = 3
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     assert claim.attempt == 1
     bench.jobs.outages = 2  # the completion is committed, its answer lost
     assert (await bench.ledger.complete(bench.done(claim))).won
 
 
 async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> None:
-    claims = await bench.ledger.claim(bench.submit(3))
+    claims = await bench.claim_new(3)
     bench.jobs.refuses = claims[1].stage_run_id
     results = await asyncio.gather(
         *(bench.ledger.complete(bench.done(claim)) for claim in claims), return_exceptions=True
@@ -202,7 +276,7 @@ async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> 
 
 
 async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     bench.jobs.cancel(claim.job_id)
     await until(lambda: bench.unwanted)
     assert set(bench.unwanted) == {claim.stage_run_id}
@@ -214,7 +288,7 @@ async def test_a_cancel_does_not_wait_for_the_heartbeat(database: Database) -> N
     bench = Bench(database, Settings(heartbeat_s=60, lease_s=120, cancel_check_s=0.1))
     await bench.start()
     try:
-        (claim,) = await bench.ledger.claim(bench.submit())
+        [claim] = await bench.claim_new()
         bench.jobs.cancel(claim.job_id)
         await until(lambda: bench.unwanted)
         assert set(bench.unwanted) == {claim.stage_run_id}
@@ -229,7 +303,7 @@ async def test_a_busy_event_loop_does_not_lose_the_lease(bench: Bench) -> None:
 
 
 async def test_fenced_is_final(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     with bench.database.begin() as transaction:
         transaction.execute(delete(WorkerRow))
     await until(lambda: bench.fenced)
@@ -247,7 +321,7 @@ async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Dat
     entered, go_on = threading.Event(), threading.Event()
     register = bench.jobs.register_worker
 
-    def held_up(worker: NewWorker, lease_s: float, **options: Any) -> list[Hint]:
+    def held_up(worker: NewWorker, lease_s: float, **options: Any) -> set[str]:
         if not options.get("loading"):
             entered.set()
             go_on.wait(20)
@@ -276,13 +350,13 @@ async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(datab
     beats = Settings(heartbeat_s=0.1 if where == "renew" else 60, lease_s=120, cancel_check_s=0.1)
     bench = Bench(database, beats)
     await bench.start()
-    running, waiting = await bench.ledger.claim(bench.submit(2))
+    running, waiting = await bench.claim_new(2)
     bench.jobs.bug = where
     if where == "report_progress":
         bench.ledger.report_progress(ProgressReport(running.stage_run_id, 1, 1, None, "tokens"))
     await until(lambda: bench.fenced)
     assert "RuntimeError: a bug" in str(bench.fenced[0])
-    for asked in (bench.ledger.complete(bench.done(waiting)), bench.ledger.claim([(1, 0)])):
+    for asked in (bench.ledger.complete(bench.done(waiting)), bench.ledger.claim(8, is_idle=False)):
         with pytest.raises(Fenced, match="ledger broke"):
             async with asyncio.timeout(5):
                 await asked
@@ -292,7 +366,7 @@ async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(datab
 
 
 async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     bench.jobs.outages = 10**6
     waiting = asyncio.create_task(bench.ledger.complete(bench.done(claim)))
     await until(lambda: bench.jobs.outages < 10**6)
@@ -302,44 +376,41 @@ async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
             await waiting
 
 
-async def test_a_turn_is_told_again_until_its_answer_is_heard(bench: Bench) -> None:
+async def test_a_batch_is_told_again_until_its_answer_is_heard(bench: Bench) -> None:
     """What ended and what comes in its place, while the database is away before and after the commit."""
-    hints = bench.submit(60)
-    claims = await bench.ledger.claim(hints[:20])
+    ids = bench.submit(60)
+    claims = await bench.claim(20)
     for round_, outages in enumerate((1, 2, 3), 1):
-        turns = bench.jobs.turns
-        ended, wanted = claims, hints[20 * round_ : 20 * (round_ + 1)]
+        shared = bench.jobs.shared
+        ended, wanted = claims, ids[20 * round_ : 20 * (round_ + 1)]
         bench.jobs.outages = outages
-        completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in ended]
-        claiming = [asyncio.create_task(bench.ledger.claim([hint])) for hint in wanted]
+        completing = [bench.ledger.complete(bench.done(claim)) for claim in ended]
         async with asyncio.timeout(60):
-            outcomes = await asyncio.gather(*completing)
-            claims = [claim for found in await asyncio.gather(*claiming) for claim in found]
+            claims, *outcomes = await asyncio.gather(bench.claim(20, is_idle=False), *completing)
         assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
-        assert [(claim.stage_run_id, claim.attempt) for claim in claims] == [(run, 1) for run, _ in wanted]
+        assert [(claim.job_id, claim.attempt) for claim in claims] == [(job_id, 1) for job_id in wanted]
         assert bench.jobs.outages == 0
-        if wanted:
-            assert bench.jobs.turns > turns + 1
+        assert bench.jobs.shared > shared + 1
     assert {view.status for view in bench.jobs.list(limit=100).jobs} == {JobState.COMPLETED}
 
 
-async def test_one_bad_completion_does_not_fail_the_turn(bench: Bench) -> None:
-    claims = await bench.ledger.claim(bench.submit(3))
+async def test_one_bad_completion_does_not_fail_the_batch(bench: Bench) -> None:
+    claims = await bench.claim_new(3)
     bench.jobs.refuses = claims[1].stage_run_id
-    more = bench.submit(2)
+    bench.submit(2)
     completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in claims]
-    claiming = asyncio.create_task(bench.ledger.claim(more))
+    claiming = asyncio.create_task(bench.claim(2, is_idle=False))
     results = await asyncio.gather(*completing, return_exceptions=True)
     assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
     assert len(await claiming) == 2
 
 
 async def test_close_retires_and_hands_back(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     await asyncio.to_thread(bench.ledger.close)
     assert bench.jobs.workers() == []
     assert bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED
-    assert bench.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    assert bench.doorbells.rung == ["echo.first"]
 
 
 # Slots.
@@ -350,7 +421,8 @@ class Silent(Bench):
 
     def hold(self) -> list[Claim]:
         self.jobs.register_worker(self.worker, 60.0)
-        return self.jobs.claim(self.worker.worker_id, self.submit())
+        self.submit()
+        return list(self.jobs.claim(self.worker.worker_id, 8).claims)
 
 
 def of_process(pid: int, started: int | None, space: str | None = None) -> NewWorker:
@@ -365,11 +437,11 @@ async def test_a_dead_predecessors_slot_is_taken_at_once_before_the_engine_is_lo
     about = of_process(ended.pid, incarnation.started(os.getpid()))
     ended.wait()
     predecessor = Silent(database, worker=about)
-    [claim] = predecessor.hold()
+    assert len(predecessor.hold()) == 1
     newcomer = Bench(database, Settings(heartbeat_s=60, lease_s=120))
     async with asyncio.timeout(20):
         await asyncio.to_thread(newcomer.ledger.take_slot, asyncio.get_running_loop())
-    assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    assert newcomer.doorbells.rung == ["echo.first"]
     assert newcomer.jobs.workers() == [], "it does not serve yet"
     await asyncio.to_thread(newcomer.ledger.serve)
     assert [worker.id for worker in newcomer.jobs.workers()] == [newcomer.worker.worker_id]
@@ -396,7 +468,7 @@ async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, s
             here, start = incarnation.pid_space(), incarnation.started(process.pid)
             await until(lambda: incarnation.state(process.pid, here, start) == "stopped")
         holder = Silent(database, worker=of_process(process.pid, incarnation.started(process.pid), space))
-        [claim] = holder.hold()
+        assert len(holder.hold()) == 1
         newcomer = Bench(database)
         async with asyncio.timeout(30):
             await newcomer.start()
@@ -404,7 +476,7 @@ async def test_a_holder_that_renews_nothing_counts_as_dead(database: Database, s
             assert process.wait(5) == -signal.SIGKILL, "else its engine would keep the device's memory"
         else:
             assert process.poll() is None
-    assert newcomer.hints.sent == [Hint(claim.stage_run_id, claim.attempt, "echo.first")]
+    assert newcomer.doorbells.rung == ["echo.first"]
     await asyncio.to_thread(newcomer.ledger.close)
 
 
@@ -463,7 +535,7 @@ async def test_a_holder_that_renews_when_its_slot_is_about_to_be_taken_keeps_it(
     holder.hold()
     take = newcomer.jobs.register_worker
 
-    def take_late(*arguments: Any, **options: Any) -> list[Hint]:
+    def take_late(*arguments: Any, **options: Any) -> set[str]:
         holder.jobs.renew(holder.worker.worker_id, 60.0)
         holder.begin()
         return take(*arguments, **options)
@@ -547,7 +619,7 @@ async def test_the_slot_of_a_living_worker_is_refused(database: Database, known:
     assert holder.fenced == []
     if loading:
         await asyncio.to_thread(holder.ledger.serve)
-    assert len(await holder.ledger.claim(holder.submit())) == 1
+    assert len(await holder.claim_new()) == 1
     await asyncio.to_thread(holder.ledger.close)
 
 
@@ -558,7 +630,7 @@ async def test_a_worker_that_loads_for_longer_than_its_lease_keeps_its_slot(data
         transaction.execute(delete(WorkerRow))  # its lease was over, and a rescuer came by
     await until(lambda: bench.jobs.slot_holder("slot"))
     await asyncio.to_thread(bench.ledger.serve)
-    assert len(await bench.ledger.claim(bench.submit())) == 1
+    assert len(await bench.claim_new()) == 1
     assert bench.fenced == []
     await asyncio.to_thread(bench.ledger.close)
 
@@ -574,12 +646,12 @@ async def test_a_loading_worker_whose_slot_is_another_s_stops(database: Database
 
 
 async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench: Bench) -> None:
-    (claim,) = await bench.ledger.claim(bench.submit())
+    [claim] = await bench.claim_new()
     other = Silent(bench.database)
     other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
     await until(lambda: bench.fenced)
     await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
-    [again] = bench.jobs.claim(other.worker.worker_id, [(claim.stage_run_id, 1)])
+    [again] = bench.jobs.claim(other.worker.worker_id, 8).claims
     assert again.failures == {"worker_lost": 0, "fenced": 1}
 
 
@@ -587,20 +659,20 @@ async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench
 async def test_a_stage_run_that_starves_every_worker_is_quarantined(database: Database, rescued: bool) -> None:
     """Each of its workers loses its lease, and lives: whether a rescuer or the worker itself notices first."""
     jobs = FlakyJobs(database)
-    [(stage_run_id, _)] = Bench(database).submit()
+    Bench(database).submit()
     limits, alone = DEFAULT_RETRIES, []
     while (job := jobs.list().jobs[0]).status in (JobState.QUEUED, JobState.IN_PROGRESS):
         assert len(alone) <= limits.fenced + limits.worker_lost, "without end"
         bench = Bench(database, Settings(heartbeat_s=60, lease_s=120))
         await bench.start()
-        [claim] = await bench.ledger.claim([(stage_run_id, len(alone))])
+        [claim] = await bench.claim()
         alone.append(claim.alone)
         with database.begin() as tx:
             tx.execute(update(WorkerRow).values(lease_until=0))
         if rescued:
             assert jobs.rescue().freed == 1
         with pytest.raises(Fenced):
-            await bench.ledger.claim([(stage_run_id, 0)])
+            await bench.claim()
         await asyncio.to_thread(bench.ledger.close)
     assert job.error is not None
     assert job.error.code == "quarantined"
@@ -611,16 +683,47 @@ async def test_a_stage_run_that_starves_every_worker_is_quarantined(database: Da
 
 async def test_a_claim_whose_answer_was_lost_is_forgiven_as_well(bench: Bench) -> None:
     other = Silent(bench.database)
-    [hint] = bench.submit()
+    bench.submit()
 
-    def lost(worker_id: str, hints: Sequence[tuple[int, int]]) -> list[Claim]:
-        assert len(Jobs(bench.database).claim(worker_id, hints)) == 1
+    def lost(worker_id: str, at_most: int, **options: Any) -> Claims:
+        assert len(Jobs(bench.database).claim(worker_id, at_most, **options).claims) == 1
         other.jobs.register_worker(other.worker, 60.0, instead_of=bench.jobs.slot_holder("slot"))
         raise DatabaseUnavailable
 
     bench.jobs.claim = lost  # type: ignore[method-assign]
     with pytest.raises(Fenced):
-        await bench.ledger.claim([hint])
+        await bench.claim()
     [run] = bench.jobs.list().jobs[0].stages
     await until(lambda: [error.code for error in bench.jobs.list().jobs[0].stages[0].errors] == ["fenced"])
     assert run.attempt == 1
+
+
+async def test_a_pause_is_told_once_and_its_end_as_well(bench: Bench) -> None:
+    assert bench.ledger.is_paused is False
+    bench.jobs.pause("echo", "first")
+    await until(lambda: bench.pauses)
+    renewed_at = bench.jobs.workers()[0].renewed_at
+    await until(lambda: bench.jobs.workers()[0].renewed_at > renewed_at)
+    assert (bench.pauses, bench.ledger.is_paused) == ([True], True)
+    bench.jobs.resume("echo", "first")
+    await until(lambda: len(bench.pauses) > 1)
+    assert (bench.pauses, bench.ledger.is_paused) == ([True, False], False)
+
+
+async def test_a_worker_that_starts_knows_of_a_pause_before_it_may_claim(database: Database) -> None:
+    bench = Bench(database)
+    bench.jobs.pause("echo", "first")
+    await bench.start()
+    assert bench.ledger.is_paused
+    await asyncio.to_thread(bench.ledger.close)
+
+
+async def test_a_worker_tells_how_long_its_stage_runs_take(bench: Bench) -> None:
+    [claimed] = await bench.claim_new()
+    await bench.ledger.complete(bench.done(claimed))
+
+    def told() -> object:
+        with bench.database.begin() as tx:
+            return tx.execute(select(WorkerRow.run_s)).scalar_one()
+
+    await until(lambda: told() is not None)

@@ -46,6 +46,7 @@ def settings(valkey_server: str, tmp_path_factory: pytest.TempPathFactory, tiny_
         stage_configs=ROOT / "stage_configs",
         models={"qwen2_5_omni": tiny_checkpoint},
         max_media_parts=3,
+        auth="proxy",
         tenant_header="X-Tenant",
         storage_sync=False,
     )

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
-from omni_jobs.jobs import Hint, Jobs, NewStage, PruneResult, Retention, StoredArtifact
+from omni_jobs.jobs import Jobs, NewStage, PruneResult, Retention, StoredArtifact
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
 from omni_jobs.views import JobView
@@ -17,11 +17,13 @@ from tests.integration.job_steps import (
     DIAMOND,
     claim,
     complete_all,
+    complete_each,
     done,
     failed,
     new_job,
     pass_time,
     register,
+    register_each,
     stages,
 )
 
@@ -52,7 +54,7 @@ def error_of(view: JobView) -> tuple[str, str]:
 
 def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_in_s=60.0)
-    hints = jobs.submit(job).hints
+    jobs.submit(job)
     assert jobs.rescue().expired == 0
     pass_time(database, 60)
     jobs.rescue()
@@ -62,21 +64,21 @@ def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> Non
     assert stages(jobs, job.job_id) == {"first": "cancelled", "second": "cancelled"}
     assert event_types(jobs, job.job_id) == ["job.expired"]
     register(jobs, "w")
-    assert claim(jobs, "w", hints) == []
+    assert claim(jobs, "w") == []
 
 
 def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_at=time.time() + 60)
-    hints = jobs.submit(job).hints
+    jobs.submit(job)
     view = jobs.get(job.job_id)
     assert view.expires_at is not None
     assert abs((view.expires_at - view.created_at).total_seconds() - 60) < 5
     register(jobs, "w", lease_s=1000)
-    (claimed,) = claim(jobs, "w", hints)
+    (claimed,) = claim(jobs, "w")
     pass_time(database, 61)
     jobs.rescue()
     assert jobs.get(job.job_id).status == JobState.CANCELLING
-    assert jobs.unwanted("w") == jobs.renew("w", 1000) == [claimed.stage_run_id]
+    assert jobs.unwanted("w") == jobs.renew("w", 1000).unwanted == [claimed.stage_run_id]
     jobs.cancel(job.job_id)  # too late: it expires
     jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)
@@ -87,10 +89,10 @@ def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, databas
 
 
 def test_a_job_that_ended_in_time_does_not_expire(jobs: Jobs, database: Database) -> None:
-    job = new_job({"only": []}, expires_in_s=60.0)
-    hints = jobs.submit(job).hints
+    job = new_job({"first": []}, expires_in_s=60.0)
+    jobs.submit(job)
     register(jobs, "w")
-    complete_all(jobs, "w", hints)
+    complete_all(jobs, "w")
     pass_time(database, 1000)
     assert jobs.rescue().expired == 0
     assert jobs.get(job.job_id).status == JobState.COMPLETED
@@ -98,9 +100,9 @@ def test_a_job_that_ended_in_time_does_not_expire(jobs: Jobs, database: Database
 
 def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_in_s=60.0)
-    hints = jobs.submit(job).hints
+    jobs.submit(job)
     register(jobs, "w", lease_s=1000)
-    (claimed,) = claim(jobs, "w", hints)
+    (claimed,) = claim(jobs, "w")
     jobs.cancel(job.job_id)
     pass_time(database, 61)
     assert jobs.rescue().expired == 0
@@ -112,15 +114,15 @@ def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Da
 def test_waiting_too_long_for_a_stage_expires_the_job(jobs: Jobs, database: Database) -> None:
     job = new_job()
     job = replace(job, stages=[job.stages[0], NewStage("second", ["first"], "echo.second", queue_limit_s=30)])
-    hints = jobs.submit(job).hints
-    register(jobs, "w", lease_s=1000)
+    jobs.submit(job)
+    register_each(jobs, lease_s=1000)
     pass_time(database, 100)  # the first stage has no limit
     assert jobs.rescue().expired == 0
-    (hint,) = complete_all(jobs, "w", hints)
-    (claimed,) = claim(jobs, "w", [hint])
+    complete_all(jobs, "first")
+    (claimed,) = claim(jobs, "second")
     pass_time(database, 100)  # running is not waiting
     assert jobs.rescue().expired == 0
-    jobs.fail(failed(claimed, "w", OutOfMemory()))  # the pause is no waiting either
+    jobs.fail(failed(claimed, "second", OutOfMemory()))  # the pause is no waiting either
     pass_time(database, 20)
     assert jobs.rescue().expired == 0
     pass_time(database, 31)
@@ -144,45 +146,41 @@ def test_many_jobs_expire_in_one_round(database: Database) -> None:
 # retry
 
 
-def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs, database: Database) -> None:
+def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs) -> None:
     job = new_job(expires_in_s=500.0)
-    hints = jobs.submit(job).hints
-    register(jobs, "w", lease_s=10_000)
-    (hint,) = complete_all(jobs, "w", hints)
-    (claimed,) = claim(jobs, "w", [hint])
-    jobs.fail(failed(claimed, "w", ModelError("no")))
+    jobs.submit(job)
+    register_each(jobs)
+    complete_all(jobs, "first")
+    (claimed,) = claim(jobs, "second")
+    jobs.fail(failed(claimed, "second", ModelError("no")))
     assert jobs.get(job.job_id).status == JobState.FAILED
-    assert jobs.retry(job.job_id) == [Hint(hint.stage_run_id, 1, "echo.second")]
+    assert jobs.retry(job.job_id) == {"echo.second"}
     view = jobs.get(job.job_id)
     assert (view.status, view.error, view.finished_at, view.retries) == (JobState.QUEUED, None, None, 1)
     assert view.expires_at is None
     assert [error.code for error in view.stages[1].errors] == ["model_error"]
     assert stages(jobs, job.job_id) == {"first": "succeeded", "second": "queued"}
-    (again,) = jobs.claim("w", [(hint.stage_run_id, 1)])
+    (again,) = claim(jobs, "second")
     assert (again.attempt, again.failures, again.upstream) == (2, {}, {"first": None})
-    assert not jobs.complete([done(claimed, "w")])[0].won
-    assert jobs.complete([done(again, "w")])[0].job_state == JobState.COMPLETED
+    assert not jobs.complete([done(claimed, "second")])[0].won
+    assert jobs.complete([done(again, "second")])[0].job_state == JobState.COMPLETED
     assert event_types(jobs, job.job_id) == ["job.failed", "job.retried", "job.completed"]
 
 
 def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
     job = new_job(DIAMOND)
-    hints = jobs.submit(job).hints
-    register(jobs, "w")
-    while hints:
-        hints = complete_all(jobs, "w", hints)
+    jobs.submit(job)
+    register_each(jobs, DIAMOND)
+    complete_each(jobs, DIAMOND)
     assert jobs.get(job.job_id).status == JobState.COMPLETED
     with pytest.raises(Conflict, match="name the stage"):
         jobs.retry(job.job_id)
     with pytest.raises(InvalidRequest) as raised:
         jobs.retry(job.job_id, "e")
     assert raised.value.field == "from_stage"
-    (hint,) = jobs.retry(job.job_id, "b")
-    assert hint.queue == "echo.b"
+    assert jobs.retry(job.job_id, "b") == {"echo.b"}
     assert stages(jobs, job.job_id) == {"a": "succeeded", "b": "queued", "c": "succeeded", "d": "pending"}
-    hints = [hint]
-    while hints:
-        hints = complete_all(jobs, "w", hints)
+    complete_each(jobs, DIAMOND)
     view = jobs.get(job.job_id)
     assert view.status == JobState.COMPLETED
     assert [stage.attempt for stage in view.stages] == [1, 2, 1, 2]
@@ -190,15 +188,15 @@ def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
 
 def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
     job = new_job({"only": []})
-    hints = jobs.submit(job).hints
-    register(jobs, "w")
+    jobs.submit(job)
+    register(jobs, "w", "only")
     for attempt in (1, 2):
-        (claimed,) = claim(jobs, "w", hints)
+        (claimed,) = claim(jobs, "w")
         artifact = StoredArtifact("a.wav", "audio/wav", ref(artifact_key(job.job_id, "only", attempt, "a.wav")))
         assert jobs.complete([done(claimed, "w", artifacts=[artifact])])[0].won
         assert jobs.artifact(job.job_id, "a.wav").ref == artifact.ref
         if attempt == 1:
-            hints = jobs.retry(job.job_id, "only")
+            jobs.retry(job.job_id, "only")
             with pytest.raises(NotFound):
                 jobs.artifact(job.job_id, "a.wav")
             (found,) = jobs.garbage()
@@ -207,7 +205,7 @@ def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
         jobs.retry(job.job_id, "only")
     jobs.collected([found.id])
     assert jobs.garbage() == []
-    assert len(jobs.retry(job.job_id, "only")) == 1
+    assert jobs.retry(job.job_id, "only") == {"echo.only"}
 
 
 def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
@@ -226,41 +224,39 @@ def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
 
 def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
     job = new_job(DIAMOND)
-    hints = jobs.submit(job).hints
-    register(jobs, "w")
-    (claimed,) = claim(jobs, "w", hints)
+    jobs.submit(job)
+    register_each(jobs, DIAMOND)
+    (claimed,) = claim(jobs, "a")
     key = payload_key(job.job_id, "a", 1)
-    hints = jobs.complete([done(claimed, "w", payload=ref(key))])[0].hints
-    b, c = claim(jobs, "w", hints)
-    assert jobs.complete([done(b, "w")])[0].won
+    jobs.complete([done(claimed, "a", payload=ref(key))])
+    complete_all(jobs, "b")
     assert jobs.garbage() == []
-    (last,) = jobs.complete([done(c, "w")])[0].hints
+    complete_all(jobs, "c")
     assert [found.what for found in jobs.garbage()] == [key]
-    (d,) = claim(jobs, "w", [last])
-    jobs.fail(failed(d, "w", ModelError("no")))
+    (d,) = claim(jobs, "d")
+    jobs.fail(failed(d, "d", ModelError("no")))
     jobs.collected([found.id for found in jobs.garbage()])
     with pytest.raises(Conflict, match="retry from stage a"):
         jobs.retry(job.job_id, "b")
-    assert [hint.queue for hint in jobs.retry(job.job_id)] == ["echo.d"]
+    assert jobs.retry(job.job_id) == {"echo.d"}
 
 
 def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, database: Database) -> None:
     job = new_job(DIAMOND)
-    hints = jobs.submit(job).hints
-    register(jobs, "w")
-    while hints:
+    jobs.submit(job)
+    register_each(jobs, DIAMOND)
+    for stage in DIAMOND:
         kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
-        claims = claim(jobs, "w", hints)
-        made = [{"inline_payload": b"abc", "payload_bytes": 3} if each.has_successors else {} for each in claims]
-        outcomes = jobs.complete([done(each, "w", **more) for each, more in zip(claims, made, strict=True)])
-        hints = [hint for outcome in outcomes for hint in outcome.hints]
+        (claimed,) = claim(jobs, stage)
+        made = {"inline_payload": b"abc", "payload_bytes": 3} if claimed.has_successors else {}
+        jobs.complete([done(claimed, stage, **made)])
     assert kept == 3  # until then each was there for a retry
     assert read(database, "SELECT count(payload_inline) FROM stage_runs") == 0
     assert [stage.payload_bytes for stage in jobs.get(job.job_id).stages] == [3, 3, 3, 0]
     assert jobs.garbage() == []
     with pytest.raises(Conflict, match="retry from stage a"):
         jobs.retry(job.job_id, "d")
-    assert [hint.queue for hint in jobs.retry(job.job_id, "a")] == ["echo.a"]
+    assert jobs.retry(job.job_id, "a") == {"echo.a"}
 
 
 # retention
@@ -275,19 +271,19 @@ def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
     job = new_job()
     media = [{**ref(input_key(job.job_id, 0)).model_dump(), "media_type": "audio/wav"}]
     job = replace(job, media=media)
-    hints = jobs.submit(job).hints
-    register(jobs, "w", lease_s=10_000)
-    (claimed,) = claim(jobs, "w", hints)
+    jobs.submit(job)
+    register_each(jobs, lease_s=10_000)
+    (claimed,) = claim(jobs, "first")
     assert claimed.media == media
     artifact = StoredArtifact("a.txt", "text/plain", ref(artifact_key(job.job_id, "first", 1, "a.txt")))
     payload = ref(payload_key(job.job_id, "first", 1))
-    (hint,) = jobs.complete([done(claimed, "w", payload=payload, artifacts=[artifact])])[0].hints
-    (claimed,) = claim(jobs, "w", [hint])
+    jobs.complete([done(claimed, "first", payload=payload, artifacts=[artifact])])
+    (claimed,) = claim(jobs, "second")
     assert claimed.media == ()
     if fails:
-        jobs.fail(failed(claimed, "w", ModelError("no")))
+        jobs.fail(failed(claimed, "second", ModelError("no")))
     else:
-        jobs.complete([done(claimed, "w")])
+        jobs.complete([done(claimed, "second")])
     jobs.collected([found.id for found in jobs.garbage()])
     return job.job_id
 
@@ -345,12 +341,12 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
     jobs: Jobs, database: Database, lost: bool
 ) -> None:
     patient = Jobs(database, prune_after_s=KEEP.completed_s)
-    hints = patient.submit(new_job({"only": []})).hints
+    patient.submit(new_job({"first": []}))
     register(patient, "w", lease_s=10_000)
     if lost:  # it may have left a payload that nobody knows of
-        (claimed,) = claim(patient, "w", hints)
-        hints = patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
-    complete_all(patient, "w", hints)
+        (claimed,) = claim(patient, "w")
+        patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    complete_all(patient, "w")
     assert patient.prune(KEEP).checked == (1 if lost else 0)
     pass_time(database, KEEP.completed_s + 1)
     assert patient.prune(KEEP) == PruneResult(checked=1, inputs=1)
@@ -359,8 +355,9 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
 def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
     job_id = finished_job(jobs, fails=True)
     waiting, running = new_job(), new_job()
+    jobs.submit(running)
+    claim(jobs, "first")
     jobs.submit(waiting)
-    claim(jobs, "w", jobs.submit(running).hints)
     jobs.retry(job_id)
     pass_time(database, 5000)
     assert jobs.prune(KEEP).checked == 0
@@ -400,7 +397,8 @@ def test_orphans_are_what_nothing_refers_to(jobs: Jobs, database: Database) -> N
     job_id = finished_job(jobs, fails=True)
     running = new_job()
     register(jobs, "w2", lease_s=10_000)
-    claim(jobs, "w2", jobs.submit(running).hints)
+    jobs.submit(running)
+    claim(jobs, "w2")
     kept = [
         input_key(job_id, 0),
         payload_key(job_id, "first", 1),
@@ -423,22 +421,12 @@ def test_backlog_and_waiting(jobs: Jobs, database: Database) -> None:
     jobs.submit(new_job())
     jobs.submit(new_job(tenant="acme"))
     register(jobs, "w")
-    (hint,) = jobs.submit(new_job()).hints
+    jobs.submit(new_job())
     assert jobs.backlog() == {("echo", "default"): 2, ("echo", "acme"): 1}
     assert (jobs.waiting("echo", "first"), jobs.waiting("echo", "first", at_most=2)) == (3, 2)
     assert jobs.waiting("echo", "second") == 0
-    (claimed,) = claim(jobs, "w", [hint])
+    (claimed,) = claim(jobs, "w", 1)
     assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}
     jobs.fail(failed(claimed, "w", OutOfMemory()))
     assert jobs.waiting("echo", "first") == 2  # not due yet
-    assert jobs.get(jobs.list(limit=1).jobs[0].id).stages[0].status == StageRunState.QUEUED
-
-
-def test_the_last_chance_is_taken_alone(jobs: Jobs) -> None:
-    (hint,) = jobs.submit(new_job()).hints
-    alone = []
-    for attempt in range(3):
-        register(jobs, f"w{attempt}", slot="slot")
-        (claimed,) = claim(jobs, f"w{attempt}", [hint._replace(attempt=attempt)])
-        alone.append(claimed.alone)
-    assert alone == [False, False, True]
+    assert jobs.get(claimed.job_id).stages[0].status == StageRunState.QUEUED

@@ -1,10 +1,10 @@
 """Random histories of the transitions against a plain model of them, on both databases.
 
 The model knows no SQL, no locks and no batches: a job is a dictionary of stages, a
-transition a few assignments. After every step the database must show what it says.
+transition a few assignments, a claim the first of a sorted list. After every step the database must show what it says.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,10 +24,9 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, SlotTaken, WorkerLost
 from omni_jobs.jobs import (
-    Claim,
+    Claims,
     Completion,
     Failure,
-    Hint,
     Jobs,
     NewJob,
     NewStage,
@@ -36,7 +35,8 @@ from omni_jobs.jobs import (
     Retention,
     new_job_id,
 )
-from omni_jobs.retry import RetryLimits
+from omni_jobs.priority import Priority
+from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.storage import job_prefix
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
@@ -45,8 +45,10 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
     "diamond": {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]},
     "two ends": {"a": [], "b": [], "c": ["a", "b"]},
 }
-SLOTS = ("s0", "s1", "s2")
+SLOTS = ("a0", "a1", "b0", "b1", "c0", "d0")  # by the stage of their workers
+WEIGHTS = {"heavy": 3.0, "plain": 1.0, "light": 0.25}  # of the tenants
 DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
+OF_JOBS = ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", "jobs")
 LIMITS = RetryLimits(worker_lost=1, fenced=1, out_of_memory=1)
 LEASE_S = 1000.0
 LONG_S = 1000.0  # longer than any history takes
@@ -58,7 +60,11 @@ FINAL = ("completed", "failed", "cancelled", "expired")
 @dataclass
 class Stage:
     id: int
+    name: str
     inputs: list[str]
+    turn: int  # its job's
+    digest: str  # of the pipeline file; "" until a rescue finds a worker of the stage
+    apart: str | None = None  # a suspect: who waits to run it alone, or ""
     state: str = "pending"
     attempt: int = 0
     failures: dict[str, int] = field(default_factory=dict)  # since the last retry, by class
@@ -66,6 +72,18 @@ class Stage:
     owner: str | None = None
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
+
+    @property
+    def queue(self) -> str:
+        return f"echo.{self.name}"
+
+    @property
+    def is_suspect(self) -> bool:
+        return is_last_chance(self.failures, LIMITS)
+
+    def queue_again(self, *, due: bool) -> None:
+        self.state, self.owner, self.due = "queued", None, due
+        self.apart = "" if self.is_suspect else None
 
 
 @dataclass
@@ -99,12 +117,15 @@ class Job:
         self.stop_waiting()
         self.settle()
 
-    def run_again(self, names: set[str]) -> None:
+    def run_again(self, names: set[str], turn: int) -> None:
         self.retries += 1
         self.state, self.ending = "queued", "cancelled"
         for name in names:
             stage = self.stages[name]
             stage.state, stage.failures, stage.owner, stage.won_by = "pending", {}, None, None
+            stage.apart = None
+        for stage in self.stages.values():
+            stage.turn, stage.digest = turn, self.digest
         self.settle()
 
     def followers(self, names: set[str]) -> set[str]:
@@ -139,14 +160,14 @@ class Model:
         if job.state not in ACTIVE:
             stage.state = "cancelled"
         elif error.retry_class and stage.failures[kind] <= LIMITS.of(error.retry_class):
-            stage.state, stage.owner, stage.due = "queued", None, isinstance(error, WorkerLost | Fenced)
+            stage.queue_again(due=isinstance(error, WorkerLost | Fenced))
         else:
             stage.state = "failed"
         job.settle()
 
     def hand_back(self, job: Job, stage: Stage) -> None:
         if job.state in ACTIVE:
-            stage.state, stage.owner, stage.due = "queued", None, True
+            stage.queue_again(due=True)
         else:
             stage.state = "cancelled"
         job.settle()
@@ -165,6 +186,27 @@ class Model:
                     stage.errors[attempt] = (worker, "fenced")
                     if stage.failures.get("worker_lost"):
                         stage.failures |= {"worker_lost": stage.failures["worker_lost"] - 1, "fenced": fenced + 1}
+                        stage.apart = "" if stage.is_suspect else None
+
+    def is_live(self, worker: str) -> bool:
+        return worker in self.workers and worker not in self.expired
+
+    def line(self, worker: str) -> list[tuple[Job, Stage]]:
+        """What the worker may claim, in turn order."""
+        name, digest = self.workers[worker][0], self.digests[worker]
+        found = [
+            (job, stage)
+            for job, stage in self.all_stages()
+            if stage.state == "queued" and stage.due and stage.name == name and stage.digest == digest
+        ]
+        return sorted(found, key=lambda each: (each[1].turn, each[1].id))
+
+    def give_files(self) -> None:
+        """What is queued and of an unknown pipeline file gets that of a worker of its stage."""
+        for _, stage in self.all_stages():
+            live = [self.digests[worker] for worker in self.workers if worker[0] == stage.name]
+            if stage.state == "queued" and not stage.digest and live:
+                stage.digest = max(live)
 
 
 class JobsMachine(RuleBasedStateMachine):
@@ -175,8 +217,20 @@ class JobsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         with self.database.begin() as tx:
-            for table in ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", "jobs", "workers"):
+            for table in (
+                "garbage",
+                "events",
+                "artifacts",
+                "attempt_errors",
+                "stage_runs",
+                "jobs",
+                "workers",
+                "turns",
+                "tenants",
+            ):
                 tx.execute(text(f"DELETE FROM {table}"))
+            insert = text("INSERT INTO tenants (name, weight, created_at) VALUES (:name, :weight, 0)")
+            tx.execute(insert, [{"name": name, "weight": weight} for name, weight in WEIGHTS.items()])
         self.jobs = Jobs(self.database)
         self.model = Model()
         self.boots = 0
@@ -187,26 +241,50 @@ class JobsMachine(RuleBasedStateMachine):
 
     @initialize(graphs=st.lists(st.sampled_from(sorted(GRAPHS)), min_size=1, max_size=3))
     def begin(self, graphs: list[str]) -> None:
-        for slot in SLOTS[:2]:
+        for slot in SLOTS[::2]:
             self.start_worker(slot, "d")
+        self.start_worker("d0", "d")
         for graph in graphs:
-            self.submit(graph, "d")
+            self.submit(graph, "d", "plain", Priority.NORMAL)
 
-    @rule(graph=st.sampled_from(sorted(GRAPHS)), digest=st.sampled_from((*DIGESTS, "")))
-    def submit(self, graph: str, digest: str) -> None:
-        if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 3:
+    @rule(
+        graph=st.sampled_from(sorted(GRAPHS)),
+        digest=st.sampled_from((*DIGESTS, "")),
+        tenant=st.sampled_from(sorted(WEIGHTS)),
+        priority=st.sampled_from(Priority),
+    )
+    def submit(self, graph: str, digest: str, tenant: str, priority: Priority) -> None:
+        if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 5:
             return
         job_id = new_job_id()
         stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
-        job = NewJob(job_id, "echo", "1", digest, {}, ["text"], stages, seed=0, request_digest="r", expires_in_s=LONG_S)
+        job = NewJob(
+            job_id,
+            *("echo", "1", digest, {}, ["text"], stages),
+            seed=0,
+            request_digest="r",
+            tenant=tenant,
+            priority=priority,
+            expires_in_s=LONG_S,
+        )
         submitted = self.jobs.submit(job)
         with self.database.begin() as tx:
             query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
             ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
-        new = Job({name: Stage(ids[name], inputs) for name, inputs in GRAPHS[graph].items()}, digest)
+        turn = self.turn_of(job_id)
+        new = Job(
+            {name: Stage(ids[name], name, inputs, turn, digest) for name, inputs in GRAPHS[graph].items()}, digest
+        )
         new.settle()
         self.model.jobs[job_id] = new
-        assert {hint.stage_run_id for hint in submitted.hints} == self.queued_ids(new)
+        assert set(submitted.queues) == self.queues(self.queued_ids(new))
+
+    def turn_of(self, job_id: str) -> int:
+        """What the policy gave the job; other tests say whether it is right."""
+        with self.database.begin() as tx:
+            turns = tx.execute(text("SELECT DISTINCT turn FROM stage_runs WHERE job_id = :job"), {"job": job_id})
+            turn: int = turns.scalar_one()
+        return turn
 
     # Four rules alone, chosen as often as each other: with one for every method most histories end early.
     @rule(
@@ -223,7 +301,9 @@ class JobsMachine(RuleBasedStateMachine):
             case "cancel" if self.model.jobs:
                 self.cancel(data)
             case "start":
-                slot, digest = data.draw(st.sampled_from(SLOTS)), data.draw(st.sampled_from(DIGESTS))
+                busy = [slot for worker, slot in self.model.workers.items() if self.held(worker)]
+                slot = data.draw(st.sampled_from(busy or SLOTS) | st.sampled_from(SLOTS))
+                digest = data.draw(st.sampled_from(DIGESTS))
                 self.start_worker(slot, digest, loads=data.draw(st.booleans()))
             case "wake":
                 self.wake(data)
@@ -246,14 +326,14 @@ class JobsMachine(RuleBasedStateMachine):
         self.boots += 1
         worker = f"{slot}-{self.boots}"
         predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
-        new = NewWorker(worker, slot, "echo", "a", "host", 1, 100, "1", digest)
+        new = NewWorker(worker, slot, "echo", slot[0], "host", 1, 100, "1", digest)
         if predecessor is not None and predecessor not in self.model.expired:
             with pytest.raises(SlotTaken):
                 self.jobs.register_worker(new, LEASE_S)
-        hints = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot), loading=loads)
+        queues = self.jobs.register_worker(new, LEASE_S, instead_of=self.jobs.slot_holder(slot), loading=loads)
         assert (worker in {view.id for view in self.jobs.workers()}) is not loads
         if loads:
-            assert self.jobs.register_worker(new, LEASE_S) == []
+            assert self.jobs.register_worker(new, LEASE_S) == set()
         before = self.claimable()
         if predecessor is not None:
             del self.model.workers[predecessor]
@@ -261,10 +341,10 @@ class JobsMachine(RuleBasedStateMachine):
             self.model.lose({predecessor})
         self.model.workers[worker] = slot
         self.model.digests[worker] = digest
-        assert self.ids(hints) == self.claimable() - before
+        assert queues == self.queues(self.claimable() - before)
 
     def let_a_lease_run_out(self, data: st.DataObject) -> None:
-        worker = self.draw_worker(data)
+        worker = self.draw_worker(data, self.held)
         self.model.expired.add(worker)
         with self.database.begin() as tx:
             tx.execute(text("UPDATE workers SET lease_until = 0 WHERE id = :id"), {"id": worker})
@@ -272,13 +352,13 @@ class JobsMachine(RuleBasedStateMachine):
     def retire(self, data: st.DataObject) -> None:
         worker = self.draw_worker(data)
         before = self.claimable()
-        hints = self.jobs.retire_worker(worker)
+        queues = self.jobs.retire_worker(worker)
         self.model.workers.pop(worker, None)
         self.model.expired.discard(worker)
         for job, stage in self.model.all_stages():
             if stage.state == "running" and stage.owner == worker:
                 self.model.hand_back(job, stage)
-        assert self.ids(hints) == self.claimable() - before
+        assert queues == self.queues(self.claimable() - before)
 
     def wake(self, data: st.DataObject) -> None:
         """A worker that lost its lease and lives stops, and says so."""
@@ -286,15 +366,15 @@ class JobsMachine(RuleBasedStateMachine):
         if not gone:
             return
         worker, before = data.draw(st.sampled_from(gone)), self.claimable()
-        hints = self.jobs.retire_worker(worker, fenced=Fenced())
-        self.jobs.forgive(worker, [stage_run_id for stage_run_id, _, by in self.claimed if by == worker])
+        queues = self.jobs.retire_worker(worker, fenced=Fenced())
+        self.jobs.forgive(worker)
         self.model.workers.pop(worker, None)
         self.model.expired.discard(worker)
         for job, stage in self.model.all_stages():
             if stage.state == "running" and stage.owner == worker:
                 self.model.fail(job, stage, Fenced())
         self.model.forgive(worker)
-        assert self.ids(hints) == self.claimable() - before
+        assert queues == self.queues(self.claimable() - before)
 
     def renew(self, data: st.DataObject) -> None:
         worker = self.draw_worker(data)
@@ -307,13 +387,14 @@ class JobsMachine(RuleBasedStateMachine):
             for job, stage in self.model.all_stages()
             if stage.state == "running" and stage.owner == worker and job.state not in ACTIVE
         }
-        assert set(self.jobs.renew(worker, LEASE_S)) == unwanted
+        assert set(self.jobs.renew(worker, LEASE_S).unwanted) == unwanted
 
     def rescue(self) -> None:
         before = self.claimable()
         for worker in self.model.expired:
             self.model.workers.pop(worker, None)
         self.model.expired.clear()
+        self.model.give_files()
         lost = {
             stage.owner
             for _, stage in self.model.all_stages()
@@ -327,92 +408,105 @@ class JobsMachine(RuleBasedStateMachine):
         self.model.late.clear()
         rescued = self.jobs.rescue()
         assert rescued.freed == len(held)
-        # What was freed is hinted at, though its job may expire a moment later: that hint is stale.
-        assert self.claimable() - before <= self.ids(rescued.hints) <= self.claimable() | held
+        # For what was freed it rings, though its job may expire a moment later.
+        rung = set(rescued.queues)
+        assert self.queues(self.claimable() - before) <= rung <= self.queues(self.claimable() | held)
 
     def wait_for_retries(self) -> None:
         with self.database.begin() as tx:
-            tx.execute(text("UPDATE stage_runs SET due = due - :s, announce_at = announce_at - :s"), {"s": 2 * LONG_S})
+            tx.execute(text("UPDATE stage_runs SET due = due - :s"), {"s": 2 * LONG_S})
         for _, stage in self.model.all_stages():
             stage.due = True
 
     # A stage run's life.
 
     @precondition(lambda self: self.model.jobs)
-    @rule(data=st.data())
-    def claim(self, data: st.DataObject) -> None:
-        worker = self.draw_worker(data)
-        hints = self.draw_hints(data)
+    @rule(data=st.data(), at_most=st.sampled_from([1, 2, 100]), is_idle=st.booleans(), is_lost=st.booleans())
+    def claim(self, data: st.DataObject, at_most: int, is_idle: bool, is_lost: bool) -> None:
+        """``is_lost``: the first answer does not reach the worker, which asks again."""
+        worker = self.draw_worker(data, self.has_work)
         if not self.is_live(worker):
             with pytest.raises(Fenced):
-                self.jobs.claim(worker, hints)
+                self.jobs.claim(worker, at_most)
             return
-        expected = self.model_claim(worker, hints)
-        self.check_claims(self.jobs.claim(worker, hints), expected, worker)
+        held = self.held(worker)
+        claims = self.jobs.claim(worker, at_most, is_idle=is_idle)
+        self.check_claims(claims, worker, at_most, is_idle)
+        if is_lost:
+            again = self.jobs.claim(worker, at_most, is_idle=is_idle, held=held, again=True)
+            if claims.claims:
+                assert again == Claims(claims.claims, more=True)
+            else:
+                self.check_claims(again, worker, at_most, is_idle)
 
     @precondition(lambda self: self.claimed)
-    @rule(data=st.data(), twice=st.booleans())
-    def turn(self, data: st.DataObject, twice: bool) -> None:
-        """What ended and what comes in its place; ``twice``: the first answer is lost, as a ledger may meet it."""
-        worker = self.draw_worker(data)
-        reports, hints = self.draw_reports(data), self.draw_hints(data)
+    @rule(data=st.data(), at_most=st.sampled_from([1, 100]), is_lost=st.booleans())
+    def complete_and_claim(self, data: st.DataObject, at_most: int, is_lost: bool) -> None:
+        """What ended and what comes in its place; ``is_lost``: the first answer, as a ledger may meet it."""
+        worker, reports = self.draw_worker(data, self.has_work), self.draw_reports(data)
         completions = [Completion(*report, result={"by": report[2]}) for report in reports]
         if not self.is_live(worker):
             with pytest.raises(Fenced):
-                self.jobs.complete_and_claim(completions, worker, hints)
+                self.jobs.complete_and_claim(completions, worker, at_most)
             # What ended may be recorded or not: the ledger tells it again, alone.
             won = self.model_complete(reports)
             self.check_outcomes(reports, self.jobs.complete(completions), won, self.job_states(reports))
             return
-        before = self.claimable()
+        held, before = self.held(worker), self.claimable()
         won = self.model_complete(reports)
         states = self.job_states(reports)
         queued = self.claimable() - before
-        expected = self.model_claim(worker, hints)
-        if twice:
-            self.jobs.complete_and_claim(completions, worker, hints)
+        outcomes, claims = self.jobs.complete_and_claim(completions, worker, at_most)
+        self.check_claims(claims, worker, at_most, is_idle=True)
+        if is_lost and claims.claims:
             states = self.job_states(reports)  # the first call's claim stands
-        outcomes, claims = self.jobs.complete_and_claim(completions, worker, hints)
-        claimed = {claim.stage_run_id for claim in claims}
-        assert queued - claimed <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+            outcomes, again = self.jobs.complete_and_claim(completions, worker, at_most, held=held, again=True)
+            assert again == Claims(claims.claims, more=True)
+        claimed = {claim.stage_run_id for claim in claims.claims}
+        assert self.queues(queued - claimed) <= {queue for outcome in outcomes for queue in outcome.queues}
         self.check_outcomes(reports, outcomes, won, states, claimed=claimed)
-        self.check_claims(claims, expected, worker)
 
-    def draw_hints(self, data: st.DataObject) -> list[tuple[int, int]]:
-        known = [stage for _, stage in self.model.all_stages()]
-        late = st.sampled_from(known).flatmap(
-            lambda stage: st.tuples(st.just(stage.id), st.integers(max(0, stage.attempt - 1), stage.attempt))
-        )
-        queued = [(stage.id, stage.attempt) for stage in known if stage.state == "queued"]
-        hint = st.one_of(st.sampled_from(queued), late) if queued else late
-        return (
-            data.draw(st.one_of(st.just(queued), st.lists(hint, min_size=1, max_size=6)))
-            if queued
-            else [data.draw(late)]
-        )
+    def held(self, worker: str) -> set[int]:
+        return {stage.id for _, stage in self.model.all_stages() if stage.state == "running" and stage.owner == worker}
 
-    def model_claim(self, worker: str, hints: list[tuple[int, int]]) -> set[tuple[int, int]]:
-        """What the worker holds by these hints then."""
-        newest: dict[int, int] = {}
-        for stage_run_id, attempt in hints:
-            newest[stage_run_id] = max(attempt, newest.get(stage_run_id, 0))
-        expected = set()
-        for stage_run_id, attempt in newest.items():
-            job, stage = self.model.find(stage_run_id)
-            may = job.digest in ("", self.model.digests[worker])
-            if may and stage.state == "queued" and stage.due and stage.attempt == attempt:
-                stage.state, stage.owner, stage.attempt = "running", worker, attempt + 1
-                if job.state == "queued":
-                    job.state = "in_progress"
-            if stage.state == "running" and stage.owner == worker and stage.attempt == attempt + 1:
-                expected.add((stage_run_id, attempt + 1))
-        return expected
+    def check_claims(self, got: Claims, worker: str, at_most: int, is_idle: bool) -> None:
+        """They are the first of the worker's line, or one suspect alone. Note them in the model."""
+        line = self.model.line(worker)
+        suspects = [
+            stage
+            for _, stage in line
+            if stage.apart is not None and (stage.apart == worker or not self.is_live(stage.apart))
+        ]
+        plain = [stage for _, stage in line if stage.apart is None]
+        if suspects and not is_idle:
+            assert got == Claims((), suspect_waits=True)
+            self.note_apart(worker, [stage for stage in suspects if stage.turn == suspects[0].turn])
+            return
+        found = [self.model.find(claim.stage_run_id) for claim in got.claims]
+        stages = [stage for _, stage in found]
+        if suspects:
+            assert len(stages) == 1
+            assert stages[0] in suspects
+            assert stages[0].turn == suspects[0].turn
+            assert got.more
+        else:
+            assert stages == plain[:at_most]
+            assert got.more == (len(stages) == at_most)
+        for claim, (job, stage) in zip(got.claims, found, strict=True):
+            stage.state, stage.owner, stage.attempt = "running", worker, stage.attempt + 1
+            if job.state == "queued":
+                job.state = "in_progress"
+            assert (claim.stage, claim.attempt, claim.failures) == (stage.name, stage.attempt, stage.failures)
+            assert claim.alone == stage.is_suspect
+            self.claimed.append((stage.id, stage.attempt, worker))
 
-    def check_claims(self, got: list[Claim], expected: set[tuple[int, int]], worker: str) -> None:
-        assert {(claim.stage_run_id, claim.attempt) for claim in got} == expected
-        assert len(got) == len(expected)
-        assert all(claim.failures == self.model.find(claim.stage_run_id)[1].failures for claim in got)
-        self.claimed += [(claim.stage_run_id, claim.attempt, worker) for claim in got]
+    def note_apart(self, worker: str, suspects: list[Stage]) -> None:
+        """One of these has been set apart for the worker: of equal turns the database chose."""
+        with self.database.begin() as tx:
+            query = text("SELECT id FROM stage_runs WHERE apart = :worker AND state = 'queued'")
+            kept = set(tx.execute(query, {"worker": worker}).scalars())
+        [chosen, *_] = [stage for stage in suspects if stage.id in kept]
+        chosen.apart = worker
 
     @precondition(lambda self: self.claimed)
     @rule(
@@ -435,7 +529,8 @@ class JobsMachine(RuleBasedStateMachine):
         before = self.claimable()
         won = self.model_complete(reports)
         outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
-        assert self.claimable() - before <= {hint.stage_run_id for outcome in outcomes for hint in outcome.hints}
+        rung = {queue for outcome in outcomes for queue in outcome.queues}
+        assert self.queues(self.claimable() - before) <= rung
         self.check_outcomes(reports, outcomes, won, self.job_states(reports))
 
     def draw_reports(self, data: st.DataObject) -> list[tuple[int, int, str]]:
@@ -456,7 +551,7 @@ class JobsMachine(RuleBasedStateMachine):
         return won
 
     def job_states(self, reports: list[tuple[int, int, str]]) -> list[str]:
-        """The states of the reports' jobs: an outcome tells that of its completion, before the turn's claim."""
+        """The states of the reports' jobs: an outcome tells that of its completion, before the claim with it."""
         return [self.model.find(stage_run_id)[0].state for stage_run_id, _, _ in reports]
 
     def check_outcomes(
@@ -467,14 +562,14 @@ class JobsMachine(RuleBasedStateMachine):
         states: list[str],
         claimed: Collection[int] = (),
     ) -> None:
-        """``claimed``: what was claimed in the same turn, and so does not wait any more."""
+        """``claimed``: what was claimed in the same transaction, and so does not wait any more."""
         assert [outcome.won for outcome in outcomes] == won
         assert [outcome.job_state for outcome in outcomes] == states
         for report, outcome in zip(reports, outcomes, strict=True):
             job, stage = self.model.find(report[0])
-            name = next(name for name, other in job.stages.items() if other is stage)
-            waiting = {other.id for other in job.stages.values() if name in other.inputs and other.state == "queued"}
-            assert self.ids(outcome.hints) <= waiting.union(claimed)
+            successors = [other for other in job.stages.values() if stage.name in other.inputs]
+            may_ring = {other.queue for other in successors if other.state == "queued" or other.id in claimed}
+            assert may_ring.issuperset(outcome.queues)
 
     def fail(self, data: st.DataObject, error: OmniJobsError) -> None:
         stage_run_id, attempt, worker = data.draw(self.a_claim())
@@ -484,14 +579,12 @@ class JobsMachine(RuleBasedStateMachine):
             self.model.fail(job, stage, error)
         outcome = self.jobs.fail(Failure(stage_run_id, attempt, worker, error))
         if holds:  # on a busy machine a second's pause is over before the next step
-            later = (
-                "UPDATE stage_runs SET due = due + :s, announce_at = announce_at + :s WHERE id = :id AND reason = :r"
-            )
+            later = "UPDATE stage_runs SET due = due + :s WHERE id = :id AND reason = :r"
             with self.database.begin() as tx:
                 tx.execute(text(later), {"s": LONG_S, "id": stage_run_id, "r": "retry_backoff"})
         assert outcome.won or not holds
         assert outcome.job_state == job.state
-        assert not outcome.hints
+        assert not outcome.queues
 
     def release(self, data: st.DataObject) -> None:
         stage_run_id, attempt, worker = data.draw(self.a_claim())
@@ -499,8 +592,8 @@ class JobsMachine(RuleBasedStateMachine):
         holds = self.holds(stage, attempt, worker)
         if holds:
             self.model.hand_back(job, stage)
-        hints = self.jobs.release([(stage_run_id, attempt)], worker)
-        assert hints == ([Hint(stage.id, attempt, hints[0].queue)] if holds and stage.state == "queued" else [])
+        queues = self.jobs.release([(stage_run_id, attempt)], worker)
+        assert queues == ({stage.queue} if holds and stage.state == "queued" else set())
 
     def cancel(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.model.jobs)))
@@ -536,8 +629,9 @@ class JobsMachine(RuleBasedStateMachine):
             self.forget([job_id])
         else:
             self.model.late.discard(job_id)
-            job.run_again(job.followers(again))
-            assert self.ids(self.jobs.retry(job_id, from_stage)) == self.queued_ids(job)
+            queues = self.jobs.retry(job_id, from_stage)
+            job.run_again(job.followers(again), self.turn_of(job_id))
+            assert queues == self.queues(self.queued_ids(job))
 
     def prune(self) -> None:
         """Everything that may go goes: jobs that have ended, and no other."""
@@ -574,10 +668,11 @@ class JobsMachine(RuleBasedStateMachine):
             assert (view.finished_at is not None) == view.status.is_final
             assert (view.error is not None) == (job.state in ("failed", "expired") or job.ending == "expired")
             assert view.retries == job.retries
-            # All workers say that they are of stage a, whatever they claim.
-            of_a = self.somebody_may(job)
-            lost = [name for name, its in job.stages.items() if its.state == "queued" and (name != "a" or not of_a)]
-            assert (view.waiting.stage if view.waiting else None) == (lost[0] if lost else None)
+            lost = [
+                name for name, its in job.stages.items() if its.state == "queued" and not self.somebody_may(job, its)
+            ]
+            waiting = view.waiting if view.waiting and view.waiting.reason == "no_worker" else None
+            assert (waiting.stage if waiting else None) == (lost[0] if lost else None)
             ends = [each.type for each in self.jobs.events(view.id) if each.type.removeprefix("job.") in FINAL]
             assert ends == [f"job.{state}" for state in job.finals]
             if view.status == "completed":
@@ -599,16 +694,24 @@ class JobsMachine(RuleBasedStateMachine):
         any_claim = st.sampled_from(self.claimed)
         return st.one_of(st.sampled_from(holding), any_claim) if holding else any_claim
 
-    def draw_worker(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.model.workers) or ["unknown"]))
+    def draw_worker(self, data: st.DataObject, rather: Callable[[str], object] | None = None) -> str:
+        """A worker, more often than not one of which ``rather`` holds."""
+        known = sorted(self.model.workers) or ["unknown"]
+        rather_these = [worker for worker in known if rather is not None and rather(worker)]
+        strategy = st.sampled_from(known)
+        return data.draw(st.sampled_from(rather_these) | strategy if rather_these else strategy)
+
+    def has_work(self, worker: str) -> bool:
+        return self.is_live(worker) and bool(self.model.line(worker))
 
     def is_live(self, worker: str) -> bool:
-        return worker in self.model.workers and worker not in self.model.expired
+        return self.model.is_live(worker)
 
-    def somebody_may(self, job: Job) -> bool:
-        """Whether a live worker has the job's pipeline file."""
+    def somebody_may(self, job: Job, stage: Stage) -> bool:
+        """Whether a live worker of the stage has the job's pipeline file."""
         return any(
-            self.is_live(worker) and job.digest in ("", self.model.digests[worker]) for worker in self.model.workers
+            self.is_live(worker) and worker[0] == stage.name and job.digest in ("", self.model.digests[worker])
+            for worker in self.model.workers
         )
 
     @staticmethod
@@ -622,9 +725,8 @@ class JobsMachine(RuleBasedStateMachine):
     def claimable(self) -> set[int]:
         return {stage.id for _, stage in self.model.all_stages() if stage.state == "queued" and stage.due}
 
-    @staticmethod
-    def ids(hints: list[Hint]) -> set[int]:
-        return {hint.stage_run_id for hint in hints}
+    def queues(self, stage_run_ids: Iterable[int]) -> set[str]:
+        return {self.model.find(stage_run_id)[1].queue for stage_run_id in stage_run_ids}
 
 
 def test_histories_follow_the_model(database: Database) -> None:
@@ -632,7 +734,7 @@ def test_histories_follow_the_model(database: Database) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=50,
             deadline=None,
             database=None,

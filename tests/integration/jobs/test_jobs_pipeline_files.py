@@ -1,6 +1,5 @@
 """A worker runs jobs of its own pipeline file alone, and a job that no live worker may take says so."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -8,8 +7,7 @@ from sqlalchemy import Connection, event, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, OutOfMemory
-from omni_jobs.jobs import Claim, Hint, Jobs, as_written
-from omni_jobs.jobs.republish import Positions, republish
+from omni_jobs.jobs import Claim, Jobs, NewWorker, as_written
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     CHAIN,
@@ -23,163 +21,99 @@ from tests.integration.job_steps import (
     register,
 )
 
-FEW, MANY = 3, 20
-
 
 def submit(
     jobs: Jobs, digest: str, count: int = 1, graph: dict[str, list[str]] = CHAIN, version: str = "1"
-) -> list[Hint]:
+) -> list[str]:
+    """Submit so many jobs, and return their ids."""
     new = [new_job(graph, pipeline_digest=digest, pipeline_version=version) for _ in range(count)]
-    return [hint for job in new for hint in jobs.submit(job).hints]
+    jobs.submit_all(new)
+    return [job.job_id for job in new]
 
 
-def ids(claims: list[Claim]) -> list[int]:
-    return [each.stage_run_id for each in claims]
+def ids(claims: list[Claim]) -> list[str]:
+    return [each.job_id for each in claims]
 
 
-@pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize("count", [3, 20])
 def test_a_worker_claims_jobs_of_its_file_alone(jobs_or_forgetful: Jobs, count: int) -> None:
     jobs = jobs_or_forgetful
     register(jobs, "old", digest="d1", slots=100)
     register(jobs, "new", digest="d2", slots=100)
     ours, theirs = submit(jobs, "d1", count), submit(jobs, "d2", count)
-    mixed = [hint for pair in zip(ours, theirs, strict=True) for hint in pair]
-    assert ids(claim(jobs, "new", mixed)) == [hint.stage_run_id for hint in theirs]
-    assert claim(jobs, "new", ours) == []
-    assert {jobs.get(job.id).status for job in jobs.list(limit=100).jobs if job.status != "in_progress"} == {"queued"}
-    assert ids(claim(jobs, "old", mixed)) == [hint.stage_run_id for hint in ours]
+    assert ids(claim(jobs, "new")) == theirs
+    assert {jobs.get(job_id).status for job_id in ours} == {"queued"}
+    assert ids(claim(jobs, "old")) == ours
 
 
-@pytest.mark.parametrize("count", [FEW, MANY])
-def test_what_comes_in_an_ends_place_is_of_the_workers_file(jobs: Jobs, count: int) -> None:
-    register(jobs, "w", digest="d1", slots=100)
-    [first] = claim(jobs, "w", submit(jobs, "d1"))
-    ours, theirs = submit(jobs, "d1", count), submit(jobs, "d2", count)
-    wanted = [(hint.stage_run_id, hint.attempt) for hint in (*theirs, *ours)]
-    outcomes, claims = jobs.complete_and_claim([done(first, "w")], "w", wanted)
+def test_what_comes_in_an_ends_place_is_of_the_workers_file(jobs: Jobs) -> None:
+    register(jobs, "w", digest="d1")
+    submit(jobs, "d1")
+    [first] = claim(jobs, "w")
+    submit(jobs, "d2", 3)
+    ours = submit(jobs, "d1", 3)
+    outcomes, claims = jobs.complete_and_claim([done(first, "w")], "w", 100)
     assert [outcome.won for outcome in outcomes] == [True]
-    assert ids(claims) == [hint.stage_run_id for hint in ours]
+    assert [each.job_id for each in claims.claims] == ours
 
 
 def test_a_job_in_flight_goes_on_with_its_own_file(jobs: Jobs, database: Database) -> None:
     """Between its stages the file changes; no stage of it runs with the new one, nor a retried attempt."""
-    for worker, digest in (("old", "d1"), ("new", "d2")):
-        register(jobs, worker, digest=digest)
-    hints = submit(jobs, "d1", graph=DIAMOND)
-    [a] = claim(jobs, "old", hints)
-    jobs.fail(failed(a, "old", OutOfMemory()))
-    hints = [hint._replace(attempt=1) for hint in hints]
-    assert claim(jobs, "new", hints) == []
-    with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET due = 0 WHERE due IS NOT NULL"))
-    assert claim(jobs, "new", hints) == []
-    [a] = claim(jobs, "old", hints)
+    for stage in "abc":
+        register(jobs, f"old-{stage}", stage, digest="d1", lease_s=1000)
+        register(jobs, f"new-{stage}", stage, digest="d2", lease_s=1000)
+    submit(jobs, "d1", graph=DIAMOND)
+    [a] = claim(jobs, "old-a")
+    jobs.fail(failed(a, "old-a", OutOfMemory()))
+    pass_time(database, 100)
+    assert claim(jobs, "new-a") == []
+    [a] = claim(jobs, "old-a")
     assert a.attempt == 2
-    following = list(jobs.complete([done(a, "old")])[0].hints)
-    assert claim(jobs, "new", following) == []
-    assert sorted(each.stage for each in claim(jobs, "old", following)) == ["b", "c"]
+    jobs.complete([done(a, "old-a")])
+    for stage in "bc":
+        assert claim(jobs, f"new-{stage}") == []
+        assert len(claim(jobs, f"old-{stage}")) == 1
 
 
 def test_retried_by_its_user_a_job_keeps_its_file(jobs: Jobs) -> None:
     for worker, digest in (("old", "d1"), ("new", "d2")):
         register(jobs, worker, digest=digest)
-    [a] = claim(jobs, "old", submit(jobs, "d1"))
+    submit(jobs, "d1")
+    [a] = claim(jobs, "old")
     jobs.fail(failed(a, "old", ModelError()))
-    hints = list(jobs.retry(a.job_id))
-    assert claim(jobs, "new", hints) == []
-    assert ids(claim(jobs, "old", hints)) == [a.stage_run_id]
+    jobs.retry(a.job_id)
+    assert claim(jobs, "new") == []
+    assert ids(claim(jobs, "old")) == [a.job_id]
 
 
-def test_a_job_whose_file_is_unknown_is_anybodys(jobs: Jobs) -> None:
+def test_a_job_whose_file_is_unknown_gets_that_of_a_worker_that_serves(jobs: Jobs, database: Database) -> None:
+    [job_id] = submit(jobs, "", graph={"first": []})
+    loading = NewWorker("loads", "loads", "echo", "first", "host", 1, 4, "1", "d3")
+    jobs.register_worker(loading, 60.0, loading=True)
+    jobs.rescue()
     register(jobs, "w", digest="d2")
-    hints = submit(jobs, "")
-    job = jobs.list().jobs[0]
-    assert job.waiting is None
-    assert ids(claim(jobs, "w", hints)) == [hints[0].stage_run_id]
-
-
-# what the rescuer announces
-
-
-def test_hints_are_repeated_where_somebody_may_follow_them(jobs: Jobs, database: Database) -> None:
-    register(jobs, "new", digest="d2", slots=4, lease_s=10_000)
-    theirs, ours, unknown = submit(jobs, "d1", 2), submit(jobs, "d2", 2), submit(jobs, "", 2)
-    pass_time(database, 4)
-    assert jobs.rescue().hints == [*ours, *unknown]
-    register(jobs, "old", digest="d1", slots=4, lease_s=10_000)
-    pass_time(database, 4)
-    assert jobs.rescue().hints == [*theirs, *ours, *unknown]
-
-
-def test_jobs_nobody_may_take_are_not_announced_before_those_somebody_may(database: Database) -> None:
-    jobs = Jobs(database, republish_at_most=5)
-    register(jobs, "w", digest="d2", slots=100, lease_s=10_000)
-    submit(jobs, "d1", 30)
-    ours = submit(jobs, "d2", 5)
-    pass_time(database, 4)
-    assert jobs.rescue().hints == ours
-    assert jobs.rescue().hints == []
-
-
-def test_free_slots_of_one_file_announce_no_jobs_of_another(jobs: Jobs, database: Database) -> None:
-    register(jobs, "busy", digest="d1", slots=1, lease_s=10_000)
-    register(jobs, "idle", digest="d2", slots=50, lease_s=10_000)
-    hints = submit(jobs, "d1", 3)
-    assert len(claim(jobs, "busy", hints[:1])) == 1
-    pass_time(database, 4)
-    assert jobs.rescue().hints == []
-
-
-def test_rounds_look_at_a_bounded_number_of_rows_and_reach_them_all(database: Database) -> None:
-    """Nobody idle may take the front of the queue; it holds up neither the round nor what stands behind it."""
-    jobs = Jobs(database)
-    register(jobs, "idle", digest="d2", slots=100, lease_s=10_000)
-    theirs = submit(jobs, "d1", 25)
-    ours = submit(jobs, "d2", 12)
-    submit(jobs, "d1", 5)
-    pass_time(database, 4)
-    with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET announce_at = 1 WHERE state = 'queued'"))  # ids decide
-    positions: Positions = {}
-
-    def round_() -> list[Hint]:
-        return database.run(partial(republish, at_most=4, announce_after_s=3, positions=positions, read_at_most=10))
-
-    assert [round_() for _ in range(7)] == [[], [], ours[:4], ours[4:8], ours[8:], [], []]
-    assert positions == {}, "from the front again"
-    register(jobs, "theirs", digest="d1", slots=100, lease_s=10_000)
-    assert round_() == theirs[:4]
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_round_reads_what_waits_in_order_and_all_else_by_its_id(jobs: Jobs, database: Database) -> None:
-    plans: list[str] = []
-
-    @event.listens_for(database._engine, "before_cursor_execute")
-    def explain(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if "announce_at <= " in statement and not many:
-            rows = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
-            plans.extend(row[-1] for row in rows)
-
-    register(jobs, "w", digest="d1", slots=100)
-    submit(jobs, "d1", 20)
-    pass_time(database, 4)
-    plans.clear()
-    assert len(jobs.rescue().hints) == 20
-    in_order = "SEARCH stage_runs USING INDEX ix_stage_runs_queued (pipeline=? AND stage=? AND announce_at<?)"
-    by_id = "SEARCH stage_runs USING INTEGER PRIMARY KEY (rowid=?)"
-    assert plans[:3] == ["CO-ROUTINE anon_1", in_order, "SCAN anon_1"]
-    assert {plan for plan in plans if "stage_runs" in plan} == {in_order, by_id}
-    assert plans.count(in_order) == 2, "to find the hints, and to find where this round stopped"
-    assert not [plan for plan in plans if "TEMP B-TREE" in plan], "a sort of all that waits"
-    assert [plan for plan in plans if " jobs" in plan] == ["SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"]
+    assert reason(jobs, job_id) == "turn"
+    assert claim(jobs, "w") == []
+    jobs.rescue()
+    [claimed] = claim(jobs, "w")
+    jobs.fail(failed(claimed, "w", ModelError()))
+    jobs.retire_worker("w")
+    register(jobs, "w2", digest="d4")
+    jobs.retry(job_id)  # it may have another file now
+    jobs.rescue()
+    assert ids(claim(jobs, "w2")) == [job_id]
 
 
 # no_worker
 
 
+def reason(jobs: Jobs, job_id: str) -> str | None:
+    waiting = jobs.get(job_id).waiting
+    return None if waiting is None else waiting.reason
+
+
 def test_a_job_says_that_no_worker_of_its_stage_lives(jobs: Jobs, database: Database) -> None:
-    [first] = submit(jobs, "d1", version="7")
+    submit(jobs, "d1", version="7")
     [job] = jobs.list().jobs
     assert job == jobs.get(job.id)
     assert job.waiting is not None
@@ -189,17 +123,21 @@ def test_a_job_says_that_no_worker_of_its_stage_lives(jobs: Jobs, database: Data
         "pipeline_version": "7",
         "pipeline_digest": "d1",
         "message": "no worker of stage first serves",
+        "position": None,
+        "position_is_exact": True,
+        "due_at": None,
+        "estimate": None,
     }
     assert [stage.reason for stage in job.stages] == ["no_worker", None]
     register(jobs, "w1", digest="d1")
-    assert jobs.get(job.id).waiting is None
+    assert reason(jobs, job.id) == "turn"
     assert jobs.get(job.id).stages[0].reason is None
-    complete_all(jobs, "w1", [first])
+    complete_all(jobs, "w1")
     waiting = jobs.get(job.id).waiting  # at its second stage
     assert waiting is not None
-    assert waiting.stage == "second"
+    assert (waiting.reason, waiting.stage) == ("no_worker", "second")
     register(jobs, "w2", "second", digest="d1", lease_s=5)
-    assert jobs.get(job.id).waiting is None
+    assert reason(jobs, job.id) == "turn"
     pass_time(database, 6)  # its lease runs out
     assert jobs.get(job.id).waiting == waiting
     jobs.cancel(job.id)
@@ -224,7 +162,8 @@ def test_a_worker_of_another_file_is_none(jobs: Jobs) -> None:
 
 def test_a_job_that_runs_waits_for_nobody(jobs: Jobs) -> None:
     register(jobs, "w", digest="d1", lease_s=60)
-    [claimed] = claim(jobs, "w", submit(jobs, "d1"))
+    submit(jobs, "d1")
+    [claimed] = claim(jobs, "w")
     jobs.retire_worker("elsewhere")
     assert jobs.get(claimed.job_id).waiting is None
 
@@ -258,9 +197,9 @@ CUT = {"code": "cut_short", "message": "the first stopped at its max_tokens of 3
 
 def test_why_a_stage_ended_and_its_warnings_are_read_with_the_job(jobs_or_forgetful: Jobs) -> None:
     jobs = jobs_or_forgetful
-    hints = submit(jobs, "d")
+    submit(jobs, "d")
     register(jobs, "w")
-    [claimed] = claim(jobs, "w", hints)
+    [claimed] = claim(jobs, "w")
     jobs.complete([done(claimed, "w", finish_reason="length", warnings=[CUT])])
     job = jobs.get(claimed.job_id)
     assert [(stage.status, stage.finish_reason) for stage in job.stages] == [
@@ -273,7 +212,8 @@ def test_why_a_stage_ended_and_its_warnings_are_read_with_the_job(jobs_or_forget
 
 def test_a_retry_forgets_how_the_stage_had_ended(jobs: Jobs) -> None:
     register(jobs, "w")
-    [claimed] = claim(jobs, "w", submit(jobs, "d", graph={"first": []}))
+    submit(jobs, "d", graph={"first": []})
+    [claimed] = claim(jobs, "w")
     jobs.complete([done(claimed, "w", finish_reason="length", warnings=[CUT])])
     jobs.retry(claimed.job_id, from_stage="first")
     job = jobs.get(claimed.job_id)
@@ -282,7 +222,8 @@ def test_a_retry_forgets_how_the_stage_had_ended(jobs: Jobs) -> None:
 
 def test_many_ends_keep_each_their_own_reason(jobs: Jobs) -> None:
     register(jobs, "w", slots=100)
-    claims = claim(jobs, "w", submit(jobs, "d", 40, graph={"first": []}))
+    submit(jobs, "d", 40, graph={"first": []})
+    claims = claim(jobs, "w")
     reasons = {each.job_id: reason for each, reason in zip(claims, 20 * ["length", None], strict=True)}
     jobs.complete([done(each, "w", finish_reason=reasons[each.job_id]) for each in claims])
     assert {job.id: job.stages[0].finish_reason for job in jobs.list(limit=100).jobs} == reasons

@@ -20,7 +20,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
-from omni_jobs.jobs import Claim, Hint, Jobs, StoredArtifact
+from omni_jobs.jobs import Claim, Jobs, StoredArtifact
 from omni_jobs.maintenance import pruner as pruner_module
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
@@ -54,21 +54,18 @@ def rows(database: Database) -> dict[str, int]:
     )
 
 
-def submitted(jobs: Jobs, store: ObjectStore, *, media: int = 1) -> tuple[str, list[Hint]]:
-    """A job with so many media, stored."""
+def submitted(jobs: Jobs, store: ObjectStore) -> str:
+    """A job with a medium, stored."""
     job = new_job()
-    refs = [store.put(input_key(job.job_id, number), [b"medium"]) for number in range(media)]
-    submitted = jobs.submit(
-        new_job(job_id=job.job_id, media=[{**ref.model_dump(), "media_type": "audio/wav"} for ref in refs])
-    )
-    return job.job_id, list(submitted.hints)
+    medium = store.put(input_key(job.job_id, 0), [b"medium"])
+    media = [{**medium.model_dump(), "media_type": "audio/wav"}]
+    return jobs.submit(new_job(job_id=job.job_id, media=media)).job_id
 
 
-def run_stage(jobs: Jobs, store: ObjectStore, hints: list[Hint]) -> tuple[Claim, list[Hint]]:
+def run_stage(jobs: Jobs, store: ObjectStore, stage: str) -> Claim:
     """Claim, store a payload or an artifact, complete."""
-    stage = hints[0].queue.removeprefix("echo.")
     worker = f"w-{stage}"
-    [claimed] = claim(jobs, worker, hints)
+    [claimed] = claim(jobs, worker)
     made: dict[str, Any]
     if stage == "first":
         made = {"payload": store.put(payload_key(claimed.job_id, stage, claimed.attempt), [b"payload"])}
@@ -77,21 +74,21 @@ def run_stage(jobs: Jobs, store: ObjectStore, hints: list[Hint]) -> tuple[Claim,
         made = {"artifacts": [StoredArtifact("a.wav", "audio/wav", ref)]}
     [outcome] = jobs.complete([done(claimed, worker, **made)])
     assert outcome.won
-    return claimed, list(outcome.hints)
+    return claimed
 
 
 def completed(jobs: Jobs, store: ObjectStore) -> str:
-    job_id, hints = submitted(jobs, store)
-    _, hints = run_stage(jobs, store, hints)
-    run_stage(jobs, store, hints)
+    job_id = submitted(jobs, store)
+    run_stage(jobs, store, "first")
+    run_stage(jobs, store, "second")
     return job_id
 
 
 def half_failed(jobs: Jobs, store: ObjectStore) -> str:
     """A job whose second stage failed; the payload of the first is kept for a retry."""
-    job_id, hints = submitted(jobs, store)
-    _, hints = run_stage(jobs, store, hints)
-    [claimed] = claim(jobs, "w-second", hints)
+    job_id = submitted(jobs, store)
+    run_stage(jobs, store, "first")
+    [claimed] = claim(jobs, "w-second")
     jobs.fail(failed(claimed, "w-second", ModelError()))
     return job_id
 
@@ -103,8 +100,8 @@ def test_each_kind_goes_in_its_time(database: Database, jobs: Jobs, storage_sett
     store = open_store(storage_settings)
     pruner = Pruner(jobs, store, storage_settings)
     whole, broken = completed(jobs, store), half_failed(jobs, store)
-    running, hints = submitted(jobs, store)
-    claim(jobs, "w-first", hints)
+    running = submitted(jobs, store)
+    claim(jobs, "w-first")
     kept = {
         input_key(whole, 0), artifact_key(whole, "second", 1, "a.wav"),
         input_key(broken, 0), payload_key(broken, "first", 1), input_key(running, 0),
@@ -143,8 +140,8 @@ def test_a_deleted_job_leaves_nothing(database: Database, jobs: Jobs, object_sto
 
 
 def test_the_sweep_finds_what_lost_attempts_left(jobs: Jobs, object_store: ObjectStore) -> None:
-    job_id, hints = submitted(jobs, object_store)
-    [claimed] = claim(jobs, "w-first", hints)
+    job_id = submitted(jobs, object_store)
+    [claimed] = claim(jobs, "w-first")
     stranger = f"job-{uuid4().hex}"
     useful = {
         input_key(job_id, 0),
@@ -179,9 +176,9 @@ def test_garbage_noted_before_a_retry_takes_nothing_of_it(
     noted = jobs.garbage()
     assert [found.what for found in noted] == [f"{job_prefix(job_id)}payloads/"]
     Pruner(jobs, store, storage_settings).once()
-    hints = jobs.retry(job_id, "first")
+    jobs.retry(job_id, "first")
     register(jobs, "w-first")
-    run_stage(jobs, store, hints)
+    run_stage(jobs, store, "first")
     assert sleeper._delete_garbage(noted) == ([noted[0].id], 0)
     assert payload_key(job_id, "first", 2) in keys_of(store)
 
@@ -193,7 +190,7 @@ KILLED = """
     from omni_jobs.database.database import Database
     from omni_jobs.jobs import Jobs
     from omni_jobs.maintenance.pruner import Pruner
-    from omni_jobs.settings import settings
+    from omni_jobs.settings import read_settings
     from omni_jobs.storage import open_store
 
     left = int(sys.argv[1])
@@ -211,12 +208,12 @@ KILLED = """
             return answer
         setattr(object, name, call)
 
-    jobs = Jobs(Database(settings().resolved_database_url))
-    store = open_store(settings())
+    jobs = Jobs(Database(read_settings().resolved_database_url))
+    store = open_store(read_settings())
     for name in ("prune", "garbage", "collected", "orphans"):
         mortal(jobs, name)
     mortal(store, "delete")
-    Pruner(jobs, store, settings()).once()
+    Pruner(jobs, store, read_settings()).once()
 """
 
 
@@ -228,8 +225,8 @@ def test_a_kill_anywhere_leaves_nothing_for_ever(
     store = open_store(settings)
     completed(jobs, store)
     half_failed(jobs, store)
-    running, hints = submitted(jobs, store)
-    claim(jobs, "w-first", hints)
+    running = submitted(jobs, store)
+    claim(jobs, "w-first")
     pass_time(database, 60 * DAY)
     environment = {"OMNI_JOBS_DATA_DIR": str(tmp_path), "OMNI_JOBS_DATABASE_URL": database_url}
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(step)]
@@ -338,56 +335,57 @@ def until(is_true: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 class Client:
-    """Submits jobs and runs them itself, some failing and sent on again, and checks what it needs at each step."""
+    """Submits jobs and runs them itself, some failing and sent on again, and checks what it needs at each step.
+
+    Its jobs are of a pipeline file of its own, so that its workers claim no others.
+    """
 
     def __init__(self, jobs: Jobs, store: ObjectStore, seed: int, number_of_jobs: int) -> None:
         self.jobs, self.store = jobs, store
         self.chance = random.Random(seed)
         self.number_of_jobs = number_of_jobs
-        self.worker = f"w-{seed}"
+        self.digest = f"of-{seed}"
         self.retried = 0
 
     def run(self) -> None:
         for stage in ("first", "second"):
-            register(self.jobs, f"{self.worker}-{stage}", stage, slots=10)
+            register(self.jobs, f"{self.digest}-{stage}", stage, slots=10, digest=self.digest)
         for _ in range(self.number_of_jobs):
             self.live()
 
     def live(self) -> None:
-        job = new_job()
-        hints = list(self.jobs.submit(job).hints)
+        job_id = self.jobs.submit(new_job(pipeline_digest=self.digest)).job_id
         while True:
-            while hints:
-                hints = self.step(job.job_id, hints)
+            for stage in ("first", "second"):
+                for claimed in claim(self.jobs, f"{self.digest}-{stage}"):
+                    assert claimed.job_id == job_id
+                    self.step(claimed, f"{self.digest}-{stage}")
             try:  # it has ended: from here on it may be gone at any moment
-                hints = self.jobs.retry(job.job_id, self.chance.choice((None, "first", "second")))
+                self.jobs.retry(job_id, self.chance.choice((None, "first", "second")))
             except (NotFound, Conflict):
                 return
             self.retried += 1
 
-    def step(self, job_id: str, hints: list[Hint]) -> list[Hint]:
-        stage = hints[0].queue.removeprefix("echo.")
-        worker = f"{self.worker}-{stage}"
-        [claimed] = claim(self.jobs, worker, hints)
+    def step(self, claimed: Claim, worker: str) -> None:
         for payload in claimed.upstream.values():
             assert payload is not None
             assert not isinstance(payload, bytes)
-            assert bytes(self.store.read(payload, max_bytes=100)) == job_id.encode()
+            assert bytes(self.store.read(payload, max_bytes=100)) == claimed.job_id.encode()
         self.pause()
         fate = self.chance.random()
         if fate < 0.15:
             outcome = self.jobs.fail(failed(claimed, worker, ModelError()))
-        elif stage == "first":
-            ref = self.store.put(payload_key(job_id, stage, claimed.attempt), [job_id.encode()])
+        elif claimed.stage == "first":
+            key = payload_key(claimed.job_id, "first", claimed.attempt)
+            ref = self.store.put(key, [claimed.job_id.encode()])
             self.pause()
             [outcome] = self.jobs.complete([done(claimed, worker, payload=ref)])
         else:
-            ref = self.store.put(artifact_key(job_id, stage, claimed.attempt, "a"), [b"a"])
+            ref = self.store.put(artifact_key(claimed.job_id, "second", claimed.attempt, "a"), [b"a"])
             self.pause()
             self.store.read(ref, max_bytes=100)  # not recorded yet, and not taken for an orphan
             [outcome] = self.jobs.complete([done(claimed, worker, artifacts=[StoredArtifact("a", "audio/wav", ref)])])
         assert outcome.won
-        return list(outcome.hints)
 
     def pause(self) -> None:
         if self.chance.random() < 0.3:

@@ -14,10 +14,14 @@ import pytest
 from omni_jobs.errors import NotFound
 from omni_jobs.jobs import Jobs, NewWorker, RescueResult
 from omni_jobs.maintenance.rescuer import Rescuer
+from omni_jobs.states import StageRunState
 from omni_jobs.storage import input_key, open_store, payload_key
 from tests.integration.echo_stack import EchoStack
+from tests.integration.job_steps import pass_time
 
-RESCUER = "from omni_jobs.maintenance.rescuer import run; from omni_jobs.settings import settings; run(settings())"
+RESCUER = (
+    "from omni_jobs.maintenance.rescuer import run; from omni_jobs.settings import read_settings; run(read_settings())"
+)
 
 
 @pytest.fixture
@@ -27,14 +31,13 @@ def stack(valkey_url: str, tmp_path: Path) -> Iterator[EchoStack]:
     stack.close()
 
 
-def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: EchoStack) -> None:
+def test_waits_for_the_schema_rings_for_what_it_frees_and_ends_on_sigterm(stack: EchoStack) -> None:
     environment = {**os.environ, **stack.variables}
     process = subprocess.Popen([sys.executable, "-c", RESCUER], env=environment)
     try:
         time.sleep(0.5)  # its first looks find no schema
         stack.database.migrate()
-        _worker_with_free_slots(stack)
-        stack.submit(publish=False)
+        _lost_worker(stack)
         stack.until(lambda: stack.app.broker.depths()["echo.first"] or None, 30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
@@ -46,7 +49,7 @@ def test_waits_for_the_schema_announces_lost_hints_and_ends_on_sigterm(stack: Ec
 def test_it_prunes_beside_its_rounds(stack: EchoStack) -> None:
     """In the same process: a job whose time is over goes, and so do its objects."""
     stack.database.migrate()
-    job_id = stack.submit(publish=False)
+    job_id = stack.submit(ring=False)
     stack.jobs.cancel(job_id)
     store = open_store(stack.settings)
     store.put(input_key(job_id, 0), [b"medium"])
@@ -70,19 +73,17 @@ def test_a_round_survives_a_broker_that_is_away(
     stack: EchoStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.database.migrate()
-    _worker_with_free_slots(stack)
-    stack.submit(publish=False)
-    time.sleep(stack.settings.announce_after_s)
+    job_id = _lost_worker(stack)
     broken = EchoStack(_sibling(tmp_path), stack.database_url, "redis://127.0.0.1:1/0")
     Rescuer(broken.jobs, broken.app.broker, 1).round()
-    assert "rescuer: the broker does not take hints" in caplog.text
+    assert "rescuer: the broker takes no doorbell" in caplog.text
+    assert stack.jobs.get(job_id).stages[0].status == StageRunState.QUEUED
     broken.close()
 
 
 def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pytest.LogCaptureFixture) -> None:
     stack.database.migrate()
-    _worker_with_free_slots(stack)
-    stack.submit(publish=False)
+    _lost_worker(stack)
     rounds: list[str] = []
 
     class Buggy(Jobs):
@@ -96,14 +97,19 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
     rescuer = Rescuer(Buggy(stack.database), stack.app.broker, every_s=0.01)
     rescuer.run(stack.database)
     assert len(rounds) == 2
+    assert stack.app.broker.depths()["echo.first"] == 1
     assert "nobody thought of this" in caplog.text
 
 
-def _worker_with_free_slots(stack: EchoStack) -> None:
-    """Hints are repeated only where somebody can follow them."""
+def _lost_worker(stack: EchoStack) -> str:
+    """A job that a worker runs whose lease is over."""
+    job_id = stack.submit(ring=False)
     echo = stack.pipelines["echo"]
     worker = NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8, echo.version, echo.digest)
     stack.jobs.register_worker(worker, lease_s=60)
+    assert len(stack.jobs.claim("worker-x", 1).claims) == 1
+    pass_time(stack.database, 60)
+    return job_id
 
 
 def _sibling(directory: Path) -> Path:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from omni_jobs.api.services import Services
 from omni_jobs.cli import app
 from omni_jobs.errors import ConfigError
-from omni_jobs.settings import Settings, settings
+from omni_jobs.settings import Settings
 from tests.broken_graphs import BROKEN, GOOD, Broken
 from tests.integration.api_server import ApiServer, serve
 
@@ -60,12 +60,8 @@ def test_every_door_says_the_same(configs: Path, monkeypatch: pytest.MonkeyPatch
 
     for name, value in settings_of(configs).to_environment().items():
         monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("workers.app")
-    finally:
-        settings.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("workers.app")
     assert ended.value.code == f"celery worker: {expected}"
 
 

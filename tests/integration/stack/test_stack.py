@@ -18,7 +18,7 @@ import pytest
 
 from omni_jobs.client import Client, user_message
 from omni_jobs.database.database import Database
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, StackError, StorageFull
+from omni_jobs.errors import IdempotencyKeyReused, InvalidRequest, NotFound, StackError, StorageFull
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState, ChildView
@@ -64,8 +64,8 @@ def pid_of(stack: EmbeddedStack, name: str) -> int:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
-    settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data")
-    with EmbeddedStack(settings, pipelines=["echo"], start_limit_s=START_S) as stack:
+    settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data", load_limit_s=START_S)
+    with EmbeddedStack(settings, pipelines=["echo"]) as stack:
         yield stack
 
 
@@ -79,9 +79,7 @@ def test_every_part_is_ready(stack: EmbeddedStack) -> None:
     views = stack.children()
     assert [view.name for view in views] == ["valkey", "api", "rescuer", "worker echo.first", "worker echo.second"]
     assert all(view.state is ChildState.READY and view.log.is_file() for view in views)
-    found = running_stack(stack.settings.data_dir)
-    assert found is not None
-    assert found["url"] == stack.url
+    assert running_stack(stack.settings.data_dir) == stack.url
 
 
 def test_what_runs_is_what_is_served(client: Client) -> None:
@@ -116,7 +114,7 @@ def test_a_job_goes_through_both_stages(client: Client) -> None:
 def test_the_idempotency_key_makes_one_job(client: Client) -> None:
     first = client.submit(echo("once"), idempotency_key="stack-test")
     assert client.submit(echo("once"), idempotency_key="stack-test").id == first.id
-    with pytest.raises(Conflict):
+    with pytest.raises(IdempotencyKeyReused):
         client.submit(echo("twice"), idempotency_key="stack-test")
 
 
@@ -148,12 +146,12 @@ def test_the_broker_is_closed_to_others(stack: EmbeddedStack) -> None:
     assert password not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_broker_is_bounded_and_forgets_nothing(stack: EmbeddedStack) -> None:
+def test_the_broker_is_small_and_writes_nothing_to_disk(stack: EmbeddedStack) -> None:
     from redis import Redis
 
     with Redis.from_url(stack.settings.broker_url.get_secret_value(), decode_responses=True) as broker:
-        found = broker.config_get("maxmemory", "maxmemory-policy", "appendonly")
-    assert found == {"maxmemory": str(1 << 30), "maxmemory-policy": "noeviction", "appendonly": "yes"}
+        found = broker.config_get("maxmemory", "maxmemory-policy", "appendonly", "save")
+    assert found == {"maxmemory": str(64 << 20), "maxmemory-policy": "noeviction", "appendonly": "no", "save": ""}
 
 
 def test_a_second_stack_in_the_directory_is_refused(stack: EmbeddedStack) -> None:
@@ -307,8 +305,10 @@ def _ended_of(stack: EmbeddedStack, jobs: Sequence[str]) -> int:
 def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
     with FaultProxy(seaweedfs.endpoint_url, http=True) as proxy:
         proxy.set(Fault(refuse=True))
-        settings = seaweedfs.settings(tmp_path / "data", "stack").model_copy(update={"s3_endpoint_url": proxy.url})
-        with EmbeddedStack(settings, pipelines=["echo"], start_limit_s=START_S) as stack, Client(stack.url) as client:
+        settings = seaweedfs.settings(tmp_path / "data", "stack").model_copy(
+            update={"s3_endpoint_url": proxy.url, "load_limit_s": START_S}
+        )
+        with EmbeddedStack(settings, pipelines=["echo"]) as stack, Client(stack.url) as client:
             job = client.submit(echo("patient", payload_bytes=100_000))
             until(lambda: client.get(job.id).stages[0].errors, 60)
             proxy.clear()
@@ -379,4 +379,18 @@ def test_ctrl_c_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         assert len(sessions) == 6
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+        assert processes_of(sessions) == []
+
+
+def test_a_second_ctrl_c_kills_what_does_not_stop(tmp_path: Path) -> None:
+    with up(tmp_path) as process:
+        assert process.stdout is not None
+        assert "omni-jobs is up" in process.stdout.readline()
+        sessions = children_of(process.pid)
+        hung, *_ = (pid for pid in sessions if b"rescuer" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+        os.kill(hung, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        until(lambda: len({os.getsid(pid) for pid in processes_of(sessions)}) == 3)  # it, Valkey and the sentinel
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
         assert processes_of(sessions) == []

@@ -319,20 +319,13 @@ class TestLocal:
 
         ref = store.put(KEY, [b"old"])
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(os, "writev", broken)
+            patched.setattr(os, "fdatasync", broken)
             with pytest.raises(StorageUnavailable, match="no space left") as raised:
                 store.put(KEY, [b"new"])
         assert raised.value.retryable
         assert raised.value.key == KEY
         assert list((tmp_path / "objects/.partial").iterdir()) == []
         assert store.read(ref, max_bytes=3) == b"old"
-
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
-    def test_short_writes_are_finished(self, store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = os.writev
-        monkeypatch.setattr(os, "writev", lambda fd, views: whole(fd, [views[0][:7]]))
-        data = os.urandom(1000)
-        assert store.read(store.put(KEY, [data[:300], data[300:]]), max_bytes=1000) == data
 
     def test_a_key_above_another(self, store: LocalObjectStore) -> None:
         store.put("a/b", [b"x"])

@@ -1,10 +1,16 @@
-"""The routes: each file is a leaf, which no other file of the routes imports."""
+"""The routes: each file is a leaf, which no other file of the routes imports; each route says which scope it needs."""
 
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 
 from omni_jobs.api import routes
+from omni_jobs.api.app import create_app
+from omni_jobs.api.needs import Needs
+from omni_jobs.api.request_parameters import check_query
+from omni_jobs.settings import Settings
+from omni_jobs.tenants.caller import Scope
 
 FILES = sorted(Path(path) for root in routes.__path__ for path in Path(root).glob("*.py"))
 
@@ -12,3 +18,34 @@ FILES = sorted(Path(path) for root in routes.__path__ for path in Path(root).glo
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_no_route_imports_another(file: Path) -> None:
     assert "omni_jobs.api.routes" not in file.read_text(encoding="utf-8").replace('files("omni_jobs.api.routes")', "")
+
+
+def routes_of_api() -> list[APIRoute]:
+    return [route for route in create_app(Settings()).routes if isinstance(route, APIRoute)]
+
+
+OPEN = {"GET /healthz", "GET /readyz", "GET /", "DELETE /v1/session"}
+"""Health, the page without its data, and the end of a session, for which a key need not be good any more."""
+SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
+OTHERS = {
+    "/v1/session": Scope.READ,
+    "/v1/estimates": Scope.ADMIN,
+    "/v1/pipelines/{name}/stages/{stage}/pause": Scope.ADMIN,
+    "/v1/pipelines/{name}/stages/{stage}/resume": Scope.ADMIN,
+}
+
+
+def test_every_route_needs_a_scope_before_anything_else() -> None:
+    open_routes = set()
+    for route in routes_of_api():
+        (method,) = route.methods
+        needs = [each.call for each in route.dependant.dependencies if isinstance(each.call, Needs)]
+        if not needs:
+            open_routes.add(f"{method} {route.path}")
+            continue
+        (need,) = needs
+        calls = [each.call for each in route.dependant.dependencies if each.call is not check_query]
+        assert calls[0] is need, route.path
+        assert need.scope is OTHERS.get(route.path, SCOPES[method]), route.path
+        assert method == "GET" or not need.takes_cookie, route.path
+    assert open_routes == OPEN

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from omni_jobs.cli import Exit, app, servers
 from omni_jobs.client import client as client_module
 from omni_jobs.errors import ConfigError
-from omni_jobs.settings import Settings, settings
+from omni_jobs.settings import Settings
 from omni_jobs.stack import worker_command as worker_command_module
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
@@ -53,7 +53,23 @@ COMMANDS = [
     ["pipelines"],
     ["pipelines", "check"],
     ["pipelines", "list"],
+    ["stages"],
+    ["stages", "list"],
+    ["stages", "pause"],
+    ["stages", "resume"],
+    ["keys"],
+    ["keys", "create"],
+    ["keys", "list"],
+    ["keys", "revoke"],
+    ["tenants"],
+    ["tenants", "create"],
+    ["tenants", "list"],
+    ["tenants", "set"],
+    ["tenants", "delete"],
 ]
+
+
+GROUPS = (["pipelines"], ["keys"], ["tenants"], ["stages"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -74,7 +90,7 @@ def examples(command: Sequence[str]) -> list[list[str]]:
     return [each[: each.index(">")] if ">" in each else each for each in words]
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["pipelines"]], ids=" ".join)
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in GROUPS], ids=" ".join)
 def test_every_command_s_help_shows_it_in_use(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,11 +158,7 @@ def test_check_refuses_two_files_of_one_name(tmp_path: Path) -> None:
 def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works off the jobs that were taken before."""
     monkeypatch.setenv("OMNI_JOBS_PIPELINES", "chat")
-    settings.cache_clear()
-    try:
-        assert run("worker", "-p", "echo", "-s", "first", "--dry-run").exit_code == 0
-    finally:
-        settings.cache_clear()
+    assert run("worker", "-p", "echo", "-s", "first", "--dry-run").exit_code == 0
 
 
 def test_list() -> None:
@@ -303,24 +315,16 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
 def test_prune_without_a_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
-    settings.cache_clear()
-    try:
-        result = run("prune")
-    finally:
-        settings.cache_clear()
+    result = run("prune")
     assert result.exit_code == Exit.UNREACHABLE
     assert "run omni-jobs migrate" in result.stderr
 
 
 def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
-    settings.cache_clear()
-    try:
-        assert run("migrate").exit_code == 0
-        result = run("prune", "--json")
-        assert run("prune").output.strip().endswith("0 objects, 0 orphans gone")
-    finally:
-        settings.cache_clear()
+    assert run("migrate").exit_code == 0
+    result = run("prune", "--json")
+    assert run("prune").output.strip().endswith("0 objects, 0 orphans gone")
     assert set(json.loads(result.output)) == {
         "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans",
     }  # fmt: skip
@@ -340,3 +344,14 @@ def test_the_installed_command() -> None:
     done = subprocess.run([command, "status", "--url", NOWHERE], capture_output=True, text=True)
     assert done.returncode == Exit.UNREACHABLE
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["api", "--host", "0.0.0.0", "--port", "0"], ["up", "--pipeline", "echo"]])
+def test_no_server_for_other_machines_starts_without_a_word_on_keys(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("OMNI_JOBS_API_HOST", "0.0.0.0")
+    result = run(*command)
+    assert result.exit_code == Exit.FAILED
+    assert "OMNI_JOBS_AUTH: set it to keys, proxy or off" in result.stderr

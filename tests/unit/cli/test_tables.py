@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -7,10 +6,17 @@ import pytest
 from rich.console import Console, RenderableType
 
 from omni_jobs.cli.formats import duration_text, size_text
-from omni_jobs.cli.live import show_text
-from omni_jobs.cli.tables import children_table, events_table, job_progress, job_summary, jobs_table, timeline
+from omni_jobs.cli.tables import (
+    children_table,
+    events_table,
+    job_progress,
+    job_summary,
+    jobs_table,
+    stages_table,
+    timeline,
+)
 from omni_jobs.stack.child import ChildState, ChildView
-from omni_jobs.views import EventView, JobView
+from omni_jobs.views import CalibrationView, EventView, JobView, PipelineView, StageView
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,6 +107,33 @@ def test_a_job_that_no_worker_may_take_says_so_wherever_it_is_shown() -> None:
     assert "in_progress (no_worker)" in " ".join(shown(jobs_table([waits])).split())
 
 
+def test_a_job_that_waits_for_its_turn_says_for_how_long() -> None:
+    estimate = {"low_s": 4.0, "high_s": 130.0, "basis": "the work before it"}
+    turn = {**WAITING, "reason": "turn", "message": "3 before it", "position": 3, "estimate": estimate}
+    waits = job("queued", [stage("talker", "queued", 0)], waiting=turn)
+    for view in (job_progress(waits), job_summary(waits)):
+        words = " ".join(shown(view).split())
+        assert "turn: 3 before it; it starts in 4.0 s to 2 min 10 s, with 80 % probability" in words
+    assert "turn" not in shown(jobs_table([waits]))
+
+
+def test_stages_tell_their_pauses_and_how_many_estimates_held() -> None:
+    views = [
+        StageView(name=name, kind="echo", inputs={}, parameters={}, paused_at=START if name == "b" else None)
+        for name in ("a", "b")
+    ]
+    pipeline = PipelineView(
+        name="p", version="1", description="", accepts=[], modalities=[], voices=[], stages=views, trouble=None
+    )
+    held = CalibrationView(pipeline="p", stage="a", estimates=50, held=41, share=0.82)
+    none = CalibrationView(pipeline="p", stage="b", estimates=0, held=0, share=None)
+    title, first, second = shown(stages_table([pipeline], [held, none])).splitlines()
+    assert title.split("  ")[0] == "pipeline"
+    assert first.split() == ["p", "a", "82%", "of", "50"]
+    assert second.split()[:2] == ["p", "b"]
+    assert len(second.split()) == 4  # a date and a time
+
+
 def test_a_list_tells_which_jobs_were_cut() -> None:
     cut = job("completed", [stage("talker", "succeeded", 0, 1, 2)], finished=2, warnings=[CUT, CUT])
     assert "completed (cut_short)" in " ".join(shown(jobs_table([cut])).split())
@@ -163,33 +196,3 @@ def test_lists() -> None:
     assert "✔ thinker  ✔ talker" in view
     child = ChildView("worker echo.first", ChildState.RESTARTING, 7, 2.5, 3, Path("x.log"))
     assert "worker echo.first  restarting  2.5 s  restarted 3×" in shown(children_table([child]))
-
-
-class Looks:
-    """A client that shows these states of one job."""
-
-    def __init__(self, *jobs: JobView) -> None:
-        self._jobs = jobs
-
-    def wait(self, job_id: str, *, timeout: float | None, on_update: Callable[[JobView], object]) -> JobView:
-        for job in self._jobs:
-            on_update(job)
-        return self._jobs[-1]
-
-
-def so_far(text: str | None) -> JobView:
-    progress = {"done": 1, "total": 9, "unit": "tokens", "text": text}
-    return job("in_progress", [stage("llm", "running", 0, 1, progress=progress)])
-
-
-def test_a_text_is_shown_as_it_grows(capsys: pytest.CaptureFixture[str]) -> None:
-    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "One two\x1b[2J three."})
-    looks = Looks(so_far(None), so_far("One"), so_far("One"), so_far("One two\x1b[2J"), final)
-    assert show_text(looks, "job-1", "Count.") is final  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "\n> Count.\n\nOne two�[2J three.\n"
-
-
-def test_a_text_that_begins_anew_is_shown_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    final = job("completed", [stage("llm", "succeeded", 0, 1, 2)], 2, result={"text": "Once more"})
-    show_text(Looks(so_far("One"), so_far("On"), final), "job-1", "?")  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "\n> ?\n\nOne\n\nOnce more\n"

@@ -184,11 +184,21 @@ def test_events_and_filters(server: Server, client: Client) -> None:
 
 
 def test_a_refusal_is_not_tried_again(server: Server, client: Client) -> None:
+    server.headers = {"X-Request-Id": "req-1"}
     server.answers = [(422, failure("invalid_request", "must not be empty", field="messages"))]
     with pytest.raises(errors.InvalidRequest, match="must not be empty") as raised:
         client.submit({})
     assert raised.value.field == "messages"
+    assert raised.value.__notes__ == ["X-Request-Id: req-1"]
     assert len(server.seen) == 1
+
+
+def test_an_error_of_a_later_server_is_tried_again_where_that_says_so(server: Server, client: Client) -> None:
+    server.answers = [(503, failure("of_a_later_version", retryable=True)), (200, JOB)]
+    assert client.get("job-1").id == "job-1"
+    server.answers = [(503, failure("of_a_later_version", retryable=False)), (200, JOB)]
+    with pytest.raises(errors.OmniJobsError, match="of_a_later_version: no"):
+        client.get("job-1")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +207,7 @@ def test_a_refusal_is_not_tried_again(server: Server, client: Client) -> None:
         (404, failure("not_found"), errors.NotFound),
         (404, b"<html>", errors.NotFound),
         (409, failure("conflict"), errors.Conflict),
+        (422, failure("idempotency_key_reused"), errors.IdempotencyKeyReused),
         (413, failure("request_too_large"), errors.RequestTooLarge),
         (415, failure("unsupported_content_type"), errors.UnsupportedContentType),
         (500, failure("invalid_config", field="a", key="b"), errors.ConfigError),

@@ -1,7 +1,7 @@
-"""The executor: each end that a stage run can come to, and the reports that its ledger gets."""
+"""The executor: when it claims, each end that a stage run can come to, and the reports that its ledger gets."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
-from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Outcome, ProgressReport
+from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from omni_jobs.storage.local import LocalObjectStore
@@ -44,12 +44,15 @@ class ScriptedRunner:
 
 
 class RecordingLedger:
-    """A ledger without a database: it grants the claims of ``claims`` and records every report."""
+    """A ledger without a database: it grants what is ``waiting`` as SQL would, and records every claim and report."""
 
     worker = NewWorker("worker-1", "slot", "echo", "first", "host", 1, 8, "1", "")
 
     def __init__(self) -> None:
-        self.claims: dict[tuple[int, int], Claim] = {}
+        self.waiting: list[Claim] = []
+        self.asked: list[tuple[int, bool]] = []  # at_most, is_idle
+        self.answers = asyncio.Event()  # to claims
+        self.answers.set()
         self.reports: list[tuple[Any, ...]] = []
         self.progress: list[ProgressReport] = []
         self.wins = True
@@ -63,10 +66,19 @@ class RecordingLedger:
             raise StageError("the database refused it")
         self.reports.append((name, *report))
 
-    async def claim(self, hints: Sequence[tuple[int, int]]) -> list[Claim]:
+    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
+        self.asked.append((at_most, is_idle))
+        await self.answers.wait()
+        if "lease" in self.refuses:
+            raise Fenced("worker-1")
         if "claim" in self.refuses:
             raise StageError("the database refused it")
-        return [self.claims[hint] for hint in hints if hint in self.claims]
+        suspects = [claim for claim in self.waiting if claim.alone]
+        if suspects and not is_idle:
+            return Claims((), suspect_waits=True)
+        granted = suspects[:1] or self.waiting[:at_most]
+        self.waiting = [claim for claim in self.waiting if claim not in granted]
+        return Claims(granted, more=bool(suspects) or len(granted) == at_most)
 
     async def complete(self, completion: Completion) -> Outcome:
         self._answer("complete", completion.stage_run_id, completion.attempt)
@@ -87,26 +99,31 @@ class RecordingLedger:
 
 
 class Bench:
-    """An executor of the echo pipeline's first stage; ``run`` offers it one stage run and waits for its end."""
+    """An executor of the echo pipeline's first stage; ``run`` lets it claim one stage run and waits for its end."""
 
-    def __init__(self, directory: Path, *, slots: int = 8, time_limit_s: float = 60.0) -> None:
+    def __init__(self, directory: Path, *, slots: int = 8, time_limit_s: float = 60.0, poll_s: float = 60.0) -> None:
         config = PIPELINE.stage("first").model_copy(update={"time_limit_s": time_limit_s})
         self.runner = ScriptedRunner()
         self.ledger = RecordingLedger()
         self.store = LocalObjectStore(directory, sync=False)
         self.broken: list[str] = []
+        self.passed_on = 0  # doorbells, to other workers
         self.executor = Executor(
             StageLLM(Stage(PIPELINE, config, None), self.runner),
             self.ledger,  # type: ignore[arg-type]
             self.store,
-            Settings(data_dir=directory).model_copy(update={"stop_limit_s": 0.1}),
+            Settings(data_dir=directory).model_copy(update={"stop_limit_s": 0.1, "poll_s": poll_s}),
             slots=slots,
             on_room=lambda: None,
+            on_more=self._pass_on,
             on_broken=self.broken.append,
         )
 
-    def grant(self, stage_run_id: int = 1, **changes: Any) -> tuple[int, int]:
-        """Let the ledger grant a claim; return its hint."""
+    def _pass_on(self) -> None:
+        self.passed_on += 1
+
+    def queue(self, stage_run_id: int = 1, **changes: Any) -> None:
+        """Let a stage run wait to be claimed, without a doorbell."""
         fields: dict[str, Any] = {
             "stage_run_id": stage_run_id,
             "job_id": f"job-{stage_run_id}",
@@ -121,18 +138,25 @@ class Bench:
             "failures": {},
             "alone": False,
         }
-        claim = Claim(**{**fields, **changes})
-        self.ledger.claims[claim.hint] = claim
-        return claim.hint
+        self.ledger.waiting.append(Claim(**{**fields, **changes}))
+
+    def offer(self, stage_run_id: int = 1, **changes: Any) -> None:
+        """Let a stage run wait to be claimed, and ring."""
+        self.queue(stage_run_id, **changes)
+        self.executor.ring()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
 
     async def ended(self, count: int = 1) -> None:
-        async with asyncio.timeout(20):
-            while self.executor.ended < count or self.executor.hints_in_hand:
-                await asyncio.sleep(0.005)
+        await self.until(lambda: self.executor.ended >= count and not self.executor.in_flight)
+        await settled()
 
     async def run(self, **changes: Any) -> list[tuple[Any, ...]]:
         """Run one stage run to its end; return the reports."""
-        self.executor.offer([self.grant(**changes)])
+        self.offer(**changes)
         await self.ended()
         return self.ledger.reports
 
@@ -140,6 +164,12 @@ class Bench:
         async with asyncio.timeout(20):
             for _ in range(count):
                 await self.runner.entered.acquire()
+
+
+async def settled() -> None:
+    """Let the event loop do all that is ready: claims, which this ledger answers at once, among them."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def give_output() -> OmniModelRunnerOutput:
@@ -160,7 +190,11 @@ def raising(error: Exception) -> Callable[[], Awaitable[OmniModelRunnerOutput]]:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+    """An executor that has found nothing at its start."""
+    bench = Bench(tmp_path)
+    await settled()
+    bench.ledger.asked.clear()
+    return bench
 
 
 async def test_a_stage_run_is_claimed_loaded_run_stored_and_completed(bench: Bench) -> None:
@@ -207,7 +241,7 @@ async def test_a_stage_run_whose_job_is_to_stop_is_handed_back_by_a_healthy_engi
     bench: Bench, healthy: bool, report: tuple[Any, ...]
 ) -> None:
     bench.runner.act = take_for_ever
-    bench.executor.offer([bench.grant()])
+    bench.offer()
     await bench.entered()
     bench.runner.healthy = healthy
     bench.executor.stop_runs([1, 2])
@@ -229,13 +263,11 @@ async def test_a_stage_run_that_does_not_stop_ends_the_worker(tmp_path: Path, ov
         return OUTPUT
 
     bench.runner.act = ignore_cancelling
-    bench.executor.offer([bench.grant()])
+    bench.offer()
     await bench.entered()
     if not over_time:
         bench.executor.stop_runs([1])
-    async with asyncio.timeout(20):
-        while not bench.broken:
-            await asyncio.sleep(0.01)
+    await bench.until(lambda: bench.broken)
     assert bench.broken == ["stage run 1 does not stop"]
     stop.set()
     await bench.ended()
@@ -243,7 +275,8 @@ async def test_a_stage_run_that_does_not_stop_ends_the_worker(tmp_path: Path, ov
 
 async def test_a_fenced_worker_writes_nothing(bench: Bench) -> None:
     bench.runner.act = take_for_ever
-    bench.executor.offer([bench.grant(), bench.grant(2)])
+    bench.offer(1)
+    bench.offer(2)
     await bench.entered(2)
     bench.ledger.fenced = True
     bench.executor.abandon()
@@ -254,31 +287,19 @@ async def test_a_fenced_worker_writes_nothing(bench: Bench) -> None:
 
 async def test_a_drained_worker_hands_back_the_rest(bench: Bench) -> None:
     bench.runner.act = take_for_ever
-    bench.executor.offer([bench.grant(), bench.grant(2)])
+    bench.offer(1)
+    bench.offer(2)
     await bench.entered(2)
     await bench.executor.drain(0.0, asyncio.Event())
     assert sorted(bench.ledger.reports) == [("release", 1, 3), ("release", 2, 3)]
-    bench.executor.offer([bench.grant(3)])
-    await asyncio.sleep(0.01)
-    assert (bench.executor.hints_in_hand, bench.executor.in_flight) == (0, 0)
+    claims = len(bench.ledger.asked)
+    bench.offer(3)
+    await settled()
+    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.room) == (claims, 0, 0)
 
 
 async def test_a_stage_run_of_another_stage_is_handed_back(bench: Bench) -> None:
     assert await bench.run(stage="second") == [("release", 1, 3)]
-
-
-async def test_a_stale_hint_is_dropped(bench: Bench) -> None:
-    bench.executor.offer([(1, 0)])
-    await bench.ended(0)
-    assert bench.ledger.reports == []
-    assert bench.executor.room == 8
-
-
-async def test_a_claim_that_the_database_refuses_is_handed_back_because_it_may_have_been_granted(bench: Bench) -> None:
-    bench.ledger.refuses = {"claim"}
-    bench.executor.offer([(1, 2)])
-    await bench.ended(0)
-    assert bench.ledger.reports == [("release", 1, 3)]
 
 
 async def test_a_completion_that_lost_leaves_no_objects(bench: Bench) -> None:
@@ -302,24 +323,204 @@ async def test_an_end_that_the_database_refuses(
     assert bool(bench.broken) is breaks
 
 
-async def test_a_suspect_with_company_is_handed_back_and_runs_alone_afterwards(bench: Bench) -> None:
-    finish = asyncio.Event()
+# Claims.
 
-    async def wait() -> OmniModelRunnerOutput:
-        await finish.wait()
+
+class Held:
+    """Runs that last until they are let go, and how many of them there were at once."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.free = asyncio.Semaphore(0)
+        self.now = self.most = 0
+        bench.runner.act = self.act
+
+    async def act(self) -> OmniModelRunnerOutput:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.free.acquire()
+        finally:
+            self.now -= 1
         return OUTPUT
 
-    bench.runner.act = wait
-    bench.executor.offer([bench.grant(1)])
+
+async def test_it_claims_for_all_its_slots_when_it_starts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.queue()
+    await bench.ended()
+    assert bench.ledger.asked == [(8, True)], "a slot that is freed claims nothing when nothing more may wait"
+
+
+async def test_a_doorbell_without_work_costs_one_claim(bench: Bench) -> None:
+    bench.executor.ring()
+    await settled()
+    assert bench.ledger.asked == [(8, True)]
+    assert (bench.executor.room, bench.passed_on) == (8, 0)
+
+
+async def test_doorbells_that_ring_during_a_claim_make_one_more(bench: Bench) -> None:
+    bench.ledger.answers.clear()
+    bench.executor.ring()
+    await settled()
+    assert bench.executor.room == 0, "what the claim asks for is no room"
+    for _ in range(5):
+        bench.executor.ring()
+    await settled()
+    assert bench.ledger.asked == [(8, True)]
+    bench.ledger.answers.set()
+    await settled()
+    assert bench.ledger.asked == [(8, True)] * 2
+
+
+async def test_freed_slots_claim_while_more_may_wait_and_never_more_than_there_are(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=2)
+    held = Held(bench)
+    for number in range(5):
+        bench.queue(number)
+    await bench.entered(2)
+    await settled()
+    assert bench.ledger.asked == [(2, True)]
+    for number in range(5):
+        held.free.release()
+        await bench.until(lambda number=number: bench.executor.ended > number)  # type: ignore[misc]
+    await bench.ended(5)
+    assert held.most == 2
+    assert {at_most for at_most, _ in bench.ledger.asked} == {1, 2}
+    assert [report[:2] for report in bench.ledger.reports] == [("complete", number) for number in range(5)]
+
+
+async def test_a_poll_finds_what_no_doorbell_has_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, poll_s=0.02)
+    await settled()
+    assert bench.ledger.asked == [(8, True)]
+    bench.queue()
+    await bench.ended()
+    assert bench.ledger.reports == [("complete", 1, 3)]
+    bench.executor.abandon()
+    claims = len(bench.ledger.asked)
+    await asyncio.sleep(0.1)
+    assert len(bench.ledger.asked) == claims, "a worker that takes no more polls no more"
+
+
+async def test_a_worker_that_a_doorbell_has_filled_passes_it_on_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=1)
+    held = Held(bench)
+    await settled()
+    for number in range(3):
+        bench.queue(number)
+    bench.executor.ring()
     await bench.entered()
-    bench.grant(2, alone=True, attempt=4)  # the hint of its next attempt
-    bench.executor.offer([bench.grant(2, alone=True)])
-    async with asyncio.timeout(20):
-        while not bench.ledger.reports:
-            await asyncio.sleep(0.005)
-    assert bench.ledger.reports == [("release", 2, 3)]
+    assert bench.passed_on == 1
+    held.free.release()
+    await bench.entered()
+    assert bench.passed_on == 1, "that slot was freed here, and the others know"
+    bench.executor.ring()
+    held.free.release()
+    await bench.entered()
+    assert bench.passed_on == 2
+    held.free.release()
+    await bench.ended(3)
+    assert bench.passed_on == 2
+
+
+async def test_a_worker_with_room_left_passes_no_doorbell_on(bench: Bench) -> None:
+    for number in range(7):
+        bench.offer(number)
+    await bench.ended(7)
+    assert bench.passed_on == 0
+
+
+async def test_a_suspect_waits_until_nothing_runs_and_nothing_runs_beside_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=4)
+    held = Held(bench)
+    bench.queue(1)
+    bench.queue(2)
+    await bench.entered(2)
+    bench.queue(3)
+    bench.offer(4, alone=True)
+    await settled()
+    assert bench.ledger.asked[1:] == [(2, False)]
+    held.free.release()
+    await bench.until(lambda: bench.executor.ended == 1)
+    bench.executor.ring()
+    await settled()
+    assert bench.executor.room == 0, "it drains for the suspect"
+    assert len(bench.ledger.asked) == 2
+    held.free.release()
+    await bench.entered()
+    bench.executor.ring()
+    await settled()
+    assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [4]
+    assert bench.ledger.asked[2:] == [(4, True)]
     assert bench.executor.room == 0, "nothing is claimed beside a suspect"
-    finish.set()
+    held.free.release()
+    await bench.entered()
+    assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [3]
+    held.free.release()
+    await bench.ended(4)
+    assert [report[1] for report in bench.ledger.reports] == [1, 2, 4, 3]
+    assert bench.executor.room == 4
+
+
+async def test_a_paused_stage_claims_nothing_and_what_runs_goes_on(bench: Bench) -> None:
+    held = Held(bench)
+    bench.offer(1)
+    await bench.entered()
+    bench.executor.set_paused(True)
+    claims = len(bench.ledger.asked)
+    bench.offer(2)
+    await settled()
+    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.room) == (claims, 1, 0)
+    held.free.release()
+    await bench.ended()
+    assert bench.ledger.reports == [("complete", 1, 3)]
+    assert len(bench.ledger.asked) == claims
+    held.free.release()
+    bench.executor.set_paused(False)  # no doorbell rings
     await bench.ended(2)
-    assert bench.ledger.reports[1:] == [("complete", 1, 3), ("complete", 2, 4)]
-    assert bench.executor.room == 8
+    assert bench.ledger.reports[-1] == ("complete", 2, 3)
+
+
+async def test_an_executor_that_starts_paused_never_claims(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.executor.set_paused(True)  # before the loop turns
+    await settled()
+    assert bench.ledger.asked == []
+
+
+async def test_a_claim_that_the_database_refuses_costs_a_poll(bench: Bench) -> None:
+    bench.ledger.refuses = {"claim"}
+    bench.offer()
+    await settled()
+    assert (bench.ledger.asked, bench.executor.room, bench.broken) == ([(8, True)], 8, [])
+    bench.ledger.refuses = set()
+    bench.executor.ring()  # as a poll does
+    await bench.ended()
+    assert bench.ledger.reports == [("complete", 1, 3)]
+
+
+async def test_what_a_drain_finds_being_claimed_is_handed_back(bench: Bench) -> None:
+    bench.ledger.answers.clear()
+    bench.offer(1)
+    bench.offer(2)
+    await settled()
+    draining = asyncio.create_task(bench.executor.drain(60.0, asyncio.Event()))
+    await settled()
+    bench.ledger.answers.set()
+    await draining
+    assert sorted(bench.ledger.reports) == [("release", 1, 3), ("release", 2, 3)]
+    assert len(bench.ledger.asked) == 1
+
+
+@pytest.mark.parametrize("is_granted", [True, False])
+async def test_a_worker_fenced_during_a_claim_runs_and_reports_nothing(bench: Bench, is_granted: bool) -> None:
+    bench.ledger.answers.clear()
+    bench.offer()
+    await settled()
+    bench.ledger.fenced = True
+    bench.ledger.refuses = set() if is_granted else {"lease"}
+    bench.executor.abandon()
+    bench.ledger.answers.set()
+    await bench.ended(int(is_granted))
+    assert (bench.ledger.reports, bench.ledger.progress) == ([], [])
+    assert (len(bench.ledger.asked), bench.executor.room) == (1, 0)

@@ -6,11 +6,13 @@ Time stands still unless a test moves it.
 import asyncio
 import threading
 from collections.abc import Callable
+from types import NoneType
 
 import pytest
 
-from omni_jobs.errors import Conflict, DatabaseUnavailable, TooManyJobs
+from omni_jobs.errors import Conflict, DatabaseUnavailable, LimitReached, TooManyRunningJobs
 from omni_jobs.intake.backlog import Backlog
+from omni_jobs.tenants.limits import Limits
 
 PATIENCE_S = 30.0
 
@@ -50,7 +52,7 @@ async def accepted(backlog: Backlog, tenant: str = "a", pipeline: str = "echo", 
     return times
 
 
-async def refused(backlog: Backlog, tenant: str = "a") -> TooManyJobs | None:
+async def refused(backlog: Backlog, tenant: str = "a") -> LimitReached | None:
     await backlog.refresh()
     with backlog.reserve("echo", tenant) as reservation:
         return reservation.refusal
@@ -217,3 +219,23 @@ async def test_many_at_once_never_pass_the_bound() -> None:
 
     assert sum(await asyncio.gather(*(submit(number) for number in range(400)))) == 40
     assert queue.counts == 1
+
+
+async def test_a_tenant_may_have_a_bound_of_its_own() -> None:
+    backlog = Queue(a=3, b=3).backlog(per_tenant=4)
+    await backlog.refresh()
+    for queued, granted in ((None, 1), (0, 0), (3, 0), (5, 2), (100, 10)):
+        with backlog.reserve("echo", "a", 10, Limits(queued_jobs=queued)) as reservation:
+            assert reservation.granted == granted
+    assert await accepted(backlog, "b", times=20) == 1
+
+
+async def test_a_tenant_that_runs_as_many_as_it_may_has_no_room() -> None:
+    running = {"a": 2}
+    queue = Queue()
+    backlog = Backlog(queue.count, per_pipeline=9, per_tenant=9, running=lambda: running, clock=lambda: queue.now)
+    await backlog.refresh()
+    for tenant, limit, granted in (("a", 2, 0), ("a", 3, 4), ("b", 2, 4), ("b", 0, 0)):
+        with backlog.reserve("echo", tenant, 4, Limits(running_jobs=limit)) as reservation:
+            assert reservation.granted == granted
+            assert isinstance(reservation.refusal, TooManyRunningJobs if not granted else NoneType)

@@ -1,24 +1,24 @@
 """omni_jobs.intake.group_commit: which jobs share a transaction. With a database: tests/integration/api."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
-from omni_jobs.errors import Conflict, DatabaseUnavailable, OmniJobsError
+from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
 from omni_jobs.intake.group_commit import GroupCommit
-from omni_jobs.jobs import Hint, NewJob, SubmitResult
+from omni_jobs.jobs import NewJob, SubmitResult
 from tests.integration.job_steps import new_job
 
-Results = list[SubmitResult | Conflict]
+Results = list[SubmitResult | IdempotencyKeyReused]
 
 
 class Store:
     """Notes the transactions; the first waits until it is let go."""
 
-    def __init__(self, answer: Callable[[NewJob], SubmitResult | Conflict] | None = None) -> None:
+    def __init__(self, answer: Callable[[NewJob], SubmitResult | IdempotencyKeyReused] | None = None) -> None:
         self.transactions: list[list[str]] = []
         self.began, self.go_on = threading.Event(), threading.Event()
         self._answer = answer or made
@@ -31,15 +31,16 @@ class Store:
 
 
 def made(job: NewJob) -> SubmitResult:
-    return SubmitResult(job.job_id, created=True, hints=[Hint(1, 0, job.job_id)])
+    return SubmitResult(job.job_id, created=True, queues={job.pipeline})
 
 
 @contextmanager
-def committing(store: Store) -> Iterator[tuple[GroupCommit, list[Hint]]]:
-    published: list[Hint] = []
-    commits = GroupCommit(store.submit_all, published.extend)
+def committing(store: Store) -> Iterator[tuple[GroupCommit, list[Collection[str]]]]:
+    """Yield the commits, and the queues that each transaction rings."""
+    rung: list[Collection[str]] = []
+    commits = GroupCommit(store.submit_all, rung.append)
     try:
-        yield commits, published
+        yield commits, rung
     finally:
         store.go_on.set()
         commits.close()
@@ -57,9 +58,9 @@ def was_created(results: Future[list[SubmitResult | OmniJobsError]]) -> bool:
 
 def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
     store = Store()
-    jobs = [new_job() for _ in range(11)]
+    jobs = [new_job(pipeline=f"p{n % 3}") for n in range(11)]
     ids = [job.job_id for job in jobs]
-    with committing(store) as (commits, published):
+    with committing(store) as (commits, rung):
         first = commits.submit([jobs[0]])
         assert store.began.wait(30)
         rest = [commits.submit([job]) for job in jobs[1:4]]
@@ -68,7 +69,7 @@ def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
         results = [only(each) for each in (first, *rest)] + group.result(30)
     assert [result.job_id for result in results if isinstance(result, SubmitResult)] == ids
     assert store.transactions == [ids[:1], ids[1:]]
-    assert [hint.queue for hint in published] == ids
+    assert rung == [{"p0"}, {"p0", "p1", "p2"}], "once for all jobs of a transaction"
 
 
 def test_a_transaction_ends_once_it_is_large() -> None:
@@ -82,15 +83,15 @@ def test_a_transaction_ends_once_it_is_large() -> None:
     assert [len(transaction) for transaction in store.transactions] == [1, 300, 1]
 
 
-def test_a_conflict_is_its_own() -> None:
+def test_a_key_used_before_is_refused_alone() -> None:
     bad = new_job()
-    store = Store(lambda job: Conflict() if job is bad else made(job))
+    store = Store(lambda job: IdempotencyKeyReused() if job is bad else made(job))
     store.go_on.set()
-    with committing(store) as (commits, published):
-        conflict, good = commits.submit([bad]), commits.submit([new_job()])
-        assert isinstance(only(conflict), Conflict)
+    with committing(store) as (commits, rung):
+        refused, good = commits.submit([bad]), commits.submit([new_job()])
+        assert isinstance(only(refused), IdempotencyKeyReused)
         assert was_created(good)
-    assert len(published) == 1
+    assert [queue for queues in rung for queue in queues] == ["echo"]
 
 
 def test_what_the_database_refuses_of_one_fails_no_other() -> None:
@@ -144,11 +145,11 @@ def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> Non
     store.go_on.set()
     bugs = [RuntimeError("a bug")]
 
-    def publish(hints: Sequence[Hint]) -> None:
+    def ring(queues: Collection[str]) -> None:
         if bugs:
             raise bugs.pop()
 
-    commits = GroupCommit(store.submit_all, publish)
+    commits = GroupCommit(store.submit_all, ring)
     with pytest.raises(RuntimeError, match="a bug"):
         commits.submit([new_job()]).result(30)
     assert was_created(commits.submit([new_job()]))

@@ -1,6 +1,6 @@
 import pytest
 
-from omni_jobs.jobs.successors import Run, Step, next_step
+from omni_jobs.jobs.successors import QUOTA, Run, Step, next_step
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 
@@ -33,6 +33,13 @@ def test_a_stage_waits_for_all_its_inputs() -> None:
         assert next_step(JobState.IN_PROGRESS, runs(a="succeeded", b=b, c=c).values()) == Step(JobState.IN_PROGRESS)
     there = runs(a="succeeded", b="succeeded", c="succeeded")
     assert next_step(JobState.IN_PROGRESS, there.values()) == Step(JobState.IN_PROGRESS, queue=(there["d"],))
+
+
+def test_what_is_held_is_not_queued() -> None:
+    held = runs()
+    held["a"].reason = QUOTA
+    assert next_step(JobState.QUEUED, held.values()) == Step(JobState.QUEUED)
+    assert next_step(JobState.QUEUED, runs().values()).queue == (runs()["a"],)
 
 
 def test_one_success_queues_every_consumer() -> None:

@@ -309,11 +309,3 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(GOOD, encoding="utf-8")
     with pytest.raises(ConfigError, match="has this name already"):
         load_pipelines(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("slots", "at_most", "hints"), [(1, 64, 1), (8, 64, 2), (32, 64, 8), (256, 64, 64), (256, 16, 16)]
-)
-def test_a_full_message_is_a_quarter_of_a_worker_s_slots(slots: int, at_most: int, hints: int) -> None:
-    config = load_pipeline(CONFIGS / "echo.yaml").stage("first").model_copy(update={"slots": slots})
-    assert config.hints_per_message(at_most) == hints

@@ -154,11 +154,6 @@ def test_the_documents_examples_are_admitted(pipelines: Pipelines, settings: Set
     admit(SUBMITS[name]["value"], pipelines, settings)
 
 
-def test_the_schemas_example_is_admitted(pipelines: Pipelines, settings: Settings) -> None:
-    [example] = JobRequest.model_json_schema()["examples"]
-    admit(example, pipelines, settings)
-
-
 # Deadlines
 
 

@@ -26,16 +26,16 @@ def test_a_client_finds_the_running_stack(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "data")
     directory.open()
     assert running_stack(directory.path) is None  # it does not serve yet
-    directory.write_stack_file(url="http://127.0.0.1:1234", pid=7)
-    assert running_stack(directory.path) == {"url": "http://127.0.0.1:1234", "pid": 7}
-    assert stat.S_IMODE((directory.path / "stack.json").stat().st_mode) == 0o600
+    directory.write_url("http://127.0.0.1:1234")
+    assert running_stack(directory.path) == "http://127.0.0.1:1234"
+    assert stat.S_IMODE((directory.path / "stack.url").stat().st_mode) == 0o600
     directory.close()
     assert running_stack(directory.path) is None
 
 
 def test_what_a_killed_stack_said_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "stack.lock").touch()
-    (tmp_path / "stack.json").write_text('{"url": "http://127.0.0.1:1234"}', encoding="utf-8")
+    (tmp_path / "stack.url").write_text("http://127.0.0.1:1234", encoding="utf-8")
     assert running_stack(tmp_path) is None
 
 

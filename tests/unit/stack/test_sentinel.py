@@ -63,8 +63,8 @@ def test_grandchildren_of_a_dead_leader_are_found() -> None:
     leader.communicate()
 
 
-def start_sentinel() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-I", "-S", sentinel.__file__], stdin=subprocess.PIPE, text=True)
+def start_sentinel(*remove: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-I", "-S", sentinel.__file__, *remove], stdin=subprocess.PIPE, text=True)
 
 
 def test_the_sentinel_ends_the_sessions_when_its_supervisor_is_gone(
@@ -73,10 +73,10 @@ def test_the_sentinel_ends_the_sessions_when_its_supervisor_is_gone(
     pids_said_by(session)
     spool = tmp_path / "spool"
     (spool / "deep").mkdir(parents=True)
-    watcher = start_sentinel()
+    watcher = start_sentinel(spool)
     # A grace of ten seconds is too long for a test: this session is asked and obeys.
     os.kill(session.pid, 9)
-    watcher.communicate(f"session {session.pid}\nremove {spool}\n", timeout=20)
+    watcher.communicate(f"session {session.pid}\n", timeout=20)
     assert watcher.returncode == 0
     assert sentinel.processes_of({session.pid}) == []
     assert not spool.exists()

@@ -1,4 +1,4 @@
-"""JSON in columns comes back exactly as it was given; a batch checks its parameters."""
+"""JSON in columns comes back exactly as it was given."""
 
 import json
 import math
@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import BigInteger, Text, bindparam, update
 
-from omni_jobs.database.bulk_statement import BulkStatement
-from omni_jobs.database.tables import EventRow, decode_json, encode_json
+from omni_jobs.database.tables import decode_json, encode_json
 
 JSON = st.recursive(
     st.none()
@@ -40,14 +38,3 @@ def test_what_json_has_no_number_for_is_refused(value: Any) -> None:
 def test_what_json_does_not_know_is_refused() -> None:
     with pytest.raises(TypeError):
         encode_json({"a": object()})
-
-
-def test_a_batch_names_parameters_that_no_row_gives() -> None:
-    with pytest.raises(ValueError, match=r"no row gives: \['type_1'\]"):
-        BulkStatement.update(
-            EventRow.id,
-            {"id": BigInteger, "data": Text},
-            lambda given: (
-                update(EventRow).where(EventRow.id == given["id"], EventRow.type == "x").values(data=bindparam("data"))
-            ),
-        )

@@ -1,0 +1,43 @@
+"""``Needs``: gives a route the ``Caller`` of its request, once that has the scope that the route needs.
+
+Every route under /v1 has a parameter of it; a test looks at all of them. A route of the status page also takes the key
+from a cookie, which browsers send to pages of this site alone and no script can read.
+"""
+
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+
+from omni_jobs.api.services import Services
+from omni_jobs.errors import MissingScope
+from omni_jobs.tenants.caller import Caller, Scope
+
+COOKIE: Final = "omni_jobs_key"
+
+
+class Needs:
+    """A dependency of FastAPI: the request's caller."""
+
+    def __init__(self, scope: Scope, *, takes_cookie: bool = False) -> None:
+        """``scope``: what the caller must have. ``takes_cookie``: for a route that changes nothing."""
+        self.scope = scope
+        self.takes_cookie = takes_cookie
+
+    async def __call__(self, request: Request) -> Caller:
+        """Return the caller. Raises MissingScope, and what ``Callers.of`` raises."""
+        services: Services = request.app.state.services
+        cookie = request.cookies.get(COOKIE) if self.takes_cookie else None
+        caller = await services.callers.of(request.headers, cookie)
+        if not caller.may(self.scope):
+            raise MissingScope(f"this needs a key with the scope {self.scope}")
+        return caller
+
+
+Submitter = Annotated[Caller, Depends(Needs(Scope.SUBMIT))]
+"""The caller of a route that makes, changes or deletes jobs. The first parameter, because nothing goes before it."""
+Administrator = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
+"""The caller of a route for operators."""
+Reader = Annotated[Caller, Depends(Needs(Scope.READ))]
+"""The caller of a route that reads."""
+Viewer = Annotated[Caller, Depends(Needs(Scope.READ, takes_cookie=True))]
+"""The caller of a route that the status page reads, or links to."""

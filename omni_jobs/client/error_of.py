@@ -1,0 +1,26 @@
+"""``error_of``: turns a failed answer of the API into the error that the server met."""
+
+import httpx2
+
+from omni_jobs.errors import LimitReached, NotFound, OmniJobsError, ServerUnavailable
+
+
+def error_of(response: httpx2.Response) -> OmniJobsError:
+    """Return the error of a failed response that was read, as an instance of the class that its code names.
+
+    Another body, such as a proxy's, gives ServerUnavailable for 502 to 504, NotFound for 404, or else OmniJobsError.
+    A traceback of the server's error shows the id of the request, by which the server's log lines can be found.
+    """
+    try:
+        error = OmniJobsError.from_dict(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
+        if response.status_code in (502, 503, 504):
+            return ServerUnavailable(message)
+        return NotFound(message) if response.status_code == 404 else OmniJobsError(message)
+    retry_after = response.headers.get("Retry-After", "")
+    if isinstance(error, LimitReached) and retry_after.isdecimal():
+        error.retry_after_s = int(retry_after)
+    if (request_id := response.headers.get("X-Request-Id")) is not None:
+        error.add_note(f"X-Request-Id: {request_id}")
+    return error

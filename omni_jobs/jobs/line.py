@@ -1,0 +1,155 @@
+"""A stage's line: what stands before a queued stage run, how fast the workers take it on, and how long that takes.
+
+Each read costs a few lookups in indexes, however long the line is: at most ``COUNTED`` of its stage runs are counted.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, tuple_
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.tables import CalibrationRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.jobs.estimates import FIRST_FACTORS, Factors, Interval, expected_s, interval
+from omni_jobs.states import StageRunState
+
+COUNTED = 500
+"""The number of stage runs, from the beginning of a line, that are counted for one that stands behind them."""
+
+
+class Line(NamedTuple):
+    """A stage's queued stage runs of one pipeline file, in the order of ``(turn, id)``."""
+
+    pipeline: str
+    stage: str
+    pipeline_digest: str
+
+
+class Standing(NamedTuple):
+    """A queued stage run in its line."""
+
+    turn: int
+    stage_run_id: int
+    tenant: str
+
+
+class Place(NamedTuple):
+    """What stands before a stage run in its line."""
+
+    own: int  # stage runs of its tenant
+    before: float  # stage runs of all tenants; beyond COUNTED by the distance of their turns
+    is_counted: bool  # False: more stand before it than are counted, so ``own`` may be too low
+
+
+class Pace(NamedTuple):
+    """What the live workers of a line can do."""
+
+    slots: int
+    free: int  # slots that run nothing
+    run_s: float | None  # how long a stage run took them lately, in the mean; None: none of them knows yet
+
+
+class Wait(NamedTuple):
+    """How long a stage run is expected to wait: the point estimate, and the interval around it."""
+
+    point_s: float
+    told: Interval
+
+
+# Built once, because SQLAlchemy would visit every part of them with every call.
+_IN_LINE = (
+    StageRunRow.pipeline == bindparam("pipeline"),
+    StageRunRow.stage == bindparam("stage"),
+    StageRunRow.pipeline_digest == bindparam("pipeline_digest"),
+    state_is(StageRunRow.state, StageRunState.QUEUED),
+)
+_IN_ORDER = (StageRunRow.turn, StageRunRow.id)
+_is_before = tuple_(*_IN_ORDER) < tuple_(
+    bindparam("turn", type_=BigInteger), bindparam("stage_run_id", type_=BigInteger)
+)
+_first = (
+    select(StageRunRow.job_id, StageRunRow.turn).where(*_IN_LINE, _is_before).order_by(*_IN_ORDER).limit(COUNTED)
+).subquery()
+# A lookup for each, not a join, for which PostgreSQL may scan all jobs.
+_tenant = select(JobRow.tenant).where(JobRow.id == _first.c.job_id).scalar_subquery()
+_BEFORE = select(
+    func.count().label("all"),
+    func.count().filter(_tenant == bindparam("tenant")).label("own"),
+    func.min(_first.c.turn).label("first_turn"),
+    func.max(_first.c.turn).label("last_turn"),
+)
+_running = (
+    select(func.count())
+    .where(state_is(StageRunRow.state, StageRunState.RUNNING), StageRunRow.owner == WorkerRow.id)
+    .correlate(WorkerRow)
+    .scalar_subquery()
+)
+_WORKERS = select(WorkerRow.slots, WorkerRow.run_s, _running.label("running")).where(
+    WorkerRow.pipeline == bindparam("pipeline"),
+    WorkerRow.stage == bindparam("stage"),
+    WorkerRow.pipeline_digest == bindparam("pipeline_digest"),
+    WorkerRow.lease_until > now(),
+    WorkerRow.loading.is_not(True),
+)
+_FACTORS = select(CalibrationRow.low_factor, CalibrationRow.high_factor).where(
+    CalibrationRow.pipeline == bindparam("pipeline"), CalibrationRow.stage == bindparam("stage")
+)
+_standing = select(StageRunRow.turn, StageRunRow.id, JobRow.tenant).join(JobRow, JobRow.id == StageRunRow.job_id)
+_FIRST_STANDING = _standing.where(*_IN_LINE).order_by(*_IN_ORDER).offset(bindparam("number")).limit(1)
+_LAST_STANDING = _standing.where(*_IN_LINE).order_by(*(each.desc() for each in _IN_ORDER)).limit(1)
+_LENGTH = select(func.count()).select_from(select(StageRunRow.id).where(*_IN_LINE).limit(COUNTED).subquery())
+
+
+def place(tx: Connection, line: Line, standing: Standing) -> Place:
+    """Return what stands before a stage run in its line.
+
+    Behind those that are counted, others are assumed to stand as close to each other as they do.
+    """
+    row = tx.execute(_BEFORE, line._asdict() | standing._asdict()).one()
+    before, is_counted = float(row.all), row.all < COUNTED
+    if not is_counted and row.last_turn > row.first_turn:
+        before *= max(1.0, (standing.turn - row.first_turn) / (row.last_turn - row.first_turn))
+    return Place(row.own, before, is_counted)
+
+
+def pace(tx: Connection, line: Line) -> Pace:
+    """Return what the live workers of a line can do. One that has ended nothing yet counts as fast as the others."""
+    workers = tx.execute(_WORKERS, line._asdict()).all()
+    known = [(worker.slots, worker.run_s) for worker in workers if worker.run_s]
+    ends_per_s = sum(slots / run_s for slots, run_s in known)
+    return Pace(
+        slots=sum(worker.slots for worker in workers),
+        free=sum(max(0, worker.slots - worker.running) for worker in workers),
+        run_s=sum(slots for slots, _ in known) / ends_per_s if known else None,
+    )
+
+
+def factors_of(tx: Connection, line: Line) -> Factors:
+    """Return the factors of a line's stage, as its calibration has them."""
+    row = tx.execute(_FACTORS, {"pipeline": line.pipeline, "stage": line.stage}).one_or_none()
+    return FIRST_FACTORS if row is None else Factors(*row)
+
+
+def expected_wait(place: Place, pace: Pace, factors: Factors) -> Wait | None:
+    """Return how long a stage run will wait; None where nobody knows how long stage runs take, or nobody serves."""
+    if not pace.slots:
+        return None
+    if place.before + 1 <= pace.free:
+        point_s = 0.0
+    elif pace.run_s is None:
+        return None
+    else:
+        point_s = expected_s(place.before, pace.free, pace.slots, pace.run_s)
+    return Wait(point_s, interval(point_s, factors))
+
+
+def length(tx: Connection, line: Line) -> int:
+    """Return the number of stage runs in a line, COUNTED if there are more."""
+    return tx.execute(_LENGTH, line._asdict()).scalar_one()
+
+
+def standing_at(tx: Connection, line: Line, numbers: Sequence[int]) -> set[Standing]:
+    """Return the stage runs with so many before them in a line, and the last one of the line; none of an empty line."""
+    rows = [tx.execute(_FIRST_STANDING, line._asdict() | {"number": number}).one_or_none() for number in numbers]
+    rows.append(tx.execute(_LAST_STANDING, line._asdict()).one_or_none())
+    return {Standing(*row) for row in rows if row is not None}

@@ -1,0 +1,33 @@
+"""Pause and resume stages. Workers of a paused stage claim nothing, and learn it with each renewal of their lease.
+
+Stage runs in flight go on, deadlines too. A claim itself knows nothing of pauses, so workers may claim for another
+heartbeat.
+"""
+
+from sqlalchemy import Connection, delete, exists, select
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.insert_unless_there import insert_unless_there
+from omni_jobs.database.tables import PausedStageRow
+
+
+def pause(tx: Connection, pipeline: str, stage: str) -> None:
+    """Pause a stage. A stage that is paused already keeps the time of its first pause."""
+    insert_unless_there(tx, PausedStageRow, pipeline=pipeline, stage=stage, at=now())
+
+
+def resume(tx: Connection, pipeline: str, stage: str) -> None:
+    """End a stage's pause, if there is one."""
+    tx.execute(delete(PausedStageRow).where(PausedStageRow.pipeline == pipeline, PausedStageRow.stage == stage))
+
+
+def paused_stages(tx: Connection) -> dict[tuple[str, str], float]:
+    """Return when each paused stage was paused, in seconds since 1970, by (pipeline, stage)."""
+    rows = tx.execute(select(PausedStageRow.pipeline, PausedStageRow.stage, PausedStageRow.at))
+    return {(row.pipeline, row.stage): row.at for row in rows}
+
+
+def is_paused(tx: Connection, pipeline: str, stage: str) -> bool:
+    """Return whether a stage is paused."""
+    is_it = exists().where(PausedStageRow.pipeline == pipeline, PausedStageRow.stage == stage)
+    return bool(tx.execute(select(is_it)).scalar_one())

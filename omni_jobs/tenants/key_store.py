@@ -1,0 +1,186 @@
+"""``ApiKeys``: the API keys in SQL, which knows a key by its digest alone."""
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import ApiKeyRow, TenantRow
+from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, NotFound
+from omni_jobs.tenants.caller import Caller, Scope
+from omni_jobs.tenants.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+_KEY = re.compile(r"omni_[A-Za-z0-9_-]{43}")
+_HINT_CHARACTERS = 9  # "omni_" and four more: 24 of the 256 random bits
+_HOUR_S = 3600
+_LONGEST_LIFE_S = 10 * 365 * 86_400.0
+
+
+class ApiKeyView(BaseModel):
+    """An API key, as ``omni-jobs keys list --json`` shows it. The key itself nobody can show."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    tenant: str
+    name: str | None
+    scopes: list[str]
+    hint: str  # the key's first characters
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    used_at: datetime | None  # to the hour
+
+
+class NewApiKey(ApiKeyView):
+    """An API key that was made just now, with the key itself, which is shown this once."""
+
+    key: str
+
+
+def digest_of(key: str) -> str | None:
+    """Return the digest by which SQL knows a key; None for a text that is no key."""
+    return hashlib.sha256(key.encode()).hexdigest() if _KEY.fullmatch(key) else None
+
+
+class ApiKeys:
+    """Makes, finds and revokes API keys. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def create(
+        self, tenant: str, scopes: Collection[str], *, name: str | None = None, expires_in_s: float | None = None
+    ) -> NewApiKey:
+        """Make a key of a tenant, and return it; nothing can show it again.
+
+        Raises NotFound for an unknown tenant, and InvalidRequest naming a wrong scope, name or life.
+        """
+        known = [scope.value for scope in Scope]
+        if not scopes or not set(scopes) <= set(known):
+            raise InvalidRequest(f"must be some of {', '.join(known)}", field="scopes")
+        if name is not None and not (1 <= len(name) <= 100 and name.isprintable()):
+            raise InvalidRequest("must be 1 to 100 printable characters", field="name")
+        if expires_in_s is not None and not 0 < expires_in_s <= _LONGEST_LIFE_S:
+            raise InvalidRequest("must be more than nothing and at most ten years", field="expires_in")
+        key = f"omni_{secrets.token_urlsafe(32)}"
+        values = {
+            "id": f"key-{secrets.token_hex(8)}",
+            "tenant": tenant,
+            "name": name,
+            "scopes": [scope for scope in known if scope in scopes],
+            "hint": key[:_HINT_CHARACTERS],
+            "digest": digest_of(key),
+        }
+        view = self._db.run(lambda tx: _create(tx, values, expires_in_s))
+        return NewApiKey(**view.model_dump(), key=key)
+
+    def all(self, tenant: str | None = None) -> Sequence[ApiKeyView]:
+        """Return all keys, or those of a tenant, the oldest first; revoked and expired ones too."""
+        query = _KEYS.order_by(ApiKeyRow.created_at, ApiKeyRow.id)
+        if tenant is not None:
+            query = query.where(ApiKeyRow.tenant == tenant)
+        return self._db.read(lambda tx: [_view(row) for row in tx.execute(query)])
+
+    def revoke(self, key_id: str) -> ApiKeyView:
+        """Revoke a key, and return it. Every API server refuses it within 5 s. Raises NotFound."""
+        return self._db.run(lambda tx: _revoke(tx, key_id))
+
+    def find(self, digest: str) -> tuple[Caller | None, float]:
+        """Return the caller that presents a key, and for how many seconds its key lives on.
+
+        The caller is None for a key that is unknown, revoked or expired, by the database's clock.
+        """
+        row = self._db.read(lambda tx: tx.execute(_FOUND, {"digest": digest}).one_or_none())
+        if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= row.at):
+            return None, float("inf")
+        if row.used_at is None or row.used_at < row.at - row.at % _HOUR_S:
+            self._note_use(row.id, row.at - row.at % _HOUR_S)
+        # A scope of a later build counts for nothing here.
+        scopes = frozenset(scope for scope in Scope if scope.value in row.scopes)
+        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits))
+        return caller, float("inf") if row.expires_at is None else row.expires_at - row.at
+
+    def _note_use(self, key_id: str, hour: float) -> None:
+        note = update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(used_at=hour)
+        try:
+            self._db.run(lambda tx: tx.execute(note))
+        except DatabaseUnavailable as error:
+            logger.warning("the use of a key is not noted: %s", error)  # the next hour will
+
+
+_KEYS = select(
+    ApiKeyRow.id,
+    ApiKeyRow.tenant,
+    ApiKeyRow.name,
+    ApiKeyRow.scopes,
+    ApiKeyRow.hint,
+    ApiKeyRow.created_at,
+    ApiKeyRow.expires_at,
+    ApiKeyRow.revoked_at,
+    ApiKeyRow.used_at,
+)
+# Built once, because SQLAlchemy would visit every part of it with every call.
+_FOUND = (
+    select(
+        ApiKeyRow.id,
+        ApiKeyRow.tenant,
+        ApiKeyRow.scopes,
+        ApiKeyRow.expires_at,
+        ApiKeyRow.revoked_at,
+        ApiKeyRow.used_at,
+        TenantRow.limits,
+        now().label("at"),
+    )
+    .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
+    .where(ApiKeyRow.digest == bindparam("digest"))
+)
+
+
+def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) -> ApiKeyView:
+    tenant = select(TenantRow.name).where(TenantRow.name == values["tenant"]).with_for_update(key_share=True)
+    if tx.execute(tenant).one_or_none() is None:
+        message = f"there is no tenant {values['tenant']!r:.80}: omni-jobs tenants create makes it"
+        raise NotFound(message, field="tenant")
+    is_ours = ApiKeyRow.id == values["id"]
+    if tx.execute(select(ApiKeyRow.id).where(is_ours)).one_or_none() is None:  # else an earlier try wrote it
+        expires_at = None if expires_in_s is None else now() + expires_in_s
+        tx.execute(insert(ApiKeyRow).values(**values, created_at=now(), expires_at=expires_at))
+    return _view(tx.execute(_KEYS.where(is_ours)).one())
+
+
+def _revoke(tx: Connection, key_id: str) -> ApiKeyView:
+    is_it = ApiKeyRow.id == key_id
+    tx.execute(update(ApiKeyRow).where(is_it).values(revoked_at=func.coalesce(ApiKeyRow.revoked_at, now())))
+    row = tx.execute(_KEYS.where(is_it)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no key {key_id!r:.80}", field="id")
+    return _view(row)
+
+
+def _view(row: Any) -> ApiKeyView:
+    return ApiKeyView(
+        id=row.id,
+        tenant=row.tenant,
+        name=row.name,
+        scopes=row.scopes,
+        hint=row.hint,
+        created_at=as_datetime(row.created_at),
+        expires_at=_time(row.expires_at),
+        revoked_at=_time(row.revoked_at),
+        used_at=_time(row.used_at),
+    )
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else as_datetime(seconds)

@@ -1,0 +1,117 @@
+"""``Tenants``: the tenants that operators have made, in SQL. Several operators may change them at once."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow
+from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.states import JobState
+from omni_jobs.tenants.limits import Limits, check_limits, check_name, check_weight
+
+
+class TenantView(BaseModel):
+    """A tenant, as ``omni-jobs tenants list --json`` shows it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    weight: float
+    limits: Limits
+    created_at: datetime
+
+
+class Tenants:
+    """Makes, changes and deletes tenants. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def create(self, name: str, weight: float = 1.0, limits: Mapping[str, int] | None = None) -> TenantView:
+        """Make a tenant, and return it. Raises InvalidRequest naming the field, and Conflict if there is one."""
+        check_name(name)
+        check_weight(weight)
+        checked = check_limits(limits or {})
+        return self._db.run(lambda tx: _create(tx, name, weight, checked))
+
+    def all(self) -> Sequence[TenantView]:
+        """Return all tenants, sorted by name."""
+        return self._db.read(lambda tx: [_view(row) for row in tx.execute(_TENANTS.order_by(TenantRow.name))])
+
+    def limits(self, name: str) -> Limits | None:
+        """Return a tenant's limits, or None if there is no tenant of this name."""
+        query = select(TenantRow.limits).where(TenantRow.name == name)
+        found = self._db.read(lambda tx: tx.execute(query).scalar_one_or_none())
+        return None if found is None else Limits.model_validate(found)
+
+    def set(self, name: str, weight: float | None = None, limits: Mapping[str, int | None] | None = None) -> TenantView:
+        """Change what is given of a tenant, and return it. A limit of None goes. API servers know within 5 s.
+
+        Limits that are not given stay, also where another operator sets them at the same time. Raises NotFound, and
+        InvalidRequest naming the field.
+        """
+        if weight is not None:
+            check_weight(weight)
+        given = dict(limits or {})
+        check_limits({limit: number for limit, number in given.items() if number is not None})
+        return self._db.run(lambda tx: _set(tx, name, weight, given))
+
+    def delete(self, name: str) -> None:
+        """Delete a tenant with its keys. Raises NotFound, and Conflict while it has unfinished jobs.
+
+        Its ended jobs stay until they are pruned.
+        """
+        self._db.run(lambda tx: _delete(tx, name))
+
+
+_TENANTS = select(TenantRow.name, TenantRow.weight, TenantRow.limits, TenantRow.created_at)
+
+
+def _create(tx: Connection, name: str, weight: float, limits: Limits) -> TenantView:
+    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    values = {"name": name, "weight": weight, "limits": limits.model_dump(exclude_none=True), "created_at": now()}
+    made = insert(TenantRow).values(values).on_conflict_do_nothing().returning(TenantRow.name)
+    if tx.execute(made).one_or_none() is None:
+        raise Conflict(f"there is a tenant {name} already", field="name")
+    return _get(tx, name)
+
+
+def _set(tx: Connection, name: str, weight: float | None, limits: Mapping[str, int | None]) -> TenantView:
+    before = _get(tx, name)
+    kept = before.limits.model_dump() | dict(limits)
+    values = {
+        "weight": before.weight if weight is None else weight,
+        "limits": {limit: number for limit, number in kept.items() if number is not None},
+    }
+    tx.execute(update(TenantRow).where(TenantRow.name == name).values(values))
+    return _get(tx, name)
+
+
+def _delete(tx: Connection, name: str) -> None:
+    _get(tx, name)
+    # By their states, because an index has them.
+    is_unfinished = (JobRow.state.in_([state.value for state in JobState if not state.is_final]), JobRow.tenant == name)
+    jobs = tx.execute(select(func.count()).select_from(JobRow).where(*is_unfinished)).scalar_one()
+    if jobs:
+        raise Conflict(f"tenant {name} has {jobs} unfinished jobs: wait for them, or cancel them", field="name")
+    tx.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant == name))
+    tx.execute(delete(TenantRow).where(TenantRow.name == name))
+
+
+def _get(tx: Connection, name: str) -> TenantView:
+    """Return a tenant, and lock its row until the transaction ends. Raises NotFound."""
+    row = tx.execute(_TENANTS.where(TenantRow.name == name).with_for_update()).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no tenant {name!r:.80}", field="name")
+    return _view(row)
+
+
+def _view(row: Row[*tuple[Any, ...]]) -> TenantView:
+    limits = Limits.model_validate(row.limits)
+    return TenantView(name=row.name, weight=row.weight, limits=limits, created_at=as_datetime(row.created_at))

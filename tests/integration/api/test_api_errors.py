@@ -1,0 +1,138 @@
+"""Every route refuses in the same shape: what it does not know, who may not ask, and what is broken behind it."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from omni_jobs.api import server as server_module
+from omni_jobs.api.app import create_app
+from omni_jobs.database.database import Database
+from omni_jobs.settings import Settings
+from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
+
+ROOT = Path(__file__).parents[3]
+NO_DATABASE = "sqlite:////dev/null/none"
+ROUTES = sorted(
+    (method.upper(), path) for path, methods in create_app(Settings()).openapi()["paths"].items() for method in methods
+)
+OF_JOBS = [route for route in ROUTES if "{job_id}" in route[1]]
+CHANGES = [route for route in ROUTES if route[0] != "GET"]
+WITHOUT_DATABASE = (("GET", "/healthz"), ("POST", "/v1/session"), ("DELETE", "/v1/session"))
+OF_THE_DATABASE = [route for route in ROUTES if route not in WITHOUT_DATABASE]
+BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "/v1/jobs"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
+    ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> Settings:
+    settings = Settings(
+        data_dir=tmp_path_factory.mktemp("errors"),
+        broker_url=valkey_server,  # type: ignore[arg-type]
+        stage_configs=ROOT / "stage_configs",
+    )
+    Database(settings.resolved_database_url).migrate()
+    return settings
+
+
+@pytest.fixture(scope="module")
+def api(settings: Settings) -> Iterator[ApiServer]:
+    with serve(settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def broken(settings: Settings) -> Iterator[ApiServer]:
+    """A server whose database is away."""
+    with serve(settings.model_copy(update={"database_url": NO_DATABASE})) as server:
+        yield server
+
+
+def refusal(answer: httpx2.Response) -> tuple[int, str, str | None]:
+    error = checked_error(answer.status_code, answer.headers, answer.content)
+    return answer.status_code, error["code"], error["field"]
+
+
+def path_of(route: tuple[str, str]) -> str:
+    name = "echo" if "/pipelines/" in route[1] else "text.txt"
+    return route[1].format(job_id="job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", name=name, stage="first")
+
+
+def named(routes: list[tuple[str, str]]) -> Any:
+    return pytest.mark.parametrize("route", routes, ids=" ".join)
+
+
+@named(ROUTES)
+def test_a_wrong_method(api: ApiServer, route: tuple[str, str]) -> None:
+    assert refusal(api.http.put(path_of(route))) == (405, "method_not_allowed", None)
+
+
+@named(ROUTES)
+def test_a_path_below(api: ApiServer, route: tuple[str, str]) -> None:
+    assert refusal(api.http.request(route[0], f"{path_of(route)}/below/it")) == (404, "not_found", None)
+
+
+@named(ROUTES)
+def test_an_unknown_host(api: ApiServer, route: tuple[str, str]) -> None:
+    answer = api.http.request(route[0], path_of(route), headers={"Host": "elsewhere.example"})
+    assert refusal(answer) == (421, "unknown_host", "Host")
+
+
+@named(CHANGES)
+def test_a_foreign_page(api: ApiServer, route: tuple[str, str]) -> None:
+    answer = api.http.request(route[0], path_of(route), headers={"Origin": "https://elsewhere.example"})
+    assert refusal(answer) == (403, "foreign_origin", "Origin")
+
+
+@named([route for route in ROUTES if route[1].startswith("/v1")])
+def test_an_unknown_query(api: ApiServer, route: tuple[str, str]) -> None:
+    assert refusal(api.http.request(route[0], f"{path_of(route)}?colour=red")) == (422, "invalid_request", "colour")
+
+
+@named(OF_JOBS)
+def test_an_unknown_job(api: ApiServer, route: tuple[str, str]) -> None:
+    assert refusal(api.http.request(route[0], path_of(route)))[:2] == (404, "not_found")
+    no_id = path_of(route).replace("job-0198f2c4", "job-")
+    assert refusal(api.http.request(route[0], no_id)) == (404, "not_found", "job_id")
+
+
+@named([("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk")])
+def test_an_unknown_type_of_body(api: ApiServer, route: tuple[str, str]) -> None:
+    answer = api.http.post(route[1], content=b"a", headers={"Content-Type": "text/plain"})
+    assert refusal(answer) == (415, "unsupported_content_type", "Content-Type")
+
+
+@named([route for route in OF_THE_DATABASE if route != ("POST", "/v1/jobs/bulk")])
+def test_a_database_that_is_away(broken: ApiServer, route: tuple[str, str]) -> None:
+    answer = broken.http.request(route[0], path_of(route), **BODIES.get(route, {}))
+    assert refusal(answer) == (503, "database_unavailable", None)
+    assert re.fullmatch(r"\d+", answer.headers["retry-after"])
+
+
+def test_a_request_that_a_stopping_server_waits_for_in_vain(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_GRACE_S", 0)
+    with serve(settings) as api, socket.create_connection((api.host, api.port), timeout=30) as connection:
+        head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+        connection.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the route reads the body now
+        api.stop()
+        status, headers, error = parsed_error(connection.makefile("rb").read())
+    assert (status, error["code"]) == (503, "server_busy")
+    assert (headers["x-content-type-options"], headers["retry-after"]) == ("nosniff", "1")
+
+
+def test_a_line_of_a_bulk_is_refused_as_a_single_submit_is(api: ApiServer) -> None:
+    headers = {"Content-Type": "application/jsonl"}
+    bulk = api.http.post("/v1/jobs/bulk", content=b'{"model": "echo"}\n', headers=headers)
+    single = api.http.post("/v1/jobs", content=b'{"model": "echo"}', headers={"Content-Type": "application/json"})
+    line, _ = bulk.iter_lines()
+    assert refusal(single) == (422, "invalid_request", "messages")
+    assert line == '{"line": 1, "error": ' + single.text.removeprefix('{"error": ')

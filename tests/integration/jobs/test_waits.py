@@ -1,0 +1,188 @@
+"""Why a job waits and for how long, on both databases."""
+
+import pytest
+from sqlalchemy import text
+
+from omni_jobs.database.database import Database
+from omni_jobs.errors import OutOfMemory
+from omni_jobs.jobs import Jobs, SubmitResult, calibrate, line
+from omni_jobs.jobs.estimates import SOON
+from omni_jobs.priority import Priority
+from omni_jobs.views import CalibrationView, WaitingView
+from tests.integration.job_steps import claim, done, failed, new_job, pass_time, register
+
+ONE = {"first": []}
+
+
+def waiting(jobs: Jobs, job_id: str) -> WaitingView:
+    found = jobs.get(job_id).waiting
+    assert found is not None
+    return found
+
+
+def submit(jobs: Jobs, count: int = 1, **changes: object) -> list[str]:
+    return [jobs.submit(new_job(ONE, **changes)).job_id for _ in range(count)]
+
+
+def test_a_job_waits_for_its_turn_behind_those_of_its_own_tenant(jobs: Jobs) -> None:
+    register(jobs, "w", slots=1)
+    first, *_ = submit(jobs, 3, tenant="a")
+    [b] = submit(jobs, tenant="b")
+    last = submit(jobs, 2, tenant="a")[-1]
+    found = [waiting(jobs, job_id) for job_id in (first, b, last)]
+    assert [each.reason for each in found] == ["turn"] * 3
+    assert [each.position for each in found] == [0, 0, 4]
+    assert all(each.position_is_exact for each in found)
+    assert found[2].message.startswith("4 of your own stage runs stand before it at stage first")
+    [urgent] = submit(jobs, tenant="a", priority=Priority.HIGH)
+    assert waiting(jobs, urgent).position == 2
+    assert waiting(jobs, last).position == 5
+
+
+def test_a_running_job_waits_for_nothing(jobs: Jobs) -> None:
+    register(jobs, "w")
+    [job_id] = submit(jobs)
+    claim(jobs, "w")
+    assert jobs.get(job_id).waiting is None
+
+
+def test_an_obstacle_is_named_rather_than_the_turn(jobs: Jobs, database: Database) -> None:
+    [job_id] = submit(jobs)
+    assert waiting(jobs, job_id).reason == "no_worker"
+    holder = jobs.slot_holder("w")
+    assert holder is None
+    register(jobs, "w")
+    with database.begin() as tx:
+        tx.execute(text("UPDATE workers SET loading = true"))
+    assert waiting(jobs, job_id).reason == "loading_model"
+    assert jobs.get(job_id).stages[0].reason == "loading_model"
+    register(jobs, "w2")
+    assert waiting(jobs, job_id).reason == "turn"
+    assert jobs.get(job_id).stages[0].reason is None
+    jobs.pause("echo", "first")
+    found = waiting(jobs, job_id)
+    assert (found.reason, found.message, found.estimate) == ("paused", "stage first is paused", None)
+    jobs.resume("echo", "first")
+    [claimed] = claim(jobs, "w2")
+    jobs.fail(failed(claimed, "w2", OutOfMemory("none left")))
+    found = waiting(jobs, job_id)
+    assert found.reason == "retry_backoff"
+    assert found.due_at is not None
+    assert (found.position, found.estimate) == (None, None)
+    pass_time(database, 60)
+    register(jobs, "w2")
+    assert waiting(jobs, job_id).reason == "turn"
+
+
+def test_a_list_says_the_reason_alone(jobs: Jobs) -> None:
+    register(jobs, "w", slots=1)
+    submit(jobs, 2)
+    jobs.renew("w", 60, run_s=1.0)
+    for job in jobs.list().jobs:
+        assert job.waiting is not None
+        assert (job.waiting.reason, job.waiting.position, job.waiting.estimate) == ("turn", None, None)
+
+
+def test_an_estimate_goes_by_the_work_before_and_the_workers(jobs: Jobs) -> None:
+    register(jobs, "w", slots=2)
+    ids = submit(jobs, 12)
+    claim(jobs, "w", 2)
+    found = waiting(jobs, ids[-1])
+    assert (found.position, found.estimate) == (9, None)
+    assert "nobody knows how long" in found.message
+    jobs.renew("w", 60, run_s=3.0)
+    jobs.renew("w", 60)  # one that knows nothing new changes nothing
+    estimate = waiting(jobs, ids[-1]).estimate
+    assert estimate is not None
+    assert estimate.low_s < 15.0 < estimate.high_s
+    nearer = waiting(jobs, ids[2]).estimate
+    assert nearer is not None
+    assert nearer.low_s < 1.5 < nearer.high_s < estimate.low_s
+    register(jobs, "w2", slots=8)
+    soon = waiting(jobs, ids[2]).estimate
+    assert soon is not None
+    assert (soon.low_s, soon.high_s) == SOON
+    assert soon.basis == "a slot is free"
+
+
+def test_beyond_what_is_counted_the_turns_tell(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", slots=1)
+    ids = [
+        result.job_id
+        for result in jobs.submit_all([new_job(ONE) for _ in range(line.COUNTED + 500)])
+        if isinstance(result, SubmitResult)
+    ]
+    jobs.renew("w", 60, run_s=1.0)
+    found = waiting(jobs, ids[-1])
+    assert (found.position, found.position_is_exact) == (line.COUNTED, False)
+    assert found.message.startswith("500 or more of your own stage runs")
+    with database.begin() as tx:
+        row = tx.execute(text("SELECT turn, id FROM stage_runs WHERE job_id = :id"), {"id": ids[-1]}).one()
+        place = line.place(tx, line.Line("echo", "first", "d"), line.Standing(*row, "default"))
+    assert place.before == pytest.approx(line.COUNTED + 499, rel=0.01)
+
+
+def test_calibration_keeps_estimates_and_what_became_of_them(jobs_or_forgetful: Jobs, database: Database) -> None:
+    jobs = jobs_or_forgetful
+    register(jobs, "w", slots=1)
+    jobs.calibrate()
+    assert jobs.calibrations() == []  # nothing waits
+    submit(jobs, 6)
+    [running] = claim(jobs, "w", 1)
+    jobs.calibrate()
+    assert jobs.calibrations() == []  # nobody knows how long stage runs take
+    jobs.renew("w", 60, run_s=1.0)
+    jobs.calibrate()
+    [found] = jobs.calibrations()
+    assert (found.pipeline, found.stage, found.estimates, found.held, found.share) == ("echo", "first", 0, 0, None)
+    with database.begin() as tx:
+        tx.execute(text("UPDATE estimates SET at = at - 2, low_s = 0, high_s = 60"))
+        before = tx.execute(text("SELECT * FROM calibrations")).one()
+    jobs.complete([done(running, "w")])
+    claim(jobs, "w")  # all
+    jobs.calibrate()
+    [found] = jobs.calibrations()
+    assert found.estimates == found.held > 0
+    assert found == CalibrationView(
+        pipeline="echo", stage="first", estimates=found.estimates, held=found.estimates, share=1.0
+    )
+    with database.begin() as tx:
+        after = tx.execute(text("SELECT * FROM calibrations")).one()
+        assert tx.execute(text("SELECT count(*) FROM estimates WHERE waited_s IS NULL")).scalar_one() == 0
+    assert after.low_tail > before.low_tail
+    assert after.high_tail > before.high_tail
+
+
+def test_estimates_of_what_never_starts_are_dropped(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", slots=1)
+    ids = submit(jobs, 3)
+    claim(jobs, "w", 1)
+    jobs.renew("w", 60, run_s=1.0)
+    jobs.calibrate()
+    assert kept(database) > 0
+    for job_id in ids[1:]:
+        jobs.cancel(job_id)
+    jobs.calibrate()
+    assert kept(database) == 0
+    submit(jobs, 2)
+    jobs.calibrate()
+    assert kept(database) > 0
+    jobs.pause("echo", "first")
+    jobs.calibrate()
+    assert kept(database) == 0
+
+
+def kept(database: Database) -> int:
+    with database.begin() as tx:
+        return int(tx.execute(text("SELECT count(*) FROM estimates")).scalar_one())
+
+
+def test_old_estimates_are_pruned(jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "KEPT", 3)
+    register(jobs, "w", slots=1)
+    submit(jobs, 30)
+    claim(jobs, "w", 1)
+    jobs.renew("w", 60, run_s=1.0)
+    for _ in range(8):
+        jobs.calibrate()
+        assert kept(database) <= 3
