@@ -2,11 +2,12 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,6 +222,15 @@ class EchoStack:
             time.sleep(0.05)
         return found
 
+    def freeze(self, worker: EchoWorker) -> None:
+        """SIGSTOP a worker between its transactions: one that is stopped within keeps the write lock of SQLite."""
+        while True:
+            worker.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED)
+            if self.database.dialect != "sqlite" or _takes_writes(self.database_url.removeprefix("sqlite:///")):
+                return
+            worker.process.send_signal(signal.SIGCONT)
+
     def redis(self) -> redis.Redis:
         return redis.Redis.from_url(self.broker_url)
 
@@ -231,6 +241,17 @@ class EchoStack:
                 worker.process.wait()
         self.app.close()
         self.database.close()
+
+
+def _takes_writes(database: str) -> bool:
+    """Whether a transaction can write within a second."""
+    with closing(sqlite3.connect(database, timeout=1, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 @contextmanager

@@ -222,7 +222,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(
             worker = stack.launch("first", "first@test")
             stack.serving(worker)
             stack.running(job_id, "first")
-            worker.process.send_signal(signal.SIGSTOP)
+            stack.freeze(worker)
             stack.until(lambda: _lost_at_first(stack, job_id), 20)
             worker.process.send_signal(signal.SIGCONT)
             assert worker.process.wait(30) == 1

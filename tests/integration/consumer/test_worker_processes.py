@@ -57,7 +57,7 @@ def test_a_successor_ends_a_stopped_worker_and_its_engine(stack: EchoStack) -> N
     stopped = stack.launch("code2wav", SLOT)
     stack.serving(stopped)
     below, _ = processes_of(stopped)
-    stopped.process.send_signal(signal.SIGSTOP)
+    stack.freeze(stopped)
     stack.serving(stack.launch("code2wav", SLOT))
     assert stopped.process.wait(5) == -signal.SIGKILL
     until_gone(below, 5)
