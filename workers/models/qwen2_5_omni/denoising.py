@@ -117,7 +117,18 @@ class Denoiser:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[MelRow]) -> None:
-        """Take one step of each row's solver. If it raises, no row has advanced."""
+        """Take one step of each row's solver. If it raises, no row has advanced, and nothing is kept of the try."""
+        try:
+            mels = self._solve(rows)
+        except Exception:
+            self._packings.clear()  # memory may lack
+            raise
+        for row, mel in zip(rows, mels, strict=True):
+            row.mel = mel
+            row.steps_done += 1
+
+    def _solve(self, rows: Sequence[MelRow]) -> list[torch.Tensor]:
+        """Return each row's mel after its next step."""
         steps = [row.begin_step() for row in rows]
         asked = {number: next(step) for number, step in enumerate(steps)}
         mels: dict[int, torch.Tensor] = {}
@@ -129,9 +140,7 @@ class Denoiser:
                     asked[number] = steps[number].send(velocity)
                 except StopIteration as end:
                     mels[number] = end.value
-        for number, row in enumerate(rows):
-            row.mel = mels[number]
-            row.steps_done += 1
+        return [mels[number] for number in range(len(rows))]
 
     def _lanes(self, codes: torch.Tensor, speaker: Speaker, *, guided: bool) -> list[_Lane]:
         embed = self._dit.text_embed
