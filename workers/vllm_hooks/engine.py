@@ -202,9 +202,9 @@ class Engine:
 def _refuse(args: AsyncEngineArgs) -> None:
     """Raise ConfigError for arguments that the hooks do not support."""
     if args.speculative_config is not None:
-        raise ConfigError("AR stages do not support speculative decoding", field="engine.speculative_config")
+        raise ConfigError("stages on vLLM do not support speculative decoding", field="engine.speculative_config")
     if args.pipeline_parallel_size > 1:
-        raise ConfigError("AR stages do not support pipeline parallelism", field="engine.pipeline_parallel_size")
+        raise ConfigError("stages on vLLM do not support pipeline parallelism", field="engine.pipeline_parallel_size")
 
 
 def _cause(error: EngineGenerateError) -> OmniJobsError:
