@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from omni_jobs.pipelines.declarations import FAMILIES
+from omni_jobs.pipelines.plugins import names
+
 __all__ = ["BROKEN", "GOOD", "Broken"]
 
 GOOD = """\
@@ -158,7 +161,7 @@ BROKEN = [
     ),
     Broken(
         "unknown family", "family: qwen2_5_omni", "family: qwen9", 4, "model.family",
-        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, hibari, "
-        "qwen2_5_omni, whisper",
+        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: "
+        + ", ".join(names(FAMILIES)),
     ),
 ]  # fmt: skip

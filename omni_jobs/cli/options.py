@@ -60,7 +60,20 @@ PromptEmbedsOption = Annotated[
     ),
 ]
 SystemOption = Annotated[str | None, typer.Option("--system", help="The system message.")]
-ModalitiesOption = Annotated[str, typer.Option("--modalities", "-m", help="The outputs: text, or text,audio.")]
+ModalitiesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--modalities", "-m", help="The outputs: text, or text,audio. Default: text, else the pipeline's first output."
+    ),
+]
+SizeOption = Annotated[
+    str | None,
+    typer.Option("--size", metavar="WIDTHxHEIGHT", help="Of a picture: the width and height of the stages that have."),
+]
+WaitingOutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Wait, and write result.json, text.txt and the artifacts into this directory."),
+]
 VoiceOption = Annotated[str | None, typer.Option("--voice", help="The voice of the audio.")]
 ParamOption = Annotated[
     list[str] | None,
@@ -119,6 +132,12 @@ ServePipelinesOption = Annotated[
 CheckpointsOption = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="[PIPELINE[.STAGE]=]PATH", help="A checkpoint directory. May be repeated."),
+]
+TinyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tiny", metavar="PIPELINE", help="Build a tiny checkpoint of random weights and serve it. May be repeated."
+    ),
 ]
 UpPortOption = Annotated[
     int | None,

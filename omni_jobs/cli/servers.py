@@ -6,10 +6,9 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,29 +17,31 @@ from omni_jobs.cli import options
 
 if TYPE_CHECKING:
     from omni_jobs.database.database import Database
-    from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
 
 
 def up(
     pipeline: options.ServePipelinesOption = None,
     model: options.CheckpointsOption = None,
+    tiny: options.TinyOption = None,
     data_dir: options.DataDirOption = None,
     port: options.UpPortOption = None,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C: broker, API, rescuer and one worker per stage.
 
-    Without --pipeline it serves the pipelines that OMNI_JOBS_PIPELINES names; if that is unset, those that --model or
-    OMNI_JOBS_MODELS gives a checkpoint for; else echo. Where several pipelines could take a checkpoint, its config.json
-    decides, unless PIPELINE= names one.
+    Without --pipeline it serves the pipelines that OMNI_JOBS_PIPELINES names; if that is unset, those that --model,
+    --tiny or OMNI_JOBS_MODELS gives a checkpoint for; else echo. Where several pipelines could take a checkpoint, its
+    model_index.json or config.json decides, unless PIPELINE= names one.
 
     \b
     Examples:
       omni-jobs up --pipeline echo
+      omni-jobs up --tiny qwen2_5_omni
       omni-jobs up --model ~/models/Qwen2.5-Omni-3B
       omni-jobs up --model ~/models/SmolLM2-135M-Instruct --model qwen2_5_omni=~/models/Qwen2.5-Omni-3B
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
+    from omni_jobs.cli.checkpoints import build_tiny, chosen_pipelines
     from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.cli.live import show_start
     from omni_jobs.settings import read_settings
@@ -49,9 +50,11 @@ def up(
 
     os.umask(UMASK)
     settings = read_settings()
-    chosen, models = _chosen(settings, pipeline or [], model or [])
-    given = {"models": settings.models | models, "data_dir": data_dir or settings.data_dir}
-    settings = settings.model_copy(update=given)
+    settings = settings.model_copy(update={"data_dir": data_dir or settings.data_dir})
+    chosen, models = chosen_pipelines(settings, pipeline or [], model or [], tiny or [])
+    with raised_signals():
+        models |= build_tiny(settings, tiny or [])
+    settings = settings.model_copy(update={"models": settings.models | models})
     stack = EmbeddedStack(settings, pipelines=chosen, port=port if port is not None else _usual_port(settings))
     with raised_signals():
         try:
@@ -94,58 +97,6 @@ def opened_database() -> Iterator[Database]:
     with closing(Database(_settings_for_one_user().resolved_database_url)) as database:
         database.check()
         yield database
-
-
-def _chosen(settings: Settings, pipelines: list[str], models: list[str]) -> tuple[list[str], dict[str, Path]]:
-    """Return the names of the pipelines to start, and the checkpoint directories that ``models`` (--model) names."""
-    from omni_jobs.pipelines.loader import load_pipelines
-
-    known = load_pipelines(settings.resolved_stage_configs)
-    if not pipelines and settings.pipelines is not None:
-        pipelines = list(known.served(settings.pipelines))
-    families = _families([known.named(name, field="pipeline") for name in pipelines or known], whole=bool(pipelines))
-    checkpoints: dict[str, Path] = {}
-    for value in models:
-        name, separator, path = value.partition("=")
-        if not separator or name.partition(".")[0] not in known:
-            name, path = _place_of(Path(value).expanduser(), families), value
-        checkpoints[name] = Path(path).expanduser().resolve()
-    given = {name.partition(".")[0] for name in (*checkpoints, *settings.models)}
-    chosen = pipelines or [name for name in known if name in given]
-    return chosen or ["echo"], checkpoints
-
-
-def _families(pipelines: list[Pipeline], *, whole: bool) -> dict[str, str]:
-    """Return the places of checkpoints, each with its family: PIPELINE for a model that its stages share.
-
-    ``whole``: also PIPELINE.STAGE for a stage that needs a checkpoint of its own.
-    """
-    places = {pipeline.name: pipeline.model.family for pipeline in pipelines if pipeline.model is not None}
-    for pipeline in pipelines if whole else ():
-        for stage in pipeline.stages.values():
-            own = stage.model is not None and stage.model != pipeline.model
-            if own and stage.model is not None and stage.family is not None and stage.family.checkpoint is None:
-                places[f"{pipeline.name}.{stage.name}"] = stage.model.family
-    return places
-
-
-def _place_of(checkpoint: Path, families: Mapping[str, str]) -> str:
-    """Return the only place of a checkpoint, or the only one whose family takes this one.
-
-    ``families`` maps places to families. Raises BadParameter and ConfigError.
-    """
-    from omni_jobs.errors import ConfigError
-    from omni_jobs.prompts import families_of
-
-    fitting = list(families)
-    if len(fitting) > 1:
-        if not checkpoint.is_dir():
-            raise ConfigError(f"no such checkpoint directory: {checkpoint}", field="models")
-        of_checkpoint = families_of(checkpoint)
-        fitting = [name for name, family in families.items() if family in of_checkpoint]
-    if len(fitting) != 1:
-        raise typer.BadParameter(f"name its pipeline: PIPELINE={checkpoint}", param_hint="--model")
-    return fitting[0]
 
 
 def _usual_port(settings: Settings) -> int:

@@ -12,12 +12,15 @@ import typer
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show, show_outcome
-from omni_jobs.errors import InvalidRequest
+from omni_jobs.cli.size import Size
+from omni_jobs.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from omni_jobs.client import Client
+    from omni_jobs.priority import Priority
+    from omni_jobs.views import JobView, PipelineView
 
 
 def submit(
@@ -28,8 +31,9 @@ def submit(
     video: options.VideoOption = None,
     prompt_embeds: options.PromptEmbedsOption = None,
     system: options.SystemOption = None,
-    modalities: options.ModalitiesOption = "text",
+    modalities: options.ModalitiesOption = None,
     voice: options.VoiceOption = None,
+    size: options.SizeOption = None,
     param: options.ParamOption = None,
     seed: options.SeedOption = None,
     metadata: options.MetadataOption = None,
@@ -39,7 +43,7 @@ def submit(
     cancel_after: options.CancelAfterOption = None,
     wait: options.WaitOption = False,
     timeout: options.TimeoutOption = None,
-    out: options.OutOption = None,
+    out: options.WaitingOutOption = None,
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -49,34 +53,40 @@ def submit(
     Examples:
       omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
       omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
+      omni-jobs submit "A lighthouse at dusk" --size 1024x768 --seed 7 --out lighthouse
       omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
       omni-jobs submit --body request.json --json
     """
-    from omni_jobs.cli.live import show_progress
-
     media = {"audio": audio or [], "images": image or [], "videos": video or []}
     if body is not None:
-        if text is not None or any(media.values()):
+        if text is not None or size is not None or any(media.values()):
             raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
         request = _read_body(body)
     else:
         request = _prompt(text, system, media, prompt_embeds)
-        request["modalities"] = [name.strip() for name in modalities.split(",") if name.strip()]
-        request |= _settings(voice, param, seed, metadata)
-        if priority is not None:
-            request["priority"] = priority.value
+        request |= _settings(modalities, voice, param, seed, metadata, priority)
+    wanted = None if size is None else Size.parse(size)
     with connect(url) as client:
         if body is None:
             request["model"] = pipeline or _only_pipeline(client)
+        if wanted is not None:
+            request["stages"] = wanted.given_to(request, _served(client, request["model"]))
         keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
         job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
-        if wait:
-            job = show_progress(client, job.id, timeout)
-            if out is not None:
-                client.save(job, out)
-            show_outcome(job, as_json, out)
+        if wait or out is not None:
+            _follow(client, job, timeout, out, as_json)
         else:
             show(job, as_json, lambda job: job.id)
+
+
+def _follow(client: Client, job: JobView, timeout: float | None, out: Path | None, as_json: bool) -> None:
+    """Show a job's progress until its end, write its files to ``out``, and print its outcome."""
+    from omni_jobs.cli.live import show_progress
+
+    job = show_progress(client, job.id, timeout)
+    if out is not None:
+        client.save(job, out)
+    show_outcome(job, as_json, out)
 
 
 def _read_body(file: str) -> dict[str, Any]:
@@ -108,10 +118,19 @@ def _prompt(
 
 
 def _settings(
-    voice: str | None, param: Sequence[str] | None, seed: int | None, metadata: Sequence[str] | None
+    modalities: str | None,
+    voice: str | None,
+    param: Sequence[str] | None,
+    seed: int | None,
+    metadata: Sequence[str] | None,
+    priority: Priority | None,
 ) -> dict[str, Any]:
     """Return the request's fields for the options that are given."""
     fields: dict[str, Any] = {}
+    if modalities is not None:
+        fields["modalities"] = [name.strip() for name in modalities.split(",") if name.strip()]
+    if priority is not None:
+        fields["priority"] = priority.value
     if voice is not None:
         fields["audio"] = {"voice": voice}
     if param:
@@ -153,3 +172,11 @@ def _only_pipeline(client: Client) -> str:
         served = f"this server serves {', '.join(names)}" if names else "this server serves none"
         raise typer.BadParameter(f"name a pipeline: {served}", param_hint="--pipeline")
     return names[0]
+
+
+def _served(client: Client, name: str) -> PipelineView:
+    """Return the pipeline of this name. Raises NotFound if the server does not serve it."""
+    served = {pipeline.name: pipeline for pipeline in client.pipelines()}
+    if name not in served:
+        raise NotFound(f"unknown pipeline {name!r}; this server serves: {', '.join(served) or 'none'}", field="model")
+    return served[name]

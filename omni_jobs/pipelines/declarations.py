@@ -68,7 +68,8 @@ class Family:
     checkpoint        a directory of an installed package that holds a checkpoint, as "package:directory"; None: a
                       checkpoint must be given
     checkpoint_files  files that every checkpoint directory has
-    tiny_checkpoint   the module that builds a tiny checkpoint for tests: ``python -m MODULE DIRECTORY``
+    tiny_checkpoint   the module that builds a tiny checkpoint: ``python -m MODULE DIRECTORY``
+    diffusers_classes the ``_class_name`` in model_index.json of its checkpoints that have the layout of Diffusers
     """
 
     components: Mapping[str | None, ComponentDeclaration]
@@ -78,6 +79,7 @@ class Family:
     checkpoint: str | None = None
     checkpoint_files: tuple[str, ...] = ("config.json",)
     tiny_checkpoint: str | None = None
+    diffusers_classes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Output:
     formats   of its artifact, the default first; none: the output stands in the job's result, as text does
     encoder   the function that makes the artifact's bytes, as "module:function"; its form: ``workers.encoders``
     artifact  the artifact's name without its suffix: "audio"
+    metadata  whether the encoder writes the job's id and seed into the file, and so takes them as a fourth argument
 
     Formats, encoder and artifact go together: an output has all of them or none.
     """
@@ -63,6 +64,7 @@ class Output:
     formats: tuple[OutputFormat, ...] = ()
     encoder: str | None = None
     artifact: str | None = None
+    metadata: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError, which names the field, for names that are wrong, missing or doubled."""
@@ -117,6 +119,7 @@ IMAGE = Output(
     ),
     encoder="workers.encoders.image:encode_image",
     artifact="image",
+    metadata=True,
 )
 
 VIDEO = Output(

@@ -1,7 +1,8 @@
 """Turn a job's messages into a prompt, and count its tokens, with one renderer per family.
 
 load_renderer(family, directory)          load the renderer of a checkpoint
-families_of(directory)                    list the families that take a checkpoint
+families_of(directory)                    list the families that a checkpoint is of
+kind_of(directory)                        tell what a checkpoint's files call it
 checkpoint_of(pipeline, stage, models)    find a stage's checkpoint on this host
 Renderers(settings).of(pipeline)          return the renderer of a pipeline on this host
 
@@ -9,6 +10,6 @@ Admission counts tokens and a worker renders the prompt with the same renderer, 
 imports neither torch nor transformers.
 """
 
-from omni_jobs.prompts.renderers import PromptRenderer, Renderers, checkpoint_of, families_of, load_renderer
+from omni_jobs.prompts.renderers import PromptRenderer, Renderers, checkpoint_of, families_of, kind_of, load_renderer
 
-__all__ = ["PromptRenderer", "Renderers", "checkpoint_of", "families_of", "load_renderer"]
+__all__ = ["PromptRenderer", "Renderers", "checkpoint_of", "families_of", "kind_of", "load_renderer"]

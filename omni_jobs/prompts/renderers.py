@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
     from omni_jobs.settings import Settings
 
+_INDEX = "model_index.json"  # of a checkpoint in the layout of Diffusers
+
 
 class PromptRenderer(Protocol):
     """The prompt renderer of one checkpoint: writes its prompts and counts their tokens. Safe for threads.
@@ -74,10 +76,26 @@ def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
 
 
 def families_of(model_dir: Path) -> frozenset[str]:
-    """Return the installed families whose renderers take a checkpoint. Raise ConfigError if it is not readable."""
+    """Return the installed families that a checkpoint is of.
+
+    One in the layout of Diffusers says its class in model_index.json, and families list the classes that they know. Of
+    any other the families' renderers read config.json. Raise ConfigError for a file that is missing or wrong.
+    """
     check_checkpoint(model_dir)
+    index = read_json(model_dir / _INDEX, {})
+    if index:
+        said = str(index.get("_class_name"))
+        return frozenset(name for name in names(FAMILIES) if said in _diffusers_classes(name))
     config = read_json(model_dir / "config.json")
     return frozenset(name for name in names(FAMILIES) if _takes(name, config))
+
+
+def kind_of(model_dir: Path) -> str:
+    """Return what a checkpoint's own files call it, for messages. Raise ConfigError for a file that is wrong."""
+    index, config = (read_json(model_dir / name, {}) for name in (_INDEX, "config.json"))
+    if "_class_name" in index:
+        return f"{_INDEX} says {index['_class_name']!r:.100}"
+    return f"config.json says {config.get('architectures', config.get('model_type'))!r:.100}"
 
 
 def checkpoint_of(pipeline: Pipeline, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
@@ -99,6 +117,13 @@ def checkpoint_of(pipeline: Pipeline, stage: StageConfig, models: Mapping[str, P
 def _renderer_class(family_name: str) -> type[PromptRenderer] | None:
     path = family(family_name).prompts
     return None if path is None else named_object(path, type)
+
+
+def _diffusers_classes(family_name: str) -> frozenset[str]:
+    try:
+        return family(family_name).diffusers_classes
+    except PluginBroken:
+        return frozenset()
 
 
 def _takes(family_name: str, config: Mapping[str, Any]) -> bool:

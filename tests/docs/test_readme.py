@@ -46,7 +46,8 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.parametrize("words", command_lines(), ids=" ".join)
 def test_every_command_line_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "question.wav").touch()
+    for name in ("question.wav", "small.png"):
+        (tmp_path / name).touch()
     command = get_command(app)
     context = command.make_context("omni-jobs", words, resilient_parsing=False)
     while (rest := [*context._protected_args, *context.args]) and hasattr(command, "commands"):

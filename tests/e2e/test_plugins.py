@@ -99,23 +99,32 @@ def ended(client: Client, pipeline: str, request: dict[str, Any]) -> JobView:
     return client.wait(client.submit({"model": pipeline, **request}).id, timeout=120)
 
 
-def picture(client: Client, job: JobView) -> bytes:
+Picture = tuple[tuple[int, int], bytes]
+"""Width and height, and the bytes of the pixels."""
+
+
+def picture(client: Client, job: JobView) -> Picture:
+    """Return a job's picture, once it is checked that the file tells the job and its seed."""
     assert job.status is JobState.COMPLETED, job.error
     assert [(each.name, each.media_type) for each in job.artifacts] == [("image.png", "image/png")]
-    return client.artifact(job, "image.png")
+    with Image.open(BytesIO(client.artifact(job, "image.png"))) as image:
+        image.load()
+        assert image.text == {  # type: ignore[attr-defined]
+            "Software": "omni-jobs", "job_id": job.id, "seed": str(job.seed)
+        }  # fmt: skip
+        return image.size, image.tobytes()
 
 
 # A diffusion model.
 
 
 def test_a_diffusion_model_of_ones_own_draws_what_it_draws_offline(client: Client, settings: Settings) -> None:
-    """Pictures of two sizes and several guidances, all at once; offline each is alone, and equal to the byte."""
+    """Pictures of two sizes and several guidances, all at once; offline each is alone, and equal to the last bit."""
     requests = [drawn(f"a lighthouse, {n}", seed=n, guidance_scale=float(n)) for n in range(5)]
     requests += [drawn("a lighthouse, 0", seed=7), drawn("用一句话 🎨", seed=2**63 - 1, width=40, height=24, steps=3)]
     jobs = [client.submit({"model": "pastel", **request}) for request in requests]
     found = [picture(client, client.wait(job.id, timeout=120)) for job in jobs]
-    sizes = [Image.open(BytesIO(each)).size for each in found]
-    assert sizes == [(64, 64)] * 6 + [(40, 24)]
+    assert [size for size, _ in found] == [(64, 64)] * 6 + [(40, 24)]
     with OmniLLM("pastel", settings=settings) as llm:
         alone = [llm.generate([request])[0] for request in requests]
         assert [image_of(each) for each in alone] == found
@@ -128,9 +137,10 @@ def test_a_diffusion_model_of_ones_own_draws_what_it_draws_offline(client: Clien
     assert len({first, third, fourth}) == 3
 
 
-def image_of(output: object) -> bytes:
+def image_of(output: object) -> Picture:
     assert isinstance(output, OmniOutput)
-    return output.artifacts["image.png"].data
+    with Image.open(BytesIO(output.artifacts["image.png"].data)) as image:
+        return image.size, image.tobytes()
 
 
 def test_a_job_may_ask_for_another_format(client: Client) -> None:

@@ -1,14 +1,21 @@
-"""``encode_image``: pixels as a PNG, JPEG or WebP file."""
+"""``encode_image``: pixels as a PNG, JPEG or WebP file.
+
+Metadata stand where each kind of file has a place for them: in a PNG as a text chunk for each name, in a JPEG or WebP
+as JSON in the EXIF field UserComment. All name omni-jobs as their software.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngInfo
 
 from omni_jobs.errors import ModelError
 from workers.encoders.flow_data import check_format, check_sides, tensor_of
@@ -34,10 +41,21 @@ _FORMATS: Mapping[str, _Format] = {
 }
 
 
-def encode_image(tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any], format: str) -> bytes:
+_SOFTWARE = "omni-jobs"
+_ASCII = b"ASCII\0\0\0"  # EXIF's name for the characters of a UserComment
+_NO_METADATA: Mapping[str, str] = MappingProxyType({})
+
+
+def encode_image(
+    tensors: Mapping[str, NDArray[Any]],
+    values: Mapping[str, Any],
+    format: str,
+    metadata: Mapping[str, str] = _NO_METADATA,
+) -> bytes:
     """Return pixels as the bytes of a picture: png (lossless), jpeg (quality 90, 4:4:4) or webp (quality 90).
 
-    ``tensors`` has ``pixels``: uint8 [H, W, 3], RGB. No value is read.
+    ``tensors`` has ``pixels``: uint8 [H, W, 3], RGB. No value is read. ``metadata``: texts by name, which are written
+    into the file; a name has 1 to 79 characters.
 
     Raises ModelError naming ``pixels`` for another type or shape, no pixels, or a side longer than the format's: 65,500
     pixels for png and jpeg, 16,383 for webp; ConfigError for another format.
@@ -48,7 +66,23 @@ def encode_image(tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any],
     check_sides(pixels, "pixels", format, known.longest)
     file = io.BytesIO()
     try:
-        Image.fromarray(pixels).save(file, known.name, **known.options)
+        Image.fromarray(pixels).save(file, known.name, **known.options, **_written(metadata, known.name))
     except (OSError, ValueError) as error:  # Pillow's, where its encoder gives up
         raise ModelError(f"the pixels do not encode as {format}: {error}", field="pixels") from error
     return file.getvalue()
+
+
+def _written(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return the options with which Pillow writes metadata into a file of the format that it calls ``name``."""
+    if not metadata:
+        return {}
+    if name == "PNG":
+        text = PngInfo()
+        for key, value in {"Software": _SOFTWARE, **metadata}.items():
+            text.add_text(key, value)
+        return {"pnginfo": text}
+    exif = Image.Exif()
+    exif[ExifTags.Base.Software] = _SOFTWARE
+    comment = _ASCII + json.dumps(dict(metadata)).encode("ascii")
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
+    return {"exif": exif}

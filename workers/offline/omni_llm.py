@@ -66,7 +66,15 @@ class OmniOutput:
     @property
     def audio(self) -> bytes | None:
         """The bytes of the answer's audio file; None when audio was not asked for."""
-        return next((each.data for each in self.artifacts.values() if each.modality == "audio"), None)
+        return self._file("audio")
+
+    @property
+    def image(self) -> bytes | None:
+        """The bytes of the answer's picture file; None when no picture was asked for."""
+        return self._file("image")
+
+    def _file(self, modality: str) -> bytes | None:
+        return next((each.data for each in self.artifacts.values() if each.modality == modality), None)
 
 
 @dataclass(slots=True)

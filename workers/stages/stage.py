@@ -36,6 +36,23 @@ class Encoder(Protocol):
         """Return the artifact's bytes, from the tensors and values of the output's flow. Raises ModelError."""
 
 
+class MetadataEncoder(Protocol):
+    """An encoder of an output that has ``metadata``."""
+
+    def __call__(
+        self,
+        tensors: "Mapping[str, NDArray[Any]]",
+        values: Mapping[str, Any],
+        format: str,
+        metadata: Mapping[str, str],
+        /,
+    ) -> bytes:
+        """Return the artifact's bytes, with the texts of ``metadata`` by name: ``job_id`` and ``seed``.
+
+        Raises ModelError.
+        """
+
+
 class InputProcessor(Protocol):
     """Makes the engine prompt of one stage from the job and the payloads of earlier stages.
 
@@ -210,7 +227,7 @@ class Stage:
         else:
             format_ = made.format((stage_input.request.get(made.modality) or {}).get("format"))
             tensors = self._tensors_of(flow(made.flow), output, stage_input)
-            data = self._encoder(made)(tensors, output.values, format_.name)
+            data = _encoded(made, tensors, output.values, format_.name, stage_input)
         return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
 
     def _tensors_of(
@@ -226,12 +243,6 @@ class Stage:
         information = AdditionalInformationPayload(tensors, output.values)
         _check_flow(contract, Payload(manifest, additional_information=information))
         return {name: each.numpy() for name, each in tensors.items()}
-
-    def _encoder(self, made: Output) -> Encoder:
-        if made.encoder is None:
-            raise ConfigError(f"output {made.modality} has no encoder", field="outputs")
-        encoder: Encoder = named_object(made.encoder, object)  # type: ignore[assignment]
-        return encoder
 
     def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -271,6 +282,24 @@ class Stage:
         except OmniJobsError as error:
             error.stage = error.stage or self.name
             raise
+
+
+def _encoded(
+    made: Output,
+    tensors: "Mapping[str, NDArray[Any]]",
+    values: Mapping[str, Any],
+    format: str,
+    stage_input: StageInput,
+) -> bytes:
+    """Return an artifact's bytes. Raises ModelError, ConfigError without an encoder, and PluginBroken."""
+    if made.encoder is None:
+        raise ConfigError(f"output {made.modality} has no encoder", field="outputs")
+    encoder: Any = named_object(made.encoder, object)
+    if not made.metadata:
+        plain: Encoder = encoder
+        return plain(tensors, values, format)
+    writing: MetadataEncoder = encoder
+    return writing(tensors, values, format, {"job_id": stage_input.job_id, "seed": str(stage_input.seed)})
 
 
 def _check_flow(contract: Flow, payload: Payload) -> None:

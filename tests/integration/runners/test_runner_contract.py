@@ -11,6 +11,9 @@ from omni_jobs.servers import Server
 from tests.integration.runners import codec_prompts
 from tests.integration.runners.test_hibari import SENTENCES, packaged_voice, text_prompt
 from tests.integration.runners.test_hibari import args as hibari_args
+from tests.integration.runners.test_upscale import args as upscale_args
+from tests.integration.runners.test_upscale import prompt as picture_prompt
+from tests.integration.runners.test_upscale import scene
 from tests.integration.runners.test_whisper import args as whisper_args
 from tests.integration.runners.test_whisper import packaged_model
 from tests.oracles import ar
@@ -21,6 +24,7 @@ from tests.services.openai_server import Connection, OpenAIServer, Request, comp
 from tests.spoken import speech
 from workers.models.hibari.hibari_runner import HibariRunner
 from workers.models.qwen2_5_omni.parameters import OdeParameters
+from workers.models.upscale.upscale_runner import UpscaleRunner
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import Recording, WhisperPrompt
 from workers.models.whisper.whisper_runner import WhisperRunner
@@ -33,7 +37,7 @@ from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.engine_args import OmniEngineArgs
 
-COVERED = {"ar", "diffusion", "echo", "hibari", "remote", "whisper"}
+COVERED = {"ar", "diffusion", "echo", "hibari", "remote", "upscale", "whisper"}
 
 
 def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
@@ -111,6 +115,17 @@ async def test_hibari() -> None:
             lambda: HibariRunner(args),
             lambda number: text_prompt(f"{SENTENCES[0]} {'And so on. ' * number}"),
             text_prompt(f"{SENTENCES[0]} " * 400),
+            echo(),
+        )
+    )
+
+
+async def test_upscale() -> None:
+    await check(
+        Subject(
+            lambda: UpscaleRunner(upscale_args()),
+            lambda number: picture_prompt(scene(32, 28 + number)),
+            picture_prompt(scene(1024, 1536)),
             echo(),
         )
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from omni_jobs.client import Client, user_message
 from omni_jobs.database.database import Database
@@ -320,9 +321,9 @@ def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: 
 
 
 @contextmanager
-def up(data_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def up(data_dir: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*OMNI_JOBS, "up", "--pipeline", "echo", "--data-dir", str(data_dir), "--port", "0"],
+        [*OMNI_JOBS, "up", *(options or ("--pipeline", "echo")), "--data-dir", str(data_dir), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -359,6 +360,23 @@ def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
         assert process.wait(60) == 0
         assert processes_of(sessions) == []
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("stack")) == ["stack.lock"]
+
+
+def test_up_builds_a_tiny_checkpoint_and_serves_it(tmp_path: Path) -> None:
+    picture = tmp_path / "small.png"
+    Image.new("RGB", (40, 30), "red").save(picture)
+    with up(tmp_path / "data", "--tiny", "upscale") as process:
+        assert process.stdout is not None
+        assert "random weights" in process.stdout.readline()
+        url = re.findall(r"http://\S+", process.stdout.readline())[0]
+        done = subprocess.run(
+            [*OMNI_JOBS, "submit", "--image", str(picture), "--url", url, "--out", str(tmp_path / "out")],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        with Image.open(tmp_path / "out" / "image.png") as enlarged:
+            assert enlarged.size == (160, 120)
 
 
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:

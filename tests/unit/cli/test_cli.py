@@ -13,7 +13,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from omni_jobs.cli import Exit, app, servers
+from omni_jobs.cli import Exit, app
+from omni_jobs.cli.checkpoints import chosen_pipelines
 from omni_jobs.client import client as client_module
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
@@ -165,7 +166,7 @@ def test_list() -> None:
     assert "thinker → talker → code2wav" in run("pipelines", "list").output
     listed = json.loads(run("pipelines", "list", "--json").output)
     named = [pipeline["name"] for pipeline in listed]
-    assert named == ["chat", "echo", "qwen2_5_omni", "speech", "transcribe", "voice"]
+    assert named == ["chat", "echo", "qwen2_5_omni", "speech", "transcribe", "upscale", "voice"]
 
 
 def test_the_worker_command_is_stock_celery() -> None:
@@ -270,20 +271,20 @@ def test_up_tells_from_the_checkpoint_which_pipeline_runs_it(tiny_checkpoint: Pa
         ([omni, chat], {"qwen2_5_omni": tiny_checkpoint, "chat": tiny_causal_lm}),
         ([f"chat={chat}"], {"chat": tiny_causal_lm}),
     ):
-        chosen, models = servers._chosen(Settings(), [], given)
+        chosen, models = chosen_pipelines(Settings(), [], given)
         assert models == expected
         assert set(chosen) == set(expected)
-    chosen, _ = servers._chosen(Settings(models={"chat": tiny_causal_lm}), [], [])
+    chosen, _ = chosen_pipelines(Settings(models={"chat": tiny_causal_lm}), [], [])
     assert chosen == ["chat"]
-    assert servers._chosen(Settings(), [], []) == (["echo"], {})
+    assert chosen_pipelines(Settings(), [], []) == (["echo"], {})
 
 
 def test_up_serves_what_the_setting_names(tiny_causal_lm: Path) -> None:
     settings = Settings(pipelines=("chat",))
-    assert servers._chosen(settings, [], [str(tiny_causal_lm)]) == (["chat"], {"chat": tiny_causal_lm})
-    assert servers._chosen(settings, ["echo"], [])[0] == ["echo"]
+    assert chosen_pipelines(settings, [], [str(tiny_causal_lm)]) == (["chat"], {"chat": tiny_causal_lm})
+    assert chosen_pipelines(settings, ["echo"], [])[0] == ["echo"]
     with pytest.raises(ConfigError, match="no stage config has the name 'nope'"):
-        servers._chosen(Settings(pipelines=("nope",)), [], [])
+        chosen_pipelines(Settings(pipelines=("nope",)), [], [])
 
 
 def test_up_refuses_a_checkpoint_of_another_kind(tiny_causal_lm: Path, tmp_path: Path) -> None:

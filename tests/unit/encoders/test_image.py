@@ -1,6 +1,7 @@
 """Pixels as pictures, decoded again by FFmpeg, because Pillow wrote them."""
 
 import io
+import json
 import subprocess
 import sys
 from typing import Any
@@ -78,6 +79,31 @@ def test_the_longest_side_encodes_and_a_longer_one_is_refused(format: str, longe
     with pytest.raises(ModelError, match=f"at most {longest} pixels, not {longest + 1} x 2") as caught:
         encoded(pixels, format)
     assert caught.value.field == "pixels"
+
+
+METADATA = {"job_id": "job-01a1fd71a36f72a284df63f94cac8d2e", "seed": str((1 << 63) - 1)}
+
+
+def metadata_of(data: bytes) -> tuple[str, dict[str, str]]:
+    """Return the software, and the metadata that stand in a file's text chunks or its EXIF."""
+    with Image.open(io.BytesIO(data)) as image:
+        if image.format == "PNG":
+            text = dict(image.text)  # type: ignore[attr-defined]
+            return text.pop("Software"), text
+        exif = image.getexif()
+        comment = exif.get_ifd(0x8769)[0x9286]
+        assert comment[:8] == b"ASCII\0\0\0"
+        return exif[0x0131], json.loads(comment[8:])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("metadata", [METADATA, {"text": 'quotes " and\nlines, 你好'}], ids=["a job's", "any text"])
+def test_metadata_stand_in_the_file_and_change_no_pixel(format: str, metadata: dict[str, str]) -> None:
+    pixels = picture(40, 50)
+    data = encode_image({"pixels": pixels}, {}, format, metadata)
+    assert metadata_of(data) == ("omni-jobs", metadata)
+    assert data == encode_image({"pixels": pixels}, {}, format, metadata)
+    assert np.array_equal(decoded(data), decoded(encoded(pixels, format)))
 
 
 @pytest.mark.parametrize("format", FORMATS)

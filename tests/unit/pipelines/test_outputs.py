@@ -58,7 +58,8 @@ def test_every_format_has_an_encoder_that_makes_such_files(
 ) -> None:
     assert declared.encoder is not None
     encode = resolve_name(declared.encoder)
-    assert list(inspect.signature(encode).parameters) == ["tensors", "values", "format"]
+    takes = ["tensors", "values", "format", *(["metadata"] if declared.metadata else [])]
+    assert list(inspect.signature(encode).parameters) == takes
     magic = {
         "wav": b"RIFF", "flac": b"fLaC", "mp3": b"ID3", "opus": b"OggS", "aac": b"\xff\xf1", "pcm": b"\x01\x80",
         "png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "webp": b"RIFF",

@@ -1,0 +1,44 @@
+"""``EnlargeProcessor``: the picture in a job's messages becomes the prompt of a stage that enlarges pictures."""
+
+import numpy as np
+
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.upscale.parameters import UpscaleParameters
+from workers.models.upscale.prompts import pictures_of
+from workers.models.upscale.upscale_prompt import UpscalePrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class EnlargeProcessor:
+    """Decodes the picture of a job's messages, and leaves their text alone. Its name in a stage config is ``enlarge``.
+
+    A picture is taken as all media are: upright by its EXIF, on white where it is transparent, the first of several
+    frames, with 8 bits a channel; a colour profile is not applied.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Do nothing: pictures are decoded in the same way for all networks."""
+
+    def __call__(self, stage_input: StageInput) -> UpscalePrompt:
+        """Return the prompt of the picture.
+
+        Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, ConfigError
+        without a media wall, and ModelError for a job without exactly one picture or for parameters of another kind of
+        stage.
+        """
+        if not isinstance(stage_input.parameters, UpscaleParameters):
+            raise ModelError("enlarge makes input for an upscale stage", field="kind")
+        pictures = list(pictures_of(stage_input.request))
+        if len(pictures) != 1:
+            raise ModelError(f"there are {len(pictures)} pictures to enlarge, not one", field="messages")
+        [(field, number)] = pictures
+        if stage_input.wall is None:
+            raise ConfigError("a stage without a media wall takes no media", field=field)
+        try:
+            picture = stage_input.wall.decode_image(stage_input.media[number])
+        except OmniJobsError as error:
+            error.field = field
+            raise
+        return UpscalePrompt(np.asarray(picture), stage_input.parameters)

@@ -1,0 +1,89 @@
+"""Build a complete tiny checkpoint of the family upscale with random weights, for tests and for a first look.
+
+    python -m workers.models.upscale.tiny_checkpoint DIR --seed 0
+
+It has 11,000 parameters in each of the networks that a stage config can list, and is built in a moment. Like the real
+small network each has convolutions, slopes, a shuffle of pixels, and the picture itself added at the end. So what comes
+out is the picture in blocks of 4 x 4, with noise on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from omni_jobs.errors import ConfigError
+from workers.models.upscale.networks import SCALE, NetworkName
+
+_WIDTH = 16  # channels between the convolutions
+_OUTPUTS = 3 * SCALE * SCALE
+_MARKER = "tiny_checkpoint.txt"
+_STRUCTURE = f"""7767517
+8 9
+Input picture 0 1 data
+Split copies 1 2 data shown learned
+Convolution first 1 1 learned first 0={_WIDTH} 1=3 4=1 5=1 6={3 * 9 * _WIDTH}
+PReLU slopes 1 1 first bent 0={_WIDTH}
+Convolution second 1 1 bent second 0={_OUTPUTS} 1=3 4=1 5=1 6={_WIDTH * 9 * _OUTPUTS}
+PixelShuffle shuffle 1 1 second details 0={SCALE}
+Interp blocks 1 1 shown enlarged 0=1 1={SCALE}.0 2={SCALE}.0
+BinaryOp sum 2 1 details enlarged output
+"""
+_FLOAT32 = b"\0\0\0\0"  # ncnn's flag before a convolution's weights
+
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """Build the checkpoint of this seed at ``directory``, in place of another tiny one, and return that path.
+
+    The directory appears whole or not at all. Raises ConfigError when it holds anything but a tiny checkpoint.
+    """
+    if directory.exists() and not (directory / _MARKER).is_file():
+        raise ConfigError("exists, and is no tiny checkpoint", file=str(directory))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".building-", ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch, directory.name)
+        made.mkdir()
+        for number, name in enumerate(get_args(NetworkName)):
+            (made / f"{name}.param").write_text(_STRUCTURE, encoding="ascii")
+            (made / f"{name}.bin").write_bytes(_weights(np.random.default_rng([seed, number])))
+        (made / _MARKER).write_text(f"random weights of seed {seed}\n", encoding="ascii")
+        if directory.exists():
+            shutil.rmtree(directory)
+        try:
+            made.rename(directory)
+        except OSError:
+            if not (directory / _MARKER).is_file():  # another process may have put one there
+                raise
+    return directory
+
+
+def _weights(draw: np.random.Generator) -> bytes:
+    parts = [
+        _FLOAT32,
+        draw.normal(0, 0.2, (_WIDTH, 3, 3, 3)),
+        np.zeros(_WIDTH),
+        np.full(_WIDTH, 0.25),  # slopes
+        _FLOAT32,
+        draw.normal(0, 0.02, (_OUTPUTS, _WIDTH, 3, 3)),
+        np.zeros(_OUTPUTS),
+    ]
+    return b"".join(part if isinstance(part, bytes) else part.astype("<f4").tobytes() for part in parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.models.upscale.tiny_checkpoint", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
+
+
+if __name__ == "__main__":
+    main()
