@@ -110,6 +110,7 @@ class ProgressView(_View):
     total: int | None
     unit: str
     text: str | None = None  # the whole text so far; null for a stage that makes no text
+    resumed_at: int | None = None  # where the attempt went on from a snapshot; null: it began anew
 
 
 class StageRunView(_View):

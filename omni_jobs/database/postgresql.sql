@@ -95,7 +95,7 @@ WHERE id = ANY (ARRAY(
 RETURNING id
 
 -- name: claimed_stage_runs
-SELECT id, job_id, stage, attempt, inputs, capture, retries, failures FROM stage_runs
+SELECT id, job_id, stage, attempt, inputs, capture, retries, failures, snapshot FROM stage_runs
 WHERE id = {ids}
 ORDER BY turn, id
 
@@ -233,7 +233,7 @@ SELECT id, state, ending, {now} FROM jobs
 -- The rows have no order, because for one the planner might walk the whole primary key.
 -- name: stage_run_columns
 SELECT id, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, payload_ref,
-       payload_gone, reason,
+       payload_gone, reason, snapshot,
        CASE position WHEN 0 THEN (SELECT tenant FROM quota_jobs WHERE job_id = stage_runs.job_id) END
 FROM stage_runs
 
@@ -251,14 +251,14 @@ stage_runs.id = given.stage_run AND stage_runs.id = {keys}
 UPDATE stage_runs
 SET state = 'succeeded', result = given.result, payload_ref = given.payload_ref,
     payload_inline = decode(given.payload_inline, 'hex'), payload_bytes = given.payload_bytes,
-    finish_reason = given.finish_reason, warnings = given.warnings, finished_at = given.at
+    finish_reason = given.finish_reason, warnings = given.warnings, finished_at = given.at, snapshot = NULL
 FROM {rows} AS given(stage_run bigint, held_attempt integer, result text, payload_ref text, payload_inline text,
                      payload_bytes bigint, finish_reason text, warnings text, at double precision)
 WHERE {is_running}
 RETURNING 1
 
 -- name: end_if_running
-UPDATE stage_runs SET state = given.state, failures = given.failures, finished_at = given.at
+UPDATE stage_runs SET state = given.state, failures = given.failures, finished_at = given.at, snapshot = NULL
 FROM {rows} AS given(stage_run bigint, held_attempt integer, state text, failures text, at double precision)
 WHERE {is_running}
 RETURNING 1
@@ -272,6 +272,12 @@ FROM {rows} AS given(stage_run bigint, held_attempt integer, failures text, due 
 WHERE {is_running}
 RETURNING 1
 
+-- name: set_snapshot_if_held
+UPDATE stage_runs SET snapshot = given.snapshot
+FROM {rows} AS given(stage_run bigint, held_attempt integer, worker text, snapshot text)
+WHERE {is_running} AND stage_runs.owner = given.worker
+RETURNING 1
+
 -- name: queue_if_pending
 UPDATE stage_runs SET state = 'queued', queued_at = given.at, due = given.at, queue_deadline = given.at + queue_limit_s
 FROM {rows} AS given(stage_run bigint, at double precision)
@@ -279,9 +285,9 @@ WHERE stage_runs.id = given.stage_run AND stage_runs.id = {keys} AND stage_runs.
 RETURNING 1
 
 -- name: cancel_if_waiting
-UPDATE stage_runs SET state = 'cancelled', finished_at = CAST(:at AS double precision), reason = NULL
+UPDATE stage_runs SET state = 'cancelled', finished_at = CAST(:at AS double precision), reason = NULL, snapshot = NULL
 WHERE id = {ids} AND state IN ('pending', 'queued')
-RETURNING 1
+RETURNING id
 
 -- name: set_job
 UPDATE jobs

@@ -82,7 +82,7 @@ WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids}) AND state || '' = 'qu
 RETURNING id
 
 -- name: claimed_stage_runs
-SELECT id, job_id, stage, attempt, inputs, capture, retries, failures FROM stage_runs
+SELECT id, job_id, stage, attempt, inputs, capture, retries, failures, snapshot FROM stage_runs
 WHERE id {ids}
 ORDER BY turn, id
 
@@ -195,7 +195,7 @@ SELECT id, state, ending, {now} FROM jobs
 
 -- name: stage_run_columns
 SELECT id, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, payload_ref,
-       payload_gone, reason,
+       payload_gone, reason, snapshot,
        CASE position WHEN 0 THEN (SELECT tenant FROM quota_jobs WHERE job_id = stage_runs.job_id) END
 FROM stage_runs
 
@@ -211,11 +211,12 @@ id = :stage_run AND attempt = :held_attempt AND state || '' = 'running'
 -- name: complete_if_running
 UPDATE stage_runs
 SET state = 'succeeded', result = :result, payload_ref = :payload_ref, payload_inline = :payload_inline,
-    payload_bytes = :payload_bytes, finish_reason = :finish_reason, warnings = :warnings, finished_at = :at
+    payload_bytes = :payload_bytes, finish_reason = :finish_reason, warnings = :warnings, finished_at = :at,
+    snapshot = NULL
 WHERE {is_running}
 
 -- name: end_if_running
-UPDATE stage_runs SET state = :state, failures = :failures, finished_at = :at WHERE {is_running}
+UPDATE stage_runs SET state = :state, failures = :failures, finished_at = :at, snapshot = NULL WHERE {is_running}
 
 -- name: requeue_if_running
 UPDATE stage_runs
@@ -223,14 +224,17 @@ SET state = 'queued', owner = NULL, failures = :failures, due = :due, apart = :a
     queue_deadline = :due + queue_limit_s, reason = :reason, progress = NULL
 WHERE {is_running}
 
+-- name: set_snapshot_if_held
+UPDATE stage_runs SET snapshot = :snapshot WHERE {is_running} AND owner = :worker
+
 -- name: queue_if_pending
 UPDATE stage_runs SET state = 'queued', queued_at = :at, due = :at, queue_deadline = :at + queue_limit_s
 WHERE id = :stage_run AND state || '' = 'pending'
 
 -- name: cancel_if_waiting
-UPDATE stage_runs SET state = 'cancelled', finished_at = :at, reason = NULL
+UPDATE stage_runs SET state = 'cancelled', finished_at = :at, reason = NULL, snapshot = NULL
 WHERE id {ids} AND state IN ('pending', 'queued')
-RETURNING 1
+RETURNING id
 
 -- name: set_job
 UPDATE jobs

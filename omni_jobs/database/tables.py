@@ -205,6 +205,8 @@ class StageRunRow(Base):
     payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted, because no stage needed it any more
     finish_reason: Mapped[str | None] = mapped_column(String(40))  # set with succeeded: why the model ended its tokens
     warnings: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: [{code, message}]; None: none
+    # StoredSnapshot.to_json: where the next attempt goes on. Set while it runs, kept over attempts, gone with its end.
+    snapshot: Mapped[Any | None] = mapped_column(JsonText)
 
 
 class AttemptErrorRow(Base):

@@ -9,6 +9,7 @@ from omni_jobs.jobs.values import (
     Failure,
     Garbage,
     NewJob,
+    NewSnapshot,
     NewStage,
     NewWorker,
     Outcome,
@@ -19,6 +20,7 @@ from omni_jobs.jobs.values import (
     Retention,
     SlotHolder,
     StoredArtifact,
+    StoredSnapshot,
     SubmitResult,
 )
 
@@ -30,6 +32,7 @@ __all__ = [
     "Garbage",
     "Jobs",
     "NewJob",
+    "NewSnapshot",
     "NewStage",
     "NewWorker",
     "Outcome",
@@ -40,6 +43,7 @@ __all__ = [
     "Retention",
     "SlotHolder",
     "StoredArtifact",
+    "StoredSnapshot",
     "SubmitResult",
     "as_written",
     "new_job_id",

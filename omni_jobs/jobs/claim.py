@@ -15,7 +15,7 @@ from omni_jobs.database.statement import execute_pipelined, listed, statement
 from omni_jobs.database.tables import decode_json
 from omni_jobs.errors import Fenced
 from omni_jobs.jobs.successors import retry_limits, stage_names
-from omni_jobs.jobs.values import Claim, Claims
+from omni_jobs.jobs.values import Claim, Claims, StoredSnapshot
 from omni_jobs.retry import is_last_chance
 from omni_jobs.storage import ObjectRef
 
@@ -74,7 +74,7 @@ def _claim(
     stage_run: Sequence[Any], job: Sequence[Any], payload_of: dict[tuple[str, str], ObjectRef | bytes | None]
 ) -> Claim:
     """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``, and of payloads by job and stage."""
-    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed = stage_run
+    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, snapshot = stage_run
     _, pipeline, request, media, seed = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
@@ -91,6 +91,7 @@ def _claim(
         has_successors=bool(has_successors),
         failures=failures,
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
+        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
     )
 
 

@@ -1,6 +1,6 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit → claim → report_progress → complete | fail | release;  cancel, retry, delete
+submit → claim → report_progress, record_snapshots → complete | fail | release;  cancel, retry, delete
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 """
 
@@ -18,15 +18,15 @@ from omni_jobs.jobs import (
     claim,
     complete,
     counts,
-    expire,
     job_list,
     job_view,
     lease,
     pause,
     progress,
     prune,
-    quota,
+    rescue,
     retry_job,
+    snapshot,
     submit,
 )
 from omni_jobs.jobs.values import (
@@ -35,6 +35,7 @@ from omni_jobs.jobs.values import (
     Failure,
     Garbage,
     NewJob,
+    NewSnapshot,
     NewWorker,
     Outcome,
     ProgressReport,
@@ -107,6 +108,14 @@ class Jobs:
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record the progress of attempts. Drop reports of attempts that no longer run or whose rows are locked."""
         self._db.run(lambda tx: progress.report(tx, reports))
+
+    def record_snapshots(self, snapshots: Sequence[NewSnapshot]) -> list[bool]:
+        """Record stored snapshots of running attempts in one transaction: their next attempts go on from there.
+
+        The snapshots before become garbage. Return in the same order whether each is recorded: False when the attempt
+        is not this worker's any more. The caller then deletes its object.
+        """
+        return self._db.run(lambda tx: snapshot.record(tx, snapshots))
 
     def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
         """Record completions in one transaction, and return their outcomes in the same order.
@@ -268,24 +277,7 @@ class Jobs:
 
         Return how many were freed and expired, and the queues to ring. Several processes may call it at once.
         """
-        self._db.run(lease.remove_lost)
-        self._db.run(lease.give_files)
-        freed, queues = 0, set[str]()
-        number = lease.FREED_AT_ONCE
-        while number == lease.FREED_AT_ONCE:
-            number, more_queues = self._db.run(lease.free_lost)
-            freed += number
-            queues |= more_queues
-        expired = 0
-        number = expire.EXPIRED_AT_ONCE
-        while number >= expire.EXPIRED_AT_ONCE:
-            number, more_queues = self._db.run(expire.expire_late)
-            expired += number
-            queues |= more_queues
-        for tenant in self._db.read(quota.tenants_with_held_jobs):
-            while more_queues := self._db.run(partial(quota.let_in, tenants=[tenant])):
-                queues |= more_queues
-        return RescueResult(freed, queues, expired)
+        return rescue.rescue(self._db)
 
     def calibrate(self) -> None:
         """Note what became of the estimates that are kept, make later ones better by it, and keep a few new ones.

@@ -39,6 +39,7 @@ def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
                         "total": report.total,
                         "unit": report.unit,
                         "text": report.text,
+                        "resumed_at": report.resumed_at,
                     },
                 }
                 for report in reports

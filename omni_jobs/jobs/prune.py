@@ -167,8 +167,8 @@ def collected(tx: Connection, ids: Collection[int]) -> None:
 def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
     """Return those of these keys of jobs' objects to which no row refers. Other keys are left out.
 
-    The objects of an attempt that still runs count as referred to. The media of a job whose submit is under way
-    do not, so do not pass the keys of young objects.
+    The objects of an attempt that still runs count as referred to, and the snapshot of a stage run that has not ended.
+    The media of a job whose submit is under way do not, so do not pass the keys of young objects.
     """
     parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
     if not parsed:
@@ -180,13 +180,13 @@ def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
     }
     kept: set[str] = set().union(*media.values())
     running: set[tuple[str, str, int]] = set()
-    for run in tx.execute(
-        select(
-            StageRunRow.job_id, StageRunRow.stage, StageRunRow.attempt, StageRunRow.state, StageRunRow.payload_ref
-        ).where(StageRunRow.job_id.in_(job_ids))
-    ):
+    table = StageRunRow
+    columns = (table.job_id, table.stage, table.attempt, table.state, table.payload_ref, table.snapshot)
+    for run in tx.execute(select(*columns).where(table.job_id.in_(job_ids))):
         if run.payload_ref is not None:
             kept.add(run.payload_ref["key"])
+        if run.snapshot is not None and not StageRunState(run.state).is_final:
+            kept.add(run.snapshot["key"])
         if run.state == StageRunState.RUNNING.value:
             running.add((run.job_id, run.stage, run.attempt))
     kept.update(

@@ -38,6 +38,7 @@ _START_OVER = (
         payload_gone=False,
         finish_reason=None,
         warnings=None,
+        snapshot=None,
     )
 )
 
@@ -54,8 +55,9 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str)
         return transition.queues(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
-    if tx.execute(select(exists().where(GarbageRow.job_id == job_id))).scalar_one():
-        # Its objects are being deleted; a new attempt's must not be among them.
+    by_prefix = exists().where(GarbageRow.job_id == job_id, GarbageRow.what.endswith("/"))
+    if tx.execute(select(by_prefix)).scalar_one():
+        # Its objects are being deleted; a new attempt's must not be among them. A single key is of an old attempt.
         raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")
     runs = {run.stage: run for run in transition.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
@@ -112,8 +114,9 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
 
 
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
-    """Delete the payloads and artifacts of these stage runs, and queue the job like a new one."""
-    keys = [run.payload_key for run in runs if run.payload_key is not None]
+    """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one."""
+    # An end leaves no snapshot, but for one that an older build recorded, which knows of none.
+    keys = [key for run in runs for key in (run.payload_key, run.snapshot_key) if key is not None]
     ids = [run.id for run in runs]
     keys += [
         ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()

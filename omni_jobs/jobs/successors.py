@@ -36,6 +36,7 @@ class Run:
     payload_key: str | None = None  # of its object in the store; None: no payload, or an inline one
     payload_gone: bool = False  # deleted
     reason: str | None = None  # why it waits, if not for its turn
+    snapshot_key: str | None = None  # of the newest snapshot's object; None: there is none
 
     @property
     def has_payload(self) -> bool:

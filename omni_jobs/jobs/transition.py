@@ -77,6 +77,7 @@ class JobTransition:
         self._artifacts: _Rows = []
         self._job_changes: _Rows = []
         self._events: _Rows = []
+        self._garbage: _Rows = []
 
     @classmethod
     def of_job(cls, tx: Connection, job_id: str) -> Self:
@@ -122,6 +123,7 @@ class JobTransition:
     def succeed(self, run: Run, completion: Completion) -> None:
         """Note that a running stage run of an active job has succeeded."""
         run.state = StageRunState.SUCCEEDED
+        self._drop_snapshot(run)
         ref = completion.payload
         run.payload_bytes = completion.payload_bytes
         run.payload_key = None if ref is None else ref.key
@@ -188,7 +190,14 @@ class JobTransition:
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
+        self._drop_snapshot(run)
         self._ended.append((run.id, run.attempt, state.value, _failures_json(run), self.now))
+
+    def _drop_snapshot(self, run: Run) -> None:
+        """Note the snapshot of a stage run that ends as garbage; the statement of its end clears it in the row."""
+        if run.snapshot_key is not None:
+            self._garbage.append((run.job_id, run.snapshot_key))
+            run.snapshot_key = None
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
@@ -207,8 +216,10 @@ class JobTransition:
 
     def _cancel_waiting(self, runs: Iterable[Run]) -> None:
         """Cancel those of these stage runs that nobody has claimed."""
-        ids = listed(run.id for run in runs)
-        statement("cancel_if_waiting").run(self._tx, {"ids": ids, "at": str(self.now)})
+        by_id = {run.id: run for run in runs}
+        parameters = {"ids": listed(by_id), "at": str(self.now)}
+        cancelled = [by_id[id_] for (id_,) in statement("cancel_if_waiting").rows(self._tx, parameters)]
+        sql.INSERT_GARBAGE.run(self._tx, [(run.job_id, run.snapshot_key) for run in cancelled if run.snapshot_key])
 
     # What follows.
 
@@ -257,7 +268,7 @@ class JobTransition:
 
     def _write_rows(self, to_queue: Sequence[Run]) -> None:
         unneeded = self._unneeded_payloads()
-        garbage = [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
+        garbage = self._garbage + [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
         ended = (
             (sql.COMPLETE_IF_RUNNING, self._succeeded),
             (sql.END_IF_RUNNING, self._ended),
@@ -313,7 +324,8 @@ class JobTransition:
 
 def _run(row: Sequence[Any]) -> Run:
     """Make a Run of the columns of ``stage_runs_of_jobs``, without the last one, the tenant of its job's quota."""
-    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, gone, reason = row
+    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, *more = row
+    gone, reason, snapshot = more
     return Run(
         id_,
         job_id,
@@ -329,6 +341,7 @@ def _run(row: Sequence[Any]) -> Run:
         payload_key=None if ref is None else decode_json(ref)["key"],
         payload_gone=gone,
         reason=reason,
+        snapshot_key=None if snapshot is None else decode_json(snapshot)["key"],
     )
 
 

@@ -20,6 +20,7 @@ COMPLETE_IF_RUNNING = bulk(
 )
 END_IF_RUNNING = bulk("end_if_running", "stage_run", "held_attempt", "state", "failures", "at")
 REQUEUE_IF_RUNNING = bulk("requeue_if_running", "stage_run", "held_attempt", "failures", "due", "apart", "reason")
+SET_SNAPSHOT_IF_HELD = bulk("set_snapshot_if_held", "stage_run", "held_attempt", "worker", "snapshot")
 QUEUE_IF_PENDING = bulk("queue_if_pending", "stage_run", "at")
 SET_JOB = bulk("set_job", "job", "state", "ending", "error", "error_code", "at", "prune_at", "no_payloads")
 FORGET_PAYLOAD = bulk("forget_payload", "stage_run")

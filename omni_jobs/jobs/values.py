@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from omni_jobs.database.tables import encode_json
+from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
@@ -97,6 +97,26 @@ class Renewal(NamedTuple):
     is_paused: bool = False  # its stage: it claims nothing until a renewal says otherwise
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot whose object is stored: the state of a stage run after some steps, where its next attempt goes on."""
+
+    ref: ObjectRef
+    steps_done: int
+    attempt: int  # that took it
+
+    def to_json(self) -> str:
+        """Return what the stage run's row keeps: JSON of {key, size, digest, steps_done, attempt}."""
+        return encode_json({**self.ref.model_dump(), "steps_done": self.steps_done, "attempt": self.attempt})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the snapshot of a text that ``to_json`` made."""
+        fields = decode_json(text)
+        steps_done, attempt = fields.pop("steps_done"), fields.pop("attempt")
+        return cls(ObjectRef.model_validate(fields), steps_done, attempt)
+
+
 class Claim(NamedTuple):
     """A stage run that the worker has claimed, with the data to run it."""
 
@@ -112,6 +132,7 @@ class Claim(NamedTuple):
     has_successors: bool  # a later stage of this job takes this one's payload
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
+    snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
 
 
 class Claims(NamedTuple):
@@ -156,6 +177,17 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """A worker's report that its running attempt has stored a snapshot."""
+
+    stage_run_id: int
+    attempt: int
+    worker_id: str
+    ref: ObjectRef
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A worker's report that an attempt ended in an error."""
 
@@ -183,6 +215,7 @@ class ProgressReport:
     total: int | None
     unit: str
     text: str | None = None  # the whole text until now
+    resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
 
 
 @dataclass(frozen=True, slots=True)

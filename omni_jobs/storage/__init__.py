@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.storage.keys import artifact_key, input_key, job_prefix, payload_key
+from omni_jobs.storage.keys import artifact_key, input_key, job_prefix, payload_key, snapshot_key
 from omni_jobs.storage.local import LocalObjectStore
 from omni_jobs.storage.object_store import ObjectRef, ObjectStore, StoredObject
 
@@ -24,6 +24,7 @@ __all__ = [
     "job_prefix",
     "open_store",
     "payload_key",
+    "snapshot_key",
 ]
 
 

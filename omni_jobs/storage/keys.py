@@ -36,6 +36,11 @@ def payload_key(job_id: str, stage: str, attempt: int) -> str:
     return f"{job_prefix(job_id)}payloads/{stage}/{attempt}"
 
 
+def snapshot_key(job_id: str, stage: str, attempt: int, number: int) -> str:
+    """Return the key of the snapshot of this number that an attempt stores. SQL names the one that is used."""
+    return f"{payload_key(job_id, stage, attempt)}-snapshot-{number}"
+
+
 def artifact_key(job_id: str, stage: str, attempt: int, name: str) -> str:
     """Return the key of an artifact that an attempt stores; the put checks it, not this function."""
     return f"{job_prefix(job_id)}artifacts/{stage}/{attempt}/{name}"

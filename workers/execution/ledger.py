@@ -16,15 +16,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewWorker, Outcome, ProgressReport
+from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken
+from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport
 from omni_jobs.settings import Settings
 from workers.execution.ledger_batch import Ask, LedgerBatch, Wanted
-from workers.execution.run_times import RunTimes
+from workers.execution.ledger_writer import LedgerWriter
 from workers.execution.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
@@ -80,9 +81,7 @@ class Ledger:
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
         self._batch = LedgerBatch()  # not written yet
-        self._held: dict[int, float] = {}  # when each stage run was claimed that is not reported yet
-        self._run_times = RunTimes()
-        self._claims_again = False  # the last claim may have been granted, and its answer lost
+        self._writer = LedgerWriter(jobs, worker.worker_id, relay, on_answers=partial(self._on_loop, _settle))
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
         self._pause_s = 0.0
@@ -156,6 +155,13 @@ class Ledger:
         """
         await self._ask(self._asked.releases, (stage_run_id, attempt))
 
+    async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
+        """Record an attempt's stored snapshot, and return whether it is; False: the attempt is over.
+
+        Raises Fenced and StageError like ``complete``.
+        """
+        return await self._ask(self._asked.snapshots, snapshot)
+
     def report_progress(self, report: ProgressReport) -> None:
         """Keep this as the newest progress of a stage run. The newest is written every ``progress_every_s`` seconds."""
         if not self._progress:
@@ -202,7 +208,7 @@ class Ledger:
             return None
         if self._retry_at:
             return self._retry_at
-        return min(self._renew_at, self._check_at) if self._held else self._renew_at
+        return min(self._renew_at, self._check_at) if self._writer.holds_any else self._renew_at
 
     def _handle(self, batches: list[LedgerBatch]) -> None:
         for batch in batches:
@@ -221,8 +227,8 @@ class Ledger:
                 # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
                 self._renew_at = time.monotonic() + self._settings.heartbeat_s
                 self._renew()
-            self._write(self._batch)
-            if self._held and time.monotonic() >= self._check_at:
+            self._writer.write(self._batch)
+            if self._writer.holds_any and time.monotonic() >= self._check_at:
                 self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
@@ -238,7 +244,7 @@ class Ledger:
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
     def _renew(self) -> None:
-        renewal = self._slot.renew(self._run_times.mean())
+        renewal = self._slot.renew(self._writer.mean_run_s)
         if renewal is None:
             return
         self._stop_runs(renewal.unwanted)
@@ -279,106 +285,8 @@ class Ledger:
 
     def _refuse(self, fenced: Fenced) -> None:
         for asks in self._batch.asks:
-            self._answer(asks, [fenced] * len(asks))
+            self._writer.answer(asks, [fenced] * len(asks))
         self._batch.progress.clear()
-
-    # The thread: its transactions.
-
-    def _write(self, batch: LedgerBatch) -> None:
-        """Write a batch and answer it. Parts that are written leave it, so that it can be tried again."""
-        if batch.completions and batch.claims and not (batch.failures or batch.releases):
-            self._write_in_one(batch)
-        self._write_group(batch.completions, self._complete)
-        self._write_group(batch.failures, self._fail)
-        self._write_group(batch.releases, self._release)
-        self._write_group(batch.claims, self._claim)
-        if batch.progress:
-            self._jobs.report_progress(list(batch.progress.values()))
-            batch.progress = {}
-
-    def _write_in_one(self, batch: LedgerBatch) -> None:
-        """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""
-        completions = [ask.argument for ask in batch.completions]
-        [ask] = batch.claims
-        again, self._claims_again = self._claims_again, True  # until its answer is here
-        try:
-            outcomes, claims = self._jobs.complete_and_claim(
-                completions,
-                self.worker.worker_id,
-                ask.argument.at_most,
-                is_idle=ask.argument.is_idle,
-                held=self._held.keys(),
-                again=again,
-            )
-        except DatabaseUnavailable:
-            raise
-        except Fenced:
-            return  # of the claim; the completions may still be recorded
-        except Exception:
-            logger.exception("a batch of %d failed in the database: in parts once more", batch.size)
-            return
-        self._answer(batch.completions, self._note_ends(completions, outcomes))
-        self._answer(batch.claims, [self._note_claims(claims)])
-
-    def _write_group(self, asks: list[Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
-        """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
-        if not asks:
-            return
-        try:
-            self._answer(asks, write([ask.argument for ask in asks]))
-        except (DatabaseUnavailable, Fenced):
-            raise
-        except Exception as error:
-            if len(asks) > 1:
-                while asks:
-                    self._write_group(asks[:1], write)
-                    del asks[0]
-                return
-            logger.exception("%s failed in the database", write.__name__)
-            self._answer(asks, [StageError(f"the database refused it: {type(error).__name__}")])
-
-    def _complete(self, completions: list[Completion]) -> Sequence[Outcome]:
-        return self._note_ends(completions, self._jobs.complete(completions))
-
-    def _fail(self, failures: list[Failure]) -> Sequence[Outcome]:
-        return self._note_ends(failures, [self._jobs.fail(failure) for failure in failures])
-
-    def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        at = time.monotonic()
-        for end in ends:
-            if (claimed_at := self._held.pop(end.stage_run_id, None)) is not None:
-                self._run_times.note(at, at - claimed_at)
-        self._relay.ring({queue for outcome in outcomes for queue in outcome.queues})
-        return outcomes
-
-    def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
-        self._relay.ring(self._jobs.release(attempts, self.worker.worker_id))
-        for stage_run_id, _ in attempts:
-            self._held.pop(stage_run_id, None)
-        return [None] * len(attempts)
-
-    def _claim(self, asked: list[Wanted]) -> Sequence[Claims]:
-        [wanted] = asked
-        again, self._claims_again = self._claims_again, True  # until its answer is here
-        claims = self._jobs.claim(
-            self.worker.worker_id,
-            wanted.at_most,
-            is_idle=wanted.is_idle,
-            held=self._held.keys(),
-            again=again,
-        )
-        return [self._note_claims(claims)]
-
-    def _note_claims(self, claims: Claims) -> Claims:
-        """Note the stage runs as held, and return the claims."""
-        self._claims_again = False
-        self._held.update(dict.fromkeys((claim.stage_run_id for claim in claims.claims), time.monotonic()))
-        return claims
-
-    def _answer(self, asks: list[Ask[T, A]], answers: Sequence[A | OmniJobsError]) -> None:
-        """Answer the asks on the event loop, and take them out of their batch."""
-        self._on_loop(_settle, [(ask.future, answer) for ask, answer in zip(asks, answers, strict=True)])
-        asks.clear()
 
     def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
         if self._loop is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from omni_jobs.jobs import Claims, Completion, Failure, Outcome, ProgressReport
+from omni_jobs.jobs import Claims, Completion, Failure, NewSnapshot, Outcome, ProgressReport
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -35,13 +35,14 @@ class LedgerBatch:
     failures: list[Ask[Failure, Outcome]] = field(default_factory=list)
     releases: list[Ask[tuple[int, int], None]] = field(default_factory=list)
     claims: list[Ask[Wanted, Claims]] = field(default_factory=list)
+    snapshots: list[Ask[NewSnapshot, bool]] = field(default_factory=list)
     progress: dict[int, ProgressReport] = field(default_factory=dict)
     last: bool = False  # the worker retires after it
 
     @property
     def asks(self) -> Sequence[list[Ask[Any, Any]]]:
-        """All asks: completions, failures, releases, claims."""
-        return self.completions, self.failures, self.releases, self.claims
+        """All asks: completions, failures, releases, claims, snapshots."""
+        return self.completions, self.failures, self.releases, self.claims, self.snapshots
 
     @property
     def size(self) -> int:

@@ -17,9 +17,10 @@ from sqlalchemy import Connection, MetaData, Table, inspect, text
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import Base
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import Jobs, NewSnapshot
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
+from omni_jobs.storage import ObjectRef, snapshot_key
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.job_steps import claim, complete_all, done, new_job, register
 
@@ -306,3 +307,35 @@ def test_on_the_way_back_from_quotas_held_jobs_go_into_their_lines(empty: Databa
     empty.migrate()
     register(jobs, "w")
     assert [each.job_id for each in claim(jobs, "w")] == submitted
+
+
+# 0013: snapshots
+
+
+def test_the_build_before_goes_on_beside_snapshots_and_after_the_way_back(empty: Database) -> None:
+    """It ends a stage run without a word of its snapshot; on the way back the snapshots are forgotten."""
+    empty.migrate()
+    jobs = Jobs(empty)
+    register(jobs, "first", "first")
+    register(jobs, "second", "second")
+    jobs.submit_all([new_job(), new_job()])
+    claims = claim(jobs, "first")
+    refs = [
+        ObjectRef(key=snapshot_key(each.job_id, each.stage, 1, 1), size=1, digest="xxh3:" + "0" * 32) for each in claims
+    ]
+    taken = [
+        NewSnapshot(each.stage_run_id, 1, "first", ref, steps_done=3) for each, ref in zip(claims, refs, strict=True)
+    ]
+    assert jobs.record_snapshots(taken) == [True, True]
+    with empty.begin() as connection:  # an end by the build before
+        ended = text("UPDATE stage_runs SET state = 'failed', finished_at = 1 WHERE id = :id")
+        connection.execute(ended, {"id": claims[0].stage_run_id})
+    assert jobs.orphans([ref.key for ref in refs]) == {refs[0].key}
+    with empty._backend.migrating() as engine, engine.begin() as connection:
+        schema.downgrade(connection, "0012")
+    with empty.begin() as connection:
+        assert "snapshot" not in rows_of(connection, "stage_runs")[0]
+    empty.migrate()
+    jobs.release([(claims[1].stage_run_id, 1)], "first")
+    [again] = claim(jobs, "first")
+    assert (again.attempt, again.snapshot) == (2, None)

@@ -801,7 +801,13 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
     )
     progress = jobs.get(submitted.job_id).stages[0].progress
     assert progress is not None
-    assert progress.model_dump() == {"done": 3, "total": 10, "unit": "tokens", "text": "abc"}
+    assert progress.model_dump() == {
+        "done": 3,
+        "total": 10,
+        "unit": "tokens",
+        "text": "abc",
+        "resumed_at": None,
+    }
     jobs.release([(claimed.stage_run_id, 1)], "w")
     assert jobs.get(submitted.job_id).stages[0].progress is None
 

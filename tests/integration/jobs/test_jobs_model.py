@@ -29,15 +29,17 @@ from omni_jobs.jobs import (
     Failure,
     Jobs,
     NewJob,
+    NewSnapshot,
     NewStage,
     NewWorker,
     Outcome,
     Retention,
+    StoredSnapshot,
     new_job_id,
 )
 from omni_jobs.priority import Priority
 from omni_jobs.retry import RetryLimits, is_last_chance
-from omni_jobs.storage import job_prefix
+from omni_jobs.storage import ObjectRef, job_prefix
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
     "one": {"a": []},
@@ -72,6 +74,7 @@ class Stage:
     owner: str | None = None
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
+    snapshot: StoredSnapshot | None = None  # the newest, until its end
 
     @property
     def queue(self) -> str:
@@ -144,6 +147,7 @@ class Model:
     jobs: dict[str, Job] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)  # live ones: id → slot
     digests: dict[str, str] = field(default_factory=dict)  # of every worker's pipeline file
+    garbage: set[str] = field(default_factory=set)  # the keys of snapshots that nobody needs any more
     expired: set[str] = field(default_factory=set)  # their lease ran out, nobody has noticed
     late: set[str] = field(default_factory=set)  # jobs past their deadline, nobody has noticed
 
@@ -234,6 +238,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.jobs = Jobs(self.database)
         self.model = Model()
         self.boots = 0
+        self.snapshots = 0
         # Every (stage run, attempt, worker) that was ever claimed: late reports come from here.
         self.claimed: list[tuple[int, int, str]] = []
 
@@ -498,6 +503,7 @@ class JobsMachine(RuleBasedStateMachine):
                 job.state = "in_progress"
             assert (claim.stage, claim.attempt, claim.failures) == (stage.name, stage.attempt, stage.failures)
             assert claim.alone == stage.is_suspect
+            assert claim.snapshot == stage.snapshot
             self.claimed.append((stage.id, stage.attempt, worker))
 
     def note_apart(self, worker: str, suspects: list[Stage]) -> None:
@@ -511,7 +517,7 @@ class JobsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claimed)
     @rule(
         data=st.data(),
-        what=st.sampled_from(["complete", "complete", "complete", "fail", "fail for good", "release"]),
+        what=st.sampled_from(["complete", "complete", "complete", "fail", "fail for good", "release", "snapshot"]),
     )
     def report(self, data: st.DataObject, what: str) -> None:
         match what:
@@ -523,6 +529,22 @@ class JobsMachine(RuleBasedStateMachine):
                 self.fail(data, ModelError())
             case "release":
                 self.release(data)
+            case "snapshot":
+                self.record_snapshots(data)
+
+    def record_snapshots(self, data: st.DataObject) -> None:
+        """Several in one trip, also of one stage run and of attempts that are over."""
+        new, recorded = [], []
+        for stage_run_id, attempt, worker in data.draw(st.lists(self.a_claim(), min_size=1, max_size=4)):
+            _, stage = self.model.find(stage_run_id)
+            self.snapshots += 1
+            ref = ObjectRef(key=f"snapshot-{self.snapshots}", size=1, digest="xxh3:" + "0" * 32)
+            new.append(NewSnapshot(stage_run_id, attempt, worker, ref, steps_done=self.snapshots))
+            recorded.append(self.holds(stage, attempt, worker))
+            if recorded[-1]:
+                self.model.garbage |= {stage.snapshot.ref.key} if stage.snapshot is not None else set()
+                stage.snapshot = StoredSnapshot(ref, self.snapshots, attempt)
+        assert self.jobs.record_snapshots(new) == recorded
 
     def complete(self, data: st.DataObject) -> None:
         reports = self.draw_reports(data)
@@ -668,9 +690,10 @@ class JobsMachine(RuleBasedStateMachine):
             assert (view.finished_at is not None) == view.status.is_final
             assert (view.error is not None) == (job.state in ("failed", "expired") or job.ending == "expired")
             assert view.retries == job.retries
-            lost = [
-                name for name, its in job.stages.items() if its.state == "queued" and not self.somebody_may(job, its)
-            ]
+            # Of several the first is named that waits for something else than its turn, a pause before a retry as well.
+            held_up = [its for its in job.stages.values() if its.state == "queued"]
+            held_up = [its for its in held_up if not its.due or not self.somebody_may(job, its)]
+            lost = [its.name for its in held_up[:1] if not self.somebody_may(job, its)]
             waiting = view.waiting if view.waiting and view.waiting.reason == "no_worker" else None
             assert (waiting.stage if waiting else None) == (lost[0] if lost else None)
             ends = [each.type for each in self.jobs.events(view.id) if each.type.removeprefix("job.") in FINAL]
@@ -679,6 +702,15 @@ class JobsMachine(RuleBasedStateMachine):
                 last = list(job.stages.values())[-1]
                 assert last.won_by is not None
                 assert view.result == {"by": last.won_by[1]}
+
+    @invariant()
+    def snapshots_of_ended_stage_runs_are_garbage(self) -> None:
+        for _, stage in self.model.all_stages():
+            if stage.state in ("succeeded", "failed", "cancelled") and stage.snapshot is not None:
+                self.model.garbage.add(stage.snapshot.ref.key)
+                stage.snapshot = None
+        noted = [note.what for note in self.jobs.garbage(10_000) if note.what.startswith("snapshot-")]
+        assert sorted(noted) == sorted(self.model.garbage)
 
     @invariant()
     def work_waits_only_in_live_jobs(self) -> None:

@@ -1,0 +1,44 @@
+"""Record the snapshots that workers have stored of their running attempts, several in one transaction.
+
+A stage run has at most one snapshot, the newest. The one before becomes garbage with the record, as the last one does
+with the stage run's end (``omni_jobs.jobs.transition``). An attempt that is lost or handed back leaves its snapshot to
+the next, whose claim has it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from omni_jobs.database.statement import run_all
+from omni_jobs.jobs import transition_sql as sql
+from omni_jobs.jobs.transition import JobTransition
+from omni_jobs.jobs.values import NewSnapshot, StoredSnapshot
+from omni_jobs.states import StageRunState
+
+
+def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
+    """Record these snapshots, of several of one stage run the last; :meth:`omni_jobs.jobs.Jobs.record_snapshots`.
+
+    Return for each whether it is recorded. The jobs are locked, because an end must find the snapshot that it deletes.
+    """
+    transition = JobTransition.of_stage_runs(tx, [snapshot.stage_run_id for snapshot in snapshots])
+    held: dict[int, list[NewSnapshot]] = {}  # by stage run
+    recorded = []
+    for new in snapshots:
+        run = transition.find(StageRunState.RUNNING, new.stage_run_id, new.attempt, new.worker_id)
+        recorded.append(run is not None)
+        if run is not None:
+            held.setdefault(run.id, []).append(new)
+    rows: list[tuple[Any, ...]] = []
+    garbage: list[tuple[str, str]] = []
+    for stage_run_id, (*older, newest) in sorted(held.items()):
+        run = transition.runs[stage_run_id]
+        if run.snapshot_key == newest.ref.key:  # the answer to an earlier commit was lost
+            continue
+        keys = [run.snapshot_key, *(each.ref.key for each in older)]
+        garbage += [(run.job_id, key) for key in keys if key is not None]
+        stored = StoredSnapshot(newest.ref, newest.steps_done, newest.attempt)
+        rows.append((run.id, newest.attempt, newest.worker_id, stored.to_json()))
+    run_all(tx, [(sql.SET_SNAPSHOT_IF_HELD, rows), (sql.INSERT_GARBAGE, garbage)], exact=1)
+    return recorded
