@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from omni_jobs.errors import ModelError
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.types import TensorTree
 
@@ -44,6 +45,11 @@ class Cost:
     units: int
     steps: int
     group: Hashable
+
+    def __post_init__(self) -> None:
+        """Raise ModelError for what no step could be made of."""
+        if self.units < 1 or self.steps < 1:
+            raise ModelError(f"a row of {self.units} units and {self.steps} steps", field="cost")
 
 
 @dataclass(frozen=True, slots=True)
