@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from omni_jobs.errors import InvalidRequest
 from tests.oracles.qwen_image import QwenImageReference
+from workers.models.qwen_image.processors import Embeds2LatentsProcessor
 from workers.offline import OmniLLM, OmniOutput
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.types import StageInput
 
 pytest.importorskip("vllm")
 
@@ -40,11 +42,27 @@ def request(text: str, *, seed: int = 0, negative: str | None = " ", **denoise: 
 
 def picture(output: Any) -> np.ndarray[Any, Any]:
     assert isinstance(output, OmniOutput), output
-    (artifact,) = output.artifacts
+    (artifact,) = output.artifacts.values()
     return np.asarray(Image.open(io.BytesIO(artifact.data)))
 
 
-def test_pictures_are_those_of_the_reference(llm: OmniLLM, checkpoint: Path) -> None:
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> dict[int, DiffusionPrompt]:
+    """Seed → the prompt of the denoise stage, made of what vLLM returned."""
+    seen: dict[int, DiffusionPrompt] = {}
+    make = Embeds2LatentsProcessor.__call__
+
+    def note(processor: Embeds2LatentsProcessor, stage_input: StageInput) -> DiffusionPrompt:
+        seen[stage_input.seed] = make(processor, stage_input)
+        return seen[stage_input.seed]
+
+    monkeypatch.setattr(Embeds2LatentsProcessor, "__call__", note)
+    return seen
+
+
+def test_pictures_are_those_of_the_reference(
+    llm: OmniLLM, checkpoint: Path, prompts: dict[int, DiffusionPrompt]
+) -> None:
     reference = QwenImageReference(checkpoint)
     cases: list[dict[str, Any]] = [
         {"text": "a red boat on a calm sea", "seed": 1},
@@ -55,9 +73,16 @@ def test_pictures_are_those_of_the_reference(llm: OmniLLM, checkpoint: Path) -> 
     for case, output in zip(cases, outputs, strict=True):
         size = {"height": case.get("height", 48), "width": case.get("width", 64)}
         negative = case.get("negative", " ")
+        texts = {"prompt_embeds": case["text"], "negative_prompt_embeds": negative}
+        embeds = {name: reference.embeds(text) for name, text in texts.items() if text is not None}
+        of_vllm: Any = prompts[case["seed"]].tensors
+        assert of_vllm.keys() == embeds.keys()
+        for name, rows in embeds.items():
+            assert of_vllm[name].shape == rows.shape
+            assert (of_vllm[name] - rows).abs().max() <= 1e-5
         latents = reference.latents(
-            reference.embeds(case["text"]),
-            None if negative is None else reference.embeds(negative),
+            embeds["prompt_embeds"],
+            embeds.get("negative_prompt_embeds"),
             steps=case.get("steps", 4),
             scale=case.get("true_cfg_scale", 4.0),
             seed=case["seed"],
@@ -66,13 +91,6 @@ def test_pictures_are_those_of_the_reference(llm: OmniLLM, checkpoint: Path) -> 
         expected = reference.pixels(latents, **size).numpy()
         assert picture(output).shape == expected.shape
         assert np.abs(picture(output).astype(int) - expected).max() <= 1
-
-
-def test_embeddings_of_vllm_are_those_of_the_reference(checkpoint: Path) -> None:
-    reference = QwenImageReference(checkpoint)
-    with OmniLLM("qwen_image", model=checkpoint) as llm:
-        del llm
-    assert torch.isfinite(reference.embeds("x")).all()
 
 
 @pytest.mark.parametrize(

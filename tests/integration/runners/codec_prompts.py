@@ -102,7 +102,9 @@ def run_together(
     """Run prompts in one engine, each from the tick that ``arrives`` says (0) to its own step of ``leaves_after``."""
     code2wav = Code2Wav(model)
     runner = GPUDiffusionModelRunner(code2wav, model.device, budget or StepBudget(code2wav.max_batch_cost, 8))
-    rows = [Row(prompt, code2wav.check(prompt), (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
+    rows = [
+        Row(prompt, code2wav.check(prompt), (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)
+    ]
     coming = sorted(range(len(rows)), key=lambda n: (arrives or {}).get(n, 0))
     tick, busy = 0, True
     while busy or coming:

@@ -1,8 +1,8 @@
 """``Denoiser``: Qwen-Image's diffusion transformer as a diffusion model: embeddings and noise → latents.
 
-In float32 a row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step have equal
-height and width, because the transformer's rotary positions are those of one size. All else is a row's own: its text,
-its number of steps, its guidance, and where it is.
+In float32 a row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step
+have equal height and width, because the transformer's rotary positions are those of one size. All else is a row's own:
+its text, its number of steps, its guidance, and where it is.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; its
-    parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with values ``height`` and ``width``.
+    parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with its ``height`` and ``width``.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class Size(NamedTuple):
 def noise(size: Size, seed: int) -> torch.Tensor:
     """Return packed noise float32 [N, 64] on the CPU.
 
-    It is drawn on the CPU in float32, so that it depends on the seed alone. It is what Diffusers draws in float32 from a
-    CPU generator of this seed.
+    It is drawn on the CPU in float32, so that it depends on the seed alone. Diffusers draws the same in float32 from a CPU
+    generator of this seed.
     """
     rows, columns = size.grid
     generator = torch.Generator().manual_seed(seed)
