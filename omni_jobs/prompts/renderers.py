@@ -37,7 +37,7 @@ class PromptRenderer(Protocol):
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether a checkpoint with this ``config.json`` is of this family."""
+        """Return whether a checkpoint is of this family, by its ``config.json``, or Diffusers' ``model_index.json``."""
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for text that the tokenizer would read as the template's own markup."""
