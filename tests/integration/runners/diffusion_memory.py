@@ -1,4 +1,4 @@
-"""A batch under a real limit on memory, for test_diffusion_batches: prints the kind of each row's result.
+"""Rows under a real limit on memory, for test_diffusion_batches: prints the kind of each row's result.
 
 python -m tests.integration.runners.diffusion_memory CHECKPOINT
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tests.integration.runners.codec_prompts import codec_prompt, run_batch
+from tests.integration.runners.codec_prompts import codec_prompt, run_together
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 
@@ -22,7 +22,7 @@ SHORT, LONG, ROOM = 25, 1500, 16 << 20
 def run(model: Token2Wav, lengths: list[int]) -> list[str]:
     """Return the kind of each row's result."""
     prompts = [codec_prompt(torch.full((length,), 5), "Ethan", ONE_STEP, n) for n, length in enumerate(lengths)]
-    return [type(row.result).__name__ for row in run_batch(model, prompts)]
+    return [type(row.result).__name__ for row in run_together(model, prompts)]
 
 
 def writable_bytes() -> int:
