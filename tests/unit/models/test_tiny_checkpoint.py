@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 
 from omni_jobs.errors import ConfigError
-from workers.models.qwen2_5_omni.tiny_checkpoint import MARKER, SPEAKERS, build_tiny_checkpoint
+from workers.models.qwen2_5_omni.tiny_checkpoint import SPEAKERS, build_tiny_checkpoint
+from workers.models.tiny_directory import MARKER
 
 
 def _weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -13,27 +13,17 @@ talker's hidden size differs from heads x head dimension, as in the real checkpo
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import math
-import os
-import shutil
 import string
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
 
-from omni_jobs.errors import ConfigError
+from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, randomise, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-VERSION = 1  # of the built checkpoint; a directory of another version is built anew
-MARKER = "tiny_checkpoint.json"
 
 SPEAKERS = ("Chelsie", "Ethan")
 
@@ -46,8 +36,7 @@ _SPECIAL_TOKENS = [
     *(f"<|{name}|>" for name in _SPECIAL_NAMES.split()),
     *(f"<|speaker_{name}|>" for name in SPEAKERS),
 ]
-_BYTES = 256
-_TOKEN_IDS = {token: _BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
+_TOKEN_IDS = {token: BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 320  # the embedding table is padded past the tokenizer, as the real one is
 
 # The names by which Transformers' processor finds its placeholders.
@@ -123,74 +112,15 @@ _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4,
 _GAIN = 1.5  # weights have the deviation _GAIN / sqrt(fan in), because the default 0.02 gives silence
 
 
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
-
-    The directory appears whole or not at all. Several processes may build the same one at once. A tiny checkpoint of
-    another seed or version is replaced. Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
-    """
-    directory = Path(directory)
-    mark = {"version": VERSION, "seed": seed}
-    if _mark_of(directory) == mark:
-        return directory
-    _refuse_foreign(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _write(building, seed)
-        (building / MARKER).write_text(json.dumps(mark), encoding="utf-8")
-        building.chmod(0o755)
-        _move(building, directory, mark)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return directory
-
-
-def _mark_of(directory: Path) -> object:
-    """Return the marker's version and seed; None where there is no tiny checkpoint."""
-    try:
-        return json.loads((directory / MARKER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-
-
-def _refuse_foreign(directory: Path) -> None:
-    """Raise ConfigError for a directory or file that is no tiny checkpoint."""
-    try:
-        names = os.listdir(directory)  # one call, because another process may rename it at any moment
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        names = [directory.name]
-    if names and MARKER not in names:
-        raise ConfigError(f"{directory} is there already and is no tiny checkpoint", field="directory")
-
-
-def _move(building: Path, directory: Path, mark: object) -> None:
-    """Rename the built directory into place; keep the one of another process that built the same first."""
-    outdated = building.with_name(building.name + ".old")
-    while True:
-        try:
-            building.rename(directory)
-            return
-        except OSError:
-            if _mark_of(directory) == mark:
-                return
-            _refuse_foreign(directory)
-            with contextlib.suppress(FileNotFoundError):
-                directory.rename(outdated)
-                shutil.rmtree(outdated)
-
-
 def _write(directory: Path, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     model = _model(generator)
     model.config.save_pretrained(directory)
     save_file(dict(model.state_dict()), directory / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(directory)
-    _write_json(directory / "generation_config.json", {"eos_token_id": _TOKEN_IDS["<|im_end|>"], "do_sample": False})
-    _write_json(directory / "preprocessor_config.json", _PREPROCESSOR)
-    _write_json(directory / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
+    write_json(directory / "generation_config.json", {"eos_token_id": _TOKEN_IDS["<|im_end|>"], "do_sample": False})
+    write_json(directory / "preprocessor_config.json", _PREPROCESSOR)
+    write_json(directory / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
     speakers = {
         name: {
             "bos_token": _TOKEN_IDS[f"<|speaker_{name}|>"],
@@ -202,24 +132,9 @@ def _write(directory: Path, seed: int) -> None:
     torch.save(speakers, directory / "spk_dict.pt")
 
 
-def _write_json(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
 def _write_tokenizer(directory: Path) -> None:
-    from transformers import Qwen2Tokenizer
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    byte_of = {symbol: byte for byte, symbol in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    tokenizer = Qwen2Tokenizer(
-        vocab=byte_of | _TOKEN_IDS,
-        merges=[],
-        model_max_length=_CONTEXT,
-        extra_special_tokens=_NAMED_TOKENS,
-        **roles,
-    )
-    tokenizer.add_tokens(_SPECIAL_TOKENS, special_tokens=True)
+    tokenizer = byte_tokenizer(_SPECIAL_TOKENS, context=_CONTEXT, extra_special_tokens=_NAMED_TOKENS, **roles)
     tokenizer.save_pretrained(directory)
 
 
@@ -233,20 +148,15 @@ def _model(generator: torch.Generator) -> PreTrainedModel:
         model: Any = Qwen2_5OmniForConditionalGeneration(config)  # type: ignore[no-untyped-call]
     config.architectures = ["Qwen2_5OmniForConditionalGeneration"]
     for name, parameter in sorted(model.named_parameters()):
-        _randomise(name, parameter.data, generator)
+        randomise(name, parameter.data, generator, _gain(name))
     _make_printable(model.thinker.lm_head.weight.data)
     return cast("PreTrainedModel", model)
 
 
-def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
-    if weight.ndim == 1:
-        if name.endswith("bias"):
-            weight.normal_(std=0.02, generator=generator)
-        return  # norms and SnakeBeta keep their initial values
-    gain = _GAIN
-    if "bigvgan" in name:  # with these the waveform neither fades out nor clips
-        gain = 0.05 if name.endswith("conv_post.weight") else 0.9
-    weight.normal_(std=gain / math.sqrt(weight[0].numel()), generator=generator)
+def _gain(name: str) -> float:
+    if "bigvgan" not in name:
+        return _GAIN
+    return 0.05 if name.endswith("conv_post.weight") else 0.9  # so the waveform neither fades out nor clips
 
 
 def _make_printable(lm_head: torch.Tensor) -> None:
@@ -342,15 +252,16 @@ def _token2wav_config() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.models.qwen2_5_omni.tiny_checkpoint", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
+_TINY = TinyDirectory(version=1, write=_write)
+
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path: see TinyDirectory.
+
+    Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
+    """
+    return _TINY.build(directory, seed=seed)
 
 
 if __name__ == "__main__":
-    main()
+    _TINY.main("workers.models.qwen2_5_omni.tiny_checkpoint", __doc__.splitlines()[0])
