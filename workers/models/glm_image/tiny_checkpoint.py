@@ -12,29 +12,21 @@ least that attention on CPUs takes.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workers.models.qwen2_5_omni.tiny_checkpoint import MARKER, _mark_of, _move, _refuse_foreign
+from workers.models.tiny_directory import BYTES, TinyDirectory, randomise, write_json
 
 if TYPE_CHECKING:
     from transformers import GlmImageProcessor
 
-VERSION = 1  # of the built checkpoint; a directory of another version is built anew
-
 CODEBOOK = 16_384
 IMAGE_TOKENS = 16_512  # the codebook, the two marks of a picture, and ids that nothing uses
-_BYTES = 256
 _SPECIAL_TOKENS = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>")
 _SPECIAL_TOKENS += ("<|assistant|>", "<|image|>")
-_TOKEN_IDS = {token: IMAGE_TOKENS + _BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
+_TOKEN_IDS = {token: IMAGE_TOKENS + BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 16_832  # the embedding table is padded past the tokenizer, as the real one is
 _HEAD_DIM = 32
 _CONTEXT = 8192
@@ -47,29 +39,6 @@ _CHAT_TEMPLATE = (
     "<|dit_token_16384|><|image|><|dit_token_16385|>"
     "{%- elif item.type == 'text' -%}{{ item.text }}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endfor -%}"
 )
-
-
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
-
-    The directory appears whole or not at all. A tiny checkpoint of another seed or version is replaced. Raise
-    ConfigError when ``directory`` holds anything but a tiny checkpoint.
-    """
-    directory = Path(directory)
-    mark = {"family": "glm_image", "version": VERSION, "seed": seed}
-    if _mark_of(directory) == mark:
-        return directory
-    _refuse_foreign(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _write(building, seed)
-        (building / MARKER).write_text(json.dumps(mark), encoding="utf-8")
-        building.chmod(0o755)
-        _move(building, directory, mark)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return directory
 
 
 def _write(directory: Path, seed: int) -> None:
@@ -95,24 +64,17 @@ def _write(directory: Path, seed: int) -> None:
         for parameter_name, parameter in sorted(getattr(pipeline, name).named_parameters()):
             _randomise(parameter_name, parameter.data, generator)
     pipeline.save_pretrained(directory)
-    _write_json(
+    write_json(
         directory / "vision_language_encoder" / "generation_config.json",
         {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "eos_token_id": CODEBOOK + 1, "pad_token_id": CODEBOOK + 1},
     )
 
 
 def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
-    if weight.ndim > 1:
-        fan_in = weight[0].numel()
-        if "embed" in name and name.endswith("tokens.weight") or name.endswith("prior_token_embedding.weight"):
-            fan_in = 1
-        weight.normal_(std=_GAIN / math.sqrt(fan_in), generator=generator)
-    elif name.endswith("bias"):
-        weight.normal_(std=0.02, generator=generator)
-
-
-def _write_json(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    if name.endswith(("embed_tokens.weight", "shared.weight", "prior_token_embedding.weight")):
+        weight.normal_(generator=generator)
+    else:
+        randomise(name, weight, generator, _GAIN)
 
 
 def _processor() -> GlmImageProcessor:
@@ -216,15 +178,10 @@ def _vae_config() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.models.glm_image.tiny_checkpoint", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
+TINY = TinyDirectory(version=1, write=_write)
+
+build_tiny_checkpoint = TINY.build
 
 
 if __name__ == "__main__":
-    main()
+    TINY.main("workers.models.glm_image.tiny_checkpoint", __doc__.splitlines()[0])
