@@ -20,10 +20,10 @@ Messages = Sequence[Mapping[str, Any]]
 class PromptTokenizer:
     """The tokenizer of one checkpoint with the template of its prompts. Safe for threads."""
 
-    def __init__(self, model_dir: Path, template: PromptTemplate) -> None:
-        """Load ``tokenizer.json``. Raise ConfigError when it is missing or cannot be read."""
+    def __init__(self, model_dir: Path, template: PromptTemplate, tokenizer: Tokenizer | None = None) -> None:
+        """Take the ``tokenizer``, or load ``tokenizer.json``. Raise ConfigError when it is missing or unreadable."""
         self._template = template
-        self._tokenizer = _tokenizer(model_dir)
+        self._tokenizer = read_tokenizer(model_dir) if tokenizer is None else tokenizer
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
         self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in special)
         self._reserved = re.compile(_any_of(special) if special else r"(?!)")
@@ -80,7 +80,8 @@ class PromptTokenizer:
         return [token for token in ids if token in self._special_ids]
 
 
-def _tokenizer(model_dir: Path) -> Tokenizer:
+def read_tokenizer(model_dir: Path) -> Tokenizer:
+    """Return the tokenizer of ``tokenizer.json``. Raise ConfigError when it is missing or cannot be read."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ConfigError("the checkpoint lacks this file", file=str(path))

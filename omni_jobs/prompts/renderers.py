@@ -35,7 +35,7 @@ class PromptRenderer(Protocol):
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether a checkpoint with this ``config.json`` is of this family."""
+        """Return whether a checkpoint is of this family, by its ``config.json``, or Diffusers' ``model_index.json``."""
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for text that the tokenizer would read as the template's own markup."""
@@ -76,7 +76,8 @@ def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
 def families_of(model_dir: Path) -> frozenset[str]:
     """Return the installed families whose renderers take a checkpoint. Raise ConfigError if it is not readable."""
     check_checkpoint(model_dir)
-    config = read_json(model_dir / "config.json")
+    index = read_json(model_dir / "model_index.json", {})  # of a checkpoint in the layout of Diffusers
+    config = read_json(model_dir / "config.json", index or None)
     return frozenset(name for name in names(FAMILIES) if _takes(name, config))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.oracles.causal_lm import build_causal_lm
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
+from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
 
 TinyCheckpoints = Callable[[int], Path]
 
@@ -28,3 +29,10 @@ def tiny_checkpoint(tiny_checkpoints: TinyCheckpoints) -> Path:
 def tiny_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny causal language model's checkpoint."""
     return build_causal_lm(tmp_path_factory.mktemp("tiny_causal_lm"))
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_qwen_images(seed)``: the directory of the tiny Qwen-Image checkpoint of that seed."""
+    root = tmp_path_factory.mktemp("tiny_qwen_images")
+    return lambda seed: build_tiny_qwen_image(root / f"seed_{seed}", seed=seed)

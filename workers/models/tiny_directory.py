@@ -1,8 +1,7 @@
 """What the builders of tiny checkpoints share: a directory that appears whole, random weights, a tokenizer of bytes.
 
-    TINY = TinyDirectory(version=1, write=_write)      _write(directory, seed) writes the checkpoint's files
-    TINY.build(Path("checkpoint"), seed=0)             builds it there unless it is there already
-    TINY.main(__doc__)                                 the command line of ``python -m MODULE DIRECTORY --seed 0``
+A builder's module declares ``TinyDirectory(version=1, write=write)``, where ``write(directory, seed)`` writes the files
+of a checkpoint. ``build`` makes one where there is none yet; ``main`` is the command line of the module.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Load parts of a checkpoint in the layout of Diffusers, of which each stage needs its own: a folder for each part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.prompts.checkpoint_files import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+_SAMPLE_BYTES = 65_536
+
+
+def load_part(checkpoint: Path, part: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the model in a checkpoint's folder ``part``, of Diffusers' class ``class_name``, fit to be run.
+
+    Raises ConfigError naming the part's file where it is missing, of another class, or not all of its weights are there
+    and fit, and where Diffusers is not installed.
+    """
+    try:
+        import diffusers
+        from diffusers.utils import logging
+    except ImportError as error:
+        raise ConfigError(f"pictures need Diffusers: pip install 'omni-jobs[pictures]' ({error})") from error
+    logging.disable_progress_bar()
+    file = str(checkpoint / part / "config.json")
+    found = read_json(checkpoint / part / "config.json").get("_class_name")
+    if found != class_name:
+        raise ConfigError(f"the {part} is a {found}, not a {class_name}", file=file, field="_class_name")
+    try:
+        model, info = getattr(diffusers, class_name).from_pretrained(
+            checkpoint / part,
+            torch_dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # Diffusers, Accelerate and safetensors raise many kinds for wrong files
+        raise ConfigError(f"the {part} cannot be loaded: {error}", file=file) from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[problem]:
+            raise ConfigError(f"the {part} has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
+    return model.eval().requires_grad_(False).to(device)
+
+
+def fingerprint(checkpoint: Path, parts: tuple[str, ...]) -> str:
+    """Return 16 hex digits that tell the weights and settings of these parts from others', in seconds.
+
+    They come of all JSON files, and of the size, the beginning and the end of each file of weights: two checkpoints
+    that differ only in between have equal digits, which no training leaves. Raises ConfigError for an unreadable file.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        for path in sorted((checkpoint / part).iterdir()):
+            if path.suffix not in (".json", ".safetensors"):
+                continue
+            try:
+                _add(digest, path)
+            except OSError as error:
+                raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: hashlib._Hash, path: Path) -> None:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest.update(f"{path.parent.name}/{path.name} {size}\n".encode())
+        file.seek(0)
+        digest.update(file.read() if path.suffix == ".json" else file.read(_SAMPLE_BYTES))
+        if path.suffix != ".json":
+            file.seek(max(size - _SAMPLE_BYTES, 0))
+            digest.update(file.read(_SAMPLE_BYTES))

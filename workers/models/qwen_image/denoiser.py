@@ -1,0 +1,278 @@
+"""``Denoiser``: Qwen-Image's diffusion transformer as a diffusion model: embeddings and noise → latents.
+
+A row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step have equal
+height and width, because the transformer's rotary positions are those of one size. All else is a row's own: its text,
+its number of steps, its guidance, and where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError
+from workers.models.diffusers_checkpoint import fingerprint, load_part
+from workers.models.qwen_image.latents import TOKEN, Size, check_latents, noise
+from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.preview import Colours, load_colours
+from workers.models.qwen_image.schedule import Schedule, Schedules
+from workers.models.qwen_image.template import MAX_TEXT_TOKENS
+from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import TensorTree
+
+_SNAPSHOT = 1  # the version of what ``save`` returns
+
+# Latent tokens of one forward, a picture of 1024 x 1024 being 4096, and guidance doubling them. On a CPU more rows in a
+# forward are no faster; a step of many rows only makes each wait for all.
+_MAX_BATCH_COST: Mapping[str, int] = {"cpu": 4096, "cuda": 32_768}
+
+# Fields of the transformer's config that stand for other models: edited pictures, layers, distilled guidance.
+_OTHER_MODELS = ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
+
+
+def load_denoiser(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoiser:
+    """Return the transformer of a checkpoint: in float32 on a CPU, in bfloat16 on a GPU, unless ``dtype`` says.
+
+    Raises ConfigError naming a part that is missing or wrong.
+    """
+    name = {"cpu": "float32", "cuda": "bfloat16"}[device.type] if dtype in (None, "auto") else dtype
+    torch_dtype: torch.dtype = getattr(torch, str(name))
+    schedules = Schedules(model.path)
+    transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
+    file = str(model.path / "transformer" / "config.json")
+    for setting in _OTHER_MODELS:
+        if transformer.config.get(setting):
+            raise ConfigError("is that of another model than Qwen-Image", file=file, field=setting)
+    if (transformer.config.in_channels, transformer.config.patch_size) != (TOKEN, 2):
+        raise ConfigError(f"tokens of {TOKEN} channels, patches of 2 x 2 are due", file=file, field="in_channels")
+    identity = fingerprint(model.path, ("transformer", "scheduler"))
+    return Denoiser(transformer, schedules, identity, lambda: load_colours(model.path, device))
+
+
+@dataclass(slots=True)
+class DenoiseRow:
+    """One picture under way, its tensors on the model's device.
+
+    latents    [N, 64]
+    text       [T, H]
+    negative   [U, H]; None: there is no guidance
+    velocity   [N, 64], of the last step; None before the first one here
+    """
+
+    size: Size
+    schedule: Schedule
+    scale: float
+    seed: int
+    latents: torch.Tensor
+    text: torch.Tensor
+    negative: torch.Tensor | None
+    steps_done: int = 0
+    velocity: torch.Tensor | None = None
+
+
+class Denoiser:
+    """A ``ResumableModel`` and ``PreviewingModel``.
+
+    A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; its
+    parameters are ``DenoiseParameters``. The output is ``latents`` [N, 64], with values ``height`` and ``width``.
+    """
+
+    def __init__(
+        self, transformer: Any, schedules: Schedules, identity: str, load_colours: Callable[[], Colours]
+    ) -> None:
+        """Take the loaded parts. ``identity`` tells the model from others; ``load_colours`` is called for previews."""
+        self._transformer = transformer
+        self._schedules = schedules
+        self._identity = identity
+        self._load_colours = load_colours
+        self._colours: Colours | None = None
+        self.device: torch.device = transformer.device
+        self.dtype: torch.dtype = transformer.dtype
+        self.max_batch_cost = _MAX_BATCH_COST[self.device.type]
+        # Latent tokens up to which a step computes both halves of guidance in one forward. On a CPU that is no faster,
+        # and one after the other gives the reference's bits.
+        self.joint_tokens = self.max_batch_cost if self.device.type == "cuda" else 0
+
+    def check(self, prompt: DiffusionPrompt) -> Cost:
+        """Return the latent tokens of a step. Raises ModelError naming the field that does not fit."""
+        parameters = _parameters(prompt)
+        self._check_embeds(prompt.tensors.get("prompt_embeds"), "prompt_embeds")
+        if "negative_prompt_embeds" in prompt.tensors:
+            self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
+        size = Size(parameters.height, parameters.width)
+        return Cost(size.tokens * (2 if _is_guided(prompt) else 1), parameters.steps, size)
+
+    def begin(self, prompt: DiffusionPrompt) -> DenoiseRow:
+        """Return the row of a prompt: noise of its seed."""
+        parameters = _parameters(prompt)
+        size = Size(parameters.height, parameters.width)
+        return DenoiseRow(
+            size=size,
+            schedule=self._schedules.of(size, parameters.steps),
+            scale=parameters.true_cfg_scale,
+            seed=prompt.seed,
+            latents=noise(size, prompt.seed, self.dtype).to(self.device),
+            text=self._on_device(prompt.tensors["prompt_embeds"]),
+            negative=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
+        )
+
+    def step(self, rows: Sequence[DenoiseRow]) -> None:
+        """Take one step of Euler's method for each row."""
+        velocities = self._velocities(rows)
+        steps = [row.schedule.sigmas[row.steps_done + 1] - row.schedule.sigmas[row.steps_done] for row in rows]
+        lengths = torch.stack(steps).to(self.device)[:, None, None]
+        # As Diffusers' scheduler: the move is rounded to the model's dtype, and added in float32.
+        moves = (lengths * velocities.float()).to(self.dtype)
+        latents = torch.stack([row.latents for row in rows]).float() + moves
+        for row, state, velocity in zip(rows, latents.to(self.dtype), velocities, strict=True):
+            row.latents, row.velocity = state, velocity
+            row.steps_done += 1
+
+    def finish(self, rows: Sequence[DenoiseRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+        """Yield each row's ``latents`` [N, 64] in the model's dtype, with ``height`` and ``width`` in pixels."""
+        for number, row in enumerate(rows):
+            if wanted(number):
+                yield number, RowOutput({"latents": row.latents.clone()}, row.size._asdict())
+
+    def save(self, row: DenoiseRow) -> RowOutput:
+        """Return the row's latents and what they were made with."""
+        return RowOutput(
+            {"latents": row.latents.to("cpu", copy=True)}, self._state(row) | {"steps_done": row.steps_done}
+        )
+
+    def resume(
+        self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+    ) -> DenoiseRow:
+        """Return the row that ``save`` saw. Raises ModelError naming what is missing, wrong, or of another job."""
+        row = self.begin(prompt)
+        for name, due in self._state(row).items():
+            if values.get(name) != due:
+                raise ModelError(f"{values.get(name)!r:.60} where {due!r} is due", field=name)
+        done = values.get("steps_done")
+        if type(done) is not int or not 0 <= done <= row.schedule.steps:
+            raise ModelError(f"{done!r:.40} is none of 0 … {row.schedule.steps}", field="steps_done")
+        latents = check_latents(tensors.get("latents"), row.size)
+        if latents.dtype != self.dtype:
+            raise ModelError(f"{latents.dtype}, not {self.dtype}", field="latents.dtype")
+        row.latents, row.steps_done = latents.to(self.device, copy=True), done
+        return row
+
+    def preview(self, row: DenoiseRow) -> torch.Tensor:
+        """Return the picture that the row would become in one long step, uint8 [H / 8, W / 8, 3], roughly."""
+        if self._colours is None:
+            self._colours = self._load_colours()
+        latents = row.latents.float()
+        if row.velocity is not None:
+            latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity.float()
+        return self._colours.picture(latents, row.size)
+
+    def _state(self, row: DenoiseRow) -> dict[str, Any]:
+        """Return the values that a snapshot and the job that goes on from it must have in common."""
+        return {
+            "version": _SNAPSHOT,
+            "model": self._identity,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            **row.size._asdict(),
+            "steps": row.schedule.steps,
+            "seed": row.seed,
+            "true_cfg_scale": row.scale if row.negative is not None else 1.0,
+        }
+
+    def _check_embeds(self, embeds: object, name: str) -> None:
+        width = self._transformer.config.joint_attention_dim
+        if not isinstance(embeds, torch.Tensor):
+            raise ModelError("there are no embeddings", field=name)
+        if not embeds.is_floating_point():
+            raise ModelError(f"embeddings are floats, not {embeds.dtype}", field=f"{name}.dtype")
+        if embeds.ndim != 2 or embeds.shape[1] != width or not 1 <= len(embeds) <= MAX_TEXT_TOKENS:
+            raise ModelError(
+                f"{list(embeds.shape)} where [1 … {MAX_TEXT_TOKENS}, {width}] is due", field=f"{name}.shape"
+            )
+        if not bool(torch.isfinite(embeds).all()):
+            raise ModelError("an embedding is not finite", field=name)
+
+    def _on_device(self, embeds: TensorTree) -> torch.Tensor:
+        if not isinstance(embeds, torch.Tensor):
+            raise ModelError("there are no embeddings", field="prompt_embeds")
+        return embeds.to(self.device, self.dtype, copy=True)  # a copy lets the payload's memory be freed
+
+    def _velocities(self, rows: Sequence[DenoiseRow]) -> torch.Tensor:
+        """Return the direction of each row's next step, [B, N, 64], guided where the row is."""
+        guided = [row for row in rows if row.negative is not None]
+        texts = [row.text for row in rows]
+        negatives = [row.negative for row in guided if row.negative is not None]
+        if not guided:
+            return self._forward(rows, texts)
+        both = self._joint(rows, guided, texts, negatives)
+        if both is None:
+            plain, negative = self._forward(rows, texts), self._forward(guided, negatives)
+        else:
+            plain, negative = both[: len(rows)], both[len(rows) :]
+        if len(guided) == len(rows):
+            return self._guide(plain, negative, guided)
+        places = torch.tensor([n for n, row in enumerate(rows) if row.negative is not None], device=self.device)
+        return plain.index_copy(0, places, self._guide(plain[places], negative, guided))
+
+    def _joint(
+        self,
+        rows: Sequence[DenoiseRow],
+        guided: Sequence[DenoiseRow],
+        texts: Sequence[torch.Tensor],
+        negatives: Sequence[torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Return one forward of both halves [B + G, N, 64]; None where memory does not let them be together."""
+        tokens = rows[0].size.tokens * (len(rows) + len(guided))
+        if tokens > self.joint_tokens:
+            return None
+        try:
+            return self._forward([*rows, *guided], [*texts, *negatives])
+        except torch.OutOfMemoryError:
+            self.joint_tokens = tokens - 1  # it is not tried again
+            return None
+
+    def _forward(self, rows: Sequence[DenoiseRow], texts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run the transformer once for rows of one size, each with a text [T, H], and return [B, N, 64]."""
+        rows_of_tokens, columns = rows[0].size.grid
+        embeds, mask = _padded(texts)
+        times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device, self.dtype)
+        prediction: torch.Tensor = self._transformer(
+            hidden_states=torch.stack([row.latents for row in rows]),
+            timestep=times / 1000,
+            encoder_hidden_states=embeds,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, rows_of_tokens, columns)]] * len(rows),
+            return_dict=False,
+        )[0]
+        return prediction
+
+    def _guide(self, plain: torch.Tensor, negative: torch.Tensor, rows: Sequence[DenoiseRow]) -> torch.Tensor:
+        """Return predictions led away from the negative ones, each token as long as the plain one: [B, N, 64]."""
+        scales = torch.tensor([row.scale for row in rows], device=self.device)[:, None, None]
+        combined = negative + (scales * (plain - negative).float()).to(self.dtype)
+        lengths = [torch.norm(each, dim=-1, keepdim=True) for each in (plain, combined)]
+        return combined * (lengths[0] / lengths[1])
+
+
+def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return texts [T, H] as one [B, max T, H] with its mask bool [B, max T], None where all are equally long."""
+    lengths = torch.tensor([len(text) for text in texts])
+    longest = int(lengths.max())
+    if int(lengths.min()) == longest:
+        return torch.stack(list(texts)), None
+    mask = torch.arange(longest)[None] < lengths[:, None]
+    return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
+
+
+def _parameters(prompt: DiffusionPrompt) -> DenoiseParameters:
+    if not isinstance(prompt.parameters, DenoiseParameters):
+        raise ModelError("these are no parameters of Qwen-Image's denoising", field="parameters")
+    return prompt.parameters
+
+
+def _is_guided(prompt: DiffusionPrompt) -> bool:
+    return _parameters(prompt).true_cfg_scale > 1 and "negative_prompt_embeds" in prompt.tensors

@@ -1,0 +1,38 @@
+"""The family ``qwen_image``: a text encoder on vLLM, a diffusion transformer, and a VAE."""
+
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+
+_HERE = "workers.models.qwen_image"
+
+QWEN_IMAGE = Family(
+    components={
+        "denoise": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"latents"}),
+            needs=frozenset({"embeds"}),
+            dtypes=frozenset({"auto", "float32", "bfloat16"}),
+            parameters=f"{_HERE}.parameters:DenoiseParameters",
+            implementation=f"{_HERE}.denoiser:load_denoiser",
+        ),
+        "decode": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"pixels"}),
+            needs=frozenset({"latents"}),
+            dtypes=frozenset({"auto", "float32", "bfloat16"}),
+            parameters="omni_jobs.pipelines.parameters:StageParameters",
+            implementation=f"{_HERE}.decoder:load_decoder",
+        ),
+    },
+    prompts=f"{_HERE}.prompts:QwenImagePromptRenderer",
+    processors={
+        "describe": ProcessorDeclaration(f"{_HERE}.processors:DescribeProcessor", "pooling"),
+        "embeds2latents": ProcessorDeclaration(
+            f"{_HERE}.processors:Embeds2LatentsProcessor", "diffusion", consumes=frozenset({"embeds"})
+        ),
+        "latents2pixels": ProcessorDeclaration(
+            f"{_HERE}.processors:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
+        ),
+    },
+    checkpoint_files=("model_index.json",),
+    tiny_checkpoint=f"{_HERE}.tiny_checkpoint",
+)

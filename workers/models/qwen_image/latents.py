@@ -1,0 +1,86 @@
+"""Latents: what the transformer denoises and the VAE decodes, as tokens and as a picture.
+
+A token stands for a patch of 2 x 2 latents of 16 channels, so for 16 x 16 pixels. Packed latents are [N, 64], the
+tokens of a picture by rows; unpacked ones are [16, H / 8, W / 8].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from omni_jobs.errors import ModelError
+from workers.models.qwen_image.parameters import MAX_SIDE, PATCH
+
+CHANNELS: Final = 16
+TOKEN: Final = CHANNELS * 4
+"""The width of a packed token: a patch of 2 x 2 latents."""
+
+
+class Size(NamedTuple):
+    """A picture's size in pixels, multiples of 16."""
+
+    height: int
+    width: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The rows of tokens, and the tokens of a row."""
+        return self.height // PATCH, self.width // PATCH
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the picture."""
+        rows, columns = self.grid
+        return rows * columns
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Size:
+        """Return the size that a payload's values name. Raises ModelError naming the one that is wrong."""
+        for name in ("height", "width"):
+            side = values.get(name)
+            if type(side) is not int or not PATCH <= side <= MAX_SIDE or side % PATCH:
+                raise ModelError(f"{side!r:.40} is no multiple of {PATCH} from {PATCH} to {MAX_SIDE}", field=name)
+        return cls(values["height"], values["width"])
+
+
+def noise(size: Size, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return packed noise [N, 64] on the CPU.
+
+    It is drawn on the CPU in float32, so that it depends on the seed alone. In float32 it is what Diffusers draws from
+    a CPU generator of this seed.
+    """
+    rows, columns = size.grid
+    generator = torch.Generator().manual_seed(seed)
+    return pack(torch.randn(CHANNELS, 2 * rows, 2 * columns, generator=generator)).to(dtype)
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """Return latents [16, H / 8, W / 8] as tokens [N, 64]."""
+    channels, height, width = latents.shape
+    patches = latents.view(channels, height // 2, 2, width // 2, 2).permute(1, 3, 0, 2, 4)
+    return patches.reshape(-1, channels * 4)
+
+
+def unpack(tokens: torch.Tensor, size: Size) -> torch.Tensor:
+    """Return tokens [N, 64] as latents [16, H / 8, W / 8]."""
+    rows, columns = size.grid
+    patches = tokens.view(rows, columns, CHANNELS, 2, 2).permute(2, 0, 3, 1, 4)
+    return patches.reshape(CHANNELS, rows * 2, columns * 2)
+
+
+def check_latents(latents: object, size: Size) -> torch.Tensor:
+    """Return latents that are a finite float tensor [N, 64] of this size. Raises ModelError naming ``latents``."""
+    if not isinstance(latents, torch.Tensor):
+        raise ModelError("there are no latents", field="latents")
+    if not latents.is_floating_point():
+        raise ModelError(f"latents are floats, not {latents.dtype}", field="latents.dtype")
+    if tuple(latents.shape) != (size.tokens, TOKEN):
+        raise ModelError(
+            f"{list(latents.shape)} where [{size.tokens}, {TOKEN}] is due for {size.width} x {size.height} pixels",
+            field="latents.shape",
+        )
+    if not bool(torch.isfinite(latents).all()):
+        raise ModelError("a latent is not finite", field="latents")
+    return latents

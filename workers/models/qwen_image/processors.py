@@ -1,0 +1,105 @@
+"""The input processors of Qwen-Image: ``describe``, ``embeds2latents`` and ``latents2pixels``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.payloads import Payload, Tensor
+from omni_jobs.pipelines.flows import FLOATS
+from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts import load_renderer
+from workers.models.qwen_image.parameters import DenoiseParameters, EncodeParameters
+from workers.models.qwen_image.prompts import QwenImagePromptRenderer
+from workers.models.qwen_image.template import PREFIX_TOKENS
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.pooling.prompt import PoolingPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
+from workers.stages.types import StageInput
+
+NEGATIVE = "negative_prompt_embeds"
+
+
+class DescribeProcessor:
+    """Makes the text encoder's prompt of a job's description. Its name in a stage config is ``describe``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model."""
+        if model is None:
+            raise ConfigError("processor describe needs a model", field="processor", stage=stage.name)
+        renderer = load_renderer(model.family, model.path)
+        if not isinstance(renderer, QwenImagePromptRenderer):
+            raise ConfigError("processor describe is Qwen-Image's own", field="processor", stage=stage.name)
+        self._renderer = renderer
+
+    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+        """Return the token ids of description and negative prompt. Raises InvalidRequest, and ModelError."""
+        parameters = stage_input.parameters
+        if not isinstance(parameters, EncodeParameters):
+            raise ModelError("describe makes input for Qwen-Image's text encoder", field="component")
+        negative = parameters.negative_prompt
+        return PoolingPrompt(
+            prompt_token_ids=self._renderer.encode(stage_input.request),
+            parameters=parameters,
+            seed=stage_input.seed,
+            negative_token_ids=None if negative is None else self._renderer.encode_text(negative),
+            drop=PREFIX_TOKENS,
+        )
+
+
+class Embeds2LatentsProcessor:
+    """Makes the denoising's prompt of a payload ``embeds``. Its name in a stage config is ``embeds2latents``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        self._upstream = _input_of(stage, "embeds")
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt: ``prompt_embeds`` [T, H], and ``negative_prompt_embeds`` [U, H] where there are some.
+
+        Raises PayloadCorrupt naming the key and the field that is missing or not finite, and ModelError.
+        """
+        if not isinstance(stage_input.parameters, DenoiseParameters):
+            raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
+        payload = stage_input.upstream[self._upstream]
+        if payload.prompt_embeds is None:
+            raise PayloadCorrupt("missing", field="prompt_embeds", key=_key(payload))
+        tensors: dict[str, Any] = {"prompt_embeds": _finite(payload.prompt_embeds.embeds, "prompt_embeds", payload)}
+        information = payload.additional_information
+        if information is not None and NEGATIVE in information.tensors:
+            negative = information.tensor(NEGATIVE, dtypes=FLOATS, rank=2)
+            tensors[NEGATIVE] = _finite(negative, f"tensors.{NEGATIVE}", payload)
+        return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed)
+
+
+class Latents2PixelsProcessor:
+    """Makes the VAE's prompt of a payload ``latents``. Its name in a stage config is ``latents2pixels``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        self._upstream = _input_of(stage, "latents")
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt: ``latents`` [N, 64], ``height`` and ``width``. Raises PayloadCorrupt naming the field."""
+        payload = stage_input.upstream[self._upstream]
+        information = payload.additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information", key=_key(payload))
+        latents = _finite(information.tensor("latents", dtypes=FLOATS, rank=2), "tensors.latents", payload)
+        sides = {name: information.value(name, int) for name in ("height", "width")}
+        return DiffusionPrompt({"latents": latents}, sides, stage_input.parameters, stage_input.seed)
+
+
+def _input_of(stage: StageConfig, flow: str) -> str:
+    return next(name for name, each in stage.inputs.items() if each == flow)
+
+
+def _finite(tensor: Tensor, field: str, payload: Payload) -> torch.Tensor:
+    if not tensor.is_finite():  # it would spread through the batch
+        raise PayloadCorrupt("an element is not finite", field=field, key=_key(payload))
+    return to_torch(tensor)
+
+
+def _key(payload: Payload) -> str | None:
+    return getattr(payload.additional_information, "key", None)

@@ -1,0 +1,80 @@
+"""``Tiling``: the tiles in which a large picture is decoded, and how they are joined.
+
+The tiles overlap. Where two meet, the picture goes over from one to the other by and by. It is what Diffusers'
+``tiled_decode`` makes of tiles of these sizes; here a tile is decoded at a time, so that others may come in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+TILE: Final = 512
+"""Pixels to a side of a tile."""
+
+STRIDE: Final = 384
+"""Pixels from one tile to the next."""
+
+_OVERLAP = TILE - STRIDE
+
+
+@dataclass(slots=True)
+class Tiling:
+    """The tiles of one picture, decoded one after the other, row by row.
+
+    size  of a picture in pixels: height, width
+    tile  pixels to a side; one tile takes the whole of a smaller picture
+    """
+
+    height: int
+    width: int
+    tile: int = TILE
+    stride: int = STRIDE
+    picture: torch.Tensor | None = None  # float [3, H, W], from the first tile on
+    done: int = 0
+    _left: torch.Tensor | None = None  # the tile before, joined to its own neighbours
+    _above: list[torch.Tensor] = field(default_factory=list)  # the lower ends of the last tiles, one of each column
+
+    @property
+    def columns(self) -> int:
+        """The number of tiles of a row."""
+        return -(-self.width // self.stride)
+
+    @property
+    def count(self) -> int:
+        """The number of tiles."""
+        return -(-self.height // self.stride) * self.columns
+
+    def next(self) -> tuple[slice, slice]:
+        """Return the rows and columns of the next tile, in pixels."""
+        top, left = (each * self.stride for each in divmod(self.done, self.columns))
+        return slice(top, min(top + self.tile, self.height)), slice(left, min(left + self.tile, self.width))
+
+    def add(self, tile: torch.Tensor) -> None:
+        """Join the next tile, float [3, h, w], which this changes, to those before it."""
+        rows, columns = self.next()
+        row, column = divmod(self.done, self.columns)
+        overlap = self.tile - self.stride
+        if row:
+            _blend(self._above[column], tile, overlap, dim=1)
+        if column and self._left is not None:
+            _blend(self._left, tile, overlap, dim=2)
+        if self.picture is None:
+            self.picture = tile.new_empty(3, self.height, self.width)
+        kept = tile[:, : self.stride, : self.stride]
+        self.picture[:, rows.start : rows.start + kept.shape[1], columns.start : columns.start + kept.shape[2]] = kept
+        self._left = tile
+        self._above[column : column + 1] = [tile[:, -overlap:].clone()]
+        self.done += 1
+
+
+def _blend(before: torch.Tensor, tile: torch.Tensor, overlap: int, dim: int) -> None:
+    """Go over from the end of one tile to the beginning of the next, in place."""
+    overlap = min(before.shape[dim], tile.shape[dim], overlap)
+    end = before.narrow(dim, before.shape[dim] - overlap, overlap)
+    begin = tile.narrow(dim, 0, overlap)
+    share = torch.arange(overlap, device=tile.device, dtype=torch.float64) / overlap
+    share = share.view([-1 if each == dim else 1 for each in range(3)])
+    begin.copy_(end * (1 - share).to(tile.dtype) + begin * share.to(tile.dtype))

@@ -1,0 +1,147 @@
+"""Build a complete tiny Qwen-Image checkpoint with random weights, for tests and the demo.
+
+    python -m workers.models.qwen_image.tiny_checkpoint DIR --seed 0
+
+It has 1.7 M parameters in the layout of Diffusers, and is built in a few seconds: transformer, VAE, text encoder,
+tokenizer and scheduler. Its pictures are noise, and every part that makes them is real.
+
+Values that the code takes as given are the real checkpoint's: patches of 2 x 2 latents of 16 channels, 8 pixels to a
+latent, the VAE's statistics, the schedule, and a tokenizer for which the prompt's template has 34 tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.models.qwen_image.template import PREFIX, SUFFIX
+from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, randomise, write_json
+
+# Some of the real tokenizer's, in its order.
+_SPECIAL_NAMES = (
+    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start "
+    "vision_end vision_pad image_pad video_pad"
+)
+_SPECIAL_TOKENS = [f"<|{name}|>" for name in _SPECIAL_NAMES.split()]
+_TOKEN_IDS = {token: BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
+_VOCAB_SIZE = 512  # the embedding table is padded past the tokenizer, as the real one is
+
+_HIDDEN = 128  # of the text encoder, and so of the embeddings that the transformer takes
+_CONTEXT = 8192
+_GAIN = 1.0
+
+_SCHEDULER = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "shift_terminal": 0.02,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
+
+
+def _write(directory: Path, seed: int) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    generator = torch.Generator().manual_seed(seed)
+    parts = {"transformer": _transformer(), "vae": _vae(), "text_encoder": _text_encoder()}
+    for name, model in parts.items():
+        for path, parameter in sorted(model.named_parameters()):
+            randomise(path, parameter.data, generator, _GAIN)
+        model.save_pretrained(directory / name)
+    _tokenizer().save_pretrained(directory / "tokenizer")
+    FlowMatchEulerDiscreteScheduler(**_SCHEDULER).save_pretrained(directory / "scheduler")
+    write_json(
+        directory / "model_index.json",
+        {
+            "_class_name": "QwenImagePipeline",
+            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+            "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+            "tokenizer": ["transformers", "Qwen2Tokenizer"],
+            "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+            "vae": ["diffusers", "AutoencoderKLQwenImage"],
+        },
+    )
+
+
+def _transformer() -> Any:
+    from diffusers import QwenImageTransformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        return QwenImageTransformer2DModel(
+            num_layers=2,
+            attention_head_dim=32,
+            num_attention_heads=2,
+            joint_attention_dim=_HIDDEN,
+            axes_dims_rope=(8, 12, 12),
+        )
+
+
+def _vae() -> Any:
+    from diffusers import AutoencoderKLQwenImage
+
+    with torch.random.fork_rng(devices=[]):
+        return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)
+
+
+def _text_encoder() -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": _VOCAB_SIZE,
+            "hidden_size": _HIDDEN,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": _CONTEXT,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]},
+            "tie_word_embeddings": False,
+            "bos_token_id": _TOKEN_IDS["<|endoftext|>"],
+            "eos_token_id": _TOKEN_IDS["<|im_end|>"],
+        },
+        vision_config={
+            "depth": 2,
+            "fullatt_block_indexes": [1],
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": _HIDDEN,
+        },
+        image_token_id=_TOKEN_IDS["<|image_pad|>"],
+        video_token_id=_TOKEN_IDS["<|video_pad|>"],
+        vision_start_token_id=_TOKEN_IDS["<|vision_start|>"],
+        vision_end_token_id=_TOKEN_IDS["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model: Any = Qwen2_5_VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _tokenizer() -> Any:
+    words = re.findall(r" ?[A-Za-z]+", re.sub(r"<\|\w+\|>", "\n", PREFIX + SUFFIX))
+    roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT, **roles)
+
+
+_TINY = TinyDirectory(version=1, write=_write)
+
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path: see TinyDirectory.
+
+    Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
+    """
+    return _TINY.build(directory, seed=seed)
+
+
+if __name__ == "__main__":
+    _TINY.main("workers.models.qwen_image.tiny_checkpoint", __doc__.splitlines()[0])
