@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.models.glm_image.glyph_encoder import GlyphEncoder
+from workers.models.diffusers_checkpoint import fingerprint, load_part
+from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
 from workers.models.glm_image.parameters import DenoiseParameters
-from workers.models.glm_image.parts import load_glyph_encoder, load_transformer
 from workers.models.glm_image.schedule import Schedule, Schedules
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.runners.diffusion.model import Cost, RowOutput
@@ -21,8 +21,11 @@ from workers.runners.diffusion.saved_row import SavedRow
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
-LATENT = 8
-"""Pixels of a latent's side. A patch of the transformer is 2 x 2 latents, an image token 2 x 2 patches."""
+TRANSFORMER_CLASS = "GlmImageTransformer2DModel"
+
+_PARTS = ("transformer", "text_encoder", "tokenizer", "scheduler")  # that decide the latents
+_LATENT = 8  # pixels of a latent's side
+_PATCH = 2  # latents of a patch's side; an image token's side has two patches
 
 # Patches and text tokens, those of a guided picture twice. A picture of 1024 x 1024 pixels has 4,096 patches. On a CPU
 # larger steps are no faster, and all their rows wait for the last.
@@ -33,10 +36,12 @@ _SAVED_BY = "glm_image denoise 1"  # raised when a saved row comes to mean somet
 def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoise:
     """Return the model of a checkpoint; ``dtype`` None or auto: bfloat16 on a GPU, else float32. Raises ConfigError."""
     torch_dtype = _dtype(dtype, device)
-    transformer = load_transformer(model.path, device, torch_dtype)
-    if transformer.patch != 2:
-        raise ConfigError(f"patches of {transformer.patch} latents, not 2", field="model.path")
-    return Denoise(transformer, load_glyph_encoder(model.path, device, torch_dtype), Schedules(model.path))
+    transformer = Transformer(load_part(model.path, "transformer", TRANSFORMER_CLASS, device, torch_dtype))
+    if transformer.patch != _PATCH:
+        file = str(model.path / "transformer" / "config.json")
+        raise ConfigError(f"patches of {_PATCH} latents are due", file=file, field="patch_size")
+    glyphs = load_glyph_encoder(model.path, device, torch_dtype)
+    return Denoise(transformer, glyphs, Schedules(model.path), fingerprint(model.path, _PARTS))
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -74,10 +79,13 @@ class Denoise:
     list of texts.
     """
 
-    def __init__(self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules) -> None:
+    def __init__(
+        self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules, fingerprint: str
+    ) -> None:
         self._transformer = transformer
         self._glyphs = glyphs
         self._schedules = schedules
+        self._fingerprint = fingerprint
         self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
@@ -97,7 +105,7 @@ class Denoise:
         request = _Request.of(prompt, self._transformer.codebook)
         height, width = request.size
         generator = torch.Generator().manual_seed(prompt.seed)
-        noise = torch.randn(1, self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
+        noise = torch.randn(1, self._transformer.channels, height // _LATENT, width // _LATENT, generator=generator)
         condition = self._transformer.condition(
             self._glyphs.encode(request.glyph_texts), request.patch_tokens(), request.patches
         )
@@ -164,7 +172,8 @@ class Denoise:
     def _origin(self, row: LatentRow) -> dict[str, Any]:
         return {
             "saved_by": _SAVED_BY,
-            "model": self._transformer.fingerprint,
+            "model": self._fingerprint,
+            "dtype": str(self._transformer.dtype),
             "size": list(row.size),
             "parameters": row.parameters.model_dump(mode="json"),
             "seed": row.seed,
@@ -202,7 +211,8 @@ class _Request:
     @property
     def patches(self) -> int:
         height, width = self.size
-        return (height // (2 * LATENT)) * (width // (2 * LATENT))
+        side = _PATCH * _LATENT
+        return (height // side) * (width // side)
 
     def patch_tokens(self) -> torch.Tensor:
         """Return the image token of each patch, int64 [patches]: a token stands for two rows and columns of them."""

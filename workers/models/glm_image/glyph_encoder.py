@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from omni_jobs.errors import ConfigError
 from workers.models.glm_image.glyphs import MOST_BYTES
+
+
+def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> GlyphEncoder:
+    """Return the glyph encoder of a checkpoint. Raise ConfigError naming the part that is missing or wrong."""
+    from transformers import ByT5Tokenizer, T5EncoderModel
+
+    file = str(checkpoint / "tokenizer")
+    try:
+        tokenizer = ByT5Tokenizer.from_pretrained(file, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"no tokenizer of bytes: {error}", file=file) from error
+    file = str(checkpoint / "text_encoder")
+    try:
+        encoder, info = T5EncoderModel.from_pretrained(
+            file, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # Transformers and safetensors raise many kinds for wrong files
+        raise ConfigError(f"the text_encoder cannot be loaded: {error}", file=file) from error
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            raise ConfigError(f"the text_encoder has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
+    return GlyphEncoder(tokenizer, encoder.eval().requires_grad_(False).to(device))
 
 
 class GlyphEncoder:

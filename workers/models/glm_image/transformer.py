@@ -18,8 +18,6 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_glm_image import GlmImageAttnProcessor
 
-from workers.runners.diffusion.saved_row import weights_fingerprint
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -73,7 +71,6 @@ class Transformer:
         self.channels: int = model.config.in_channels
         self.codebook: int = model.config.prior_vq_quantizer_codebook_size
         self.patch: int = model.config.patch_size
-        self.fingerprint = weights_fingerprint(model)
         for block in model.transformer_blocks:
             block.attn1.set_processor(MaskedAttention())
         self._rotary = lru_cache(maxsize=16)(self._new_rotary)
