@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -82,7 +83,7 @@ class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
             quant_config=vllm_config.quant_config,
             prefix=maybe_prefix(prefix, "lm_head"),
         )
-        # It cuts the logits behind the codebook off: the marks of a picture and ids that nothing uses are never written.
+        # Of the logits it keeps the codebook's: the marks of a picture and ids that nothing uses are never written.
         self.logits_processor = LogitsProcessor(self.config.vision_vocab_size, self.config.codebook_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
@@ -140,9 +141,12 @@ class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits [n, codebook size] of image tokens; None when this rank has none."""
+        """Return the logits [n, vocabulary size], -inf for all but image tokens; None when this rank has none."""
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
+        if logits is None:
+            return None
+        # vLLM's sampler takes the size of the prompts' vocabulary for that of the logits.
+        return functional.pad(logits, (0, self.config.vocab_size - logits.shape[1]), value=float("-inf"))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the language model's part of the checkpoint's ``weights``; return the names of those loaded."""

@@ -27,7 +27,7 @@ class GenerateParameters(StageParameters):
     height: Annotated[Side, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
     temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
-    top_k: Annotated[int, Field(ge=1, le=16_384, description="16384: all image tokens")] = 16_384
+    top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
 
 
 class DenoiseParameters(StageParameters):
