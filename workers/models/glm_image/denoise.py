@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -123,19 +123,26 @@ class Denoise:
         )
 
     def step(self, rows: Sequence[LatentRow]) -> None:
-        """Take one step of each row by Euler's method, all in one forward pass.
+        """Take one step of each row by Euler's method, all in one forward pass unless their texts differ much in length.
 
         A row that is alone takes its two passes one after the other: so its latents are those of Diffusers bit for bit,
         and a large picture needs less memory.
         """
-        passes = [(row, each) for row in rows for each in (row.condition, row.unconditional) if each is not None]
-        runs = [passes] if len(rows) > 1 else [[each] for each in passes]
-        velocities = iter(torch.cat([self._velocities(run) for run in runs]).split(1))
+        passes = [
+            _Pass(number, row, condition, guided)
+            for number, row in enumerate(rows)
+            for condition, guided in ((row.condition, True), (row.unconditional, False))
+            if condition is not None
+        ]
+        velocities: dict[tuple[int, bool], torch.Tensor] = {}
+        for run in _runs(passes) if len(rows) > 1 else [[each] for each in passes]:
+            for each, velocity in zip(run, self._velocities(run).split(1), strict=True):
+                velocities[each.row_number, each.guided] = velocity
         latents = []
-        for row in rows:
-            velocity = next(velocities)
+        for number, row in enumerate(rows):
+            velocity = velocities[number, True]
             if row.unconditional is not None:
-                unguided = next(velocities)
+                unguided = velocities[number, False]
                 velocity = unguided + row.parameters.guidance_scale * (velocity - unguided)
             sigma, sigma_next = row.schedule.sigmas[row.steps_done : row.steps_done + 2]
             latents.append(row.latents + (sigma_next - sigma) * velocity)
@@ -143,11 +150,11 @@ class Denoise:
             row.latents = each
             row.steps_done += 1
 
-    def _velocities(self, passes: Sequence[tuple[LatentRow, Condition]]) -> torch.Tensor:
-        rows = [row for row, _ in passes]
+    def _velocities(self, passes: Sequence[_Pass]) -> torch.Tensor:
+        rows = [each.row for each in passes]
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
         latents = torch.cat([row.latents for row in rows])
-        return self._transformer.velocities(latents, [each for _, each in passes], times, rows[0].size)
+        return self._transformer.velocities(latents, [each.condition for each in passes], times, rows[0].size)
 
     def finish(self, rows: Sequence[LatentRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``latents`` float32 [C, h, w]."""
@@ -178,6 +185,27 @@ class Denoise:
             "parameters": row.parameters.model_dump(mode="json"),
             "seed": row.seed,
         }
+
+
+class _Pass(NamedTuple):
+    """A row's way through the transformer in one step: with its prompt (guided), or without."""
+
+    row_number: int
+    row: LatentRow
+    condition: Condition
+    guided: bool
+
+
+def _runs(passes: Sequence[_Pass]) -> Iterable[Sequence[_Pass]]:
+    """Return the passes in runs, in each of which the longest has less than twice the tokens of the shortest.
+
+    Texts of a run are padded to the longest, so a long one must not have many short ones with it.
+    """
+    runs: dict[int, list[_Pass]] = {}
+    for each in passes:
+        tokens = each.condition.text.shape[1] + each.condition.prior.shape[1]
+        runs.setdefault(tokens.bit_length(), []).append(each)
+    return runs.values()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,10 @@ _TOKEN_IDS = {token: IMAGE_TOKENS + BYTES + n for n, token in enumerate(_SPECIAL
 _VOCAB_SIZE = 16_832  # the embedding table is padded past the tokenizer, as the real one is
 _HEAD_DIM = 32
 _CONTEXT = 8192
-_GAIN = 1.5  # weights have the deviation _GAIN / sqrt(fan in), because the default 0.02 makes all pictures alike
+
+# Weights have the deviation gain / sqrt(fan in), because the default 0.02 makes all pictures alike. With these the
+# latents keep about the size of noise, and the colours fill their range.
+_GAINS = {"vision_language_encoder": 1.5, "text_encoder": 1.0, "transformer": 1.0, "vae": 1.5}
 
 # A text is itself, and a picture a placeholder between the two marks of a picture.
 _CHAT_TEMPLATE = (
@@ -60,9 +63,9 @@ def _write(directory: Path, seed: int) -> None:
                 time_shift_type="linear",
             ),
         )
-    for name in ("vision_language_encoder", "text_encoder", "transformer", "vae"):
+    for name, gain in _GAINS.items():
         for parameter_name, parameter in sorted(getattr(pipeline, name).named_parameters()):
-            _randomise(parameter_name, parameter.data, generator)
+            _randomise(parameter_name, parameter.data, generator, gain)
     pipeline.save_pretrained(directory)
     write_json(
         directory / "vision_language_encoder" / "generation_config.json",
@@ -70,11 +73,11 @@ def _write(directory: Path, seed: int) -> None:
     )
 
 
-def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator, gain: float) -> None:
     if name.endswith(("embed_tokens.weight", "shared.weight", "prior_token_embedding.weight")):
         weight.normal_(generator=generator)
     else:
-        randomise(name, weight, generator, _GAIN)
+        randomise(name, weight, generator, gain)
 
 
 def _processor() -> GlmImageProcessor:
