@@ -66,7 +66,7 @@ class Flow:
     values         by name
     rules          what the size of a dimension must be, computed from those of others
     includes       flows that a payload of this one holds as well, if a later stage takes one of them
-    prompt_embeds  whether the payload carries prompt embeddings
+    prompt_embeds  whether the payload carries prompt embeddings, whose width is the dimension ``hidden_size``
     from_tokens    whether it is made of the generated tokens alone, so that no hidden states are captured for it
     content        what a person would call it, for messages
     """
@@ -82,12 +82,14 @@ class Flow:
 
     def problem(self, payload: "Payload") -> "Problem | None":
         """Return the first thing in which a payload breaks this contract; None if it keeps it."""
-        if self.prompt_embeds and payload.prompt_embeds is None:
-            return Problem("missing", "prompt_embeds")
+        sizes: dict[str, int] = {}
+        if self.prompt_embeds:
+            if payload.prompt_embeds is None:
+                return Problem("missing", "prompt_embeds")
+            sizes["hidden_size"] = payload.prompt_embeds.embeds.shape[1]
         information = payload.additional_information
         tensors = {} if information is None else information.tensors
         values = {} if information is None else information.values
-        sizes: dict[str, int] = {}
         for name, value in self.values.items():
             if problem := _value_problem(values, name, value, sizes):
                 return problem
@@ -183,7 +185,12 @@ _OURS = (
         from_tokens=True,
         content="text",
     ),
-    Flow("embeds", prompt_embeds=True, content="embeddings"),
+    Flow(
+        "embeds",
+        {"negative_prompt_embeds": TensorField(FLOATS, (("negative_tokens", "hidden_size"),), optional=True)},
+        prompt_embeds=True,
+        content="embeddings",
+    ),
     Flow(
         "hidden_states",
         {

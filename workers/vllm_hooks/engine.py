@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.plugins import load_general_plugins
+from vllm.pooling_params import PoolingParams
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -26,6 +29,9 @@ from workers.parent_death import end_with_parent
 from workers.vllm_hooks import ENGINE_PID, register
 from workers.vllm_hooks.engine_arguments import check_engine_arguments
 from workers.vllm_hooks.hooks import check_hooks
+
+if TYPE_CHECKING:
+    import torch
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
@@ -47,7 +53,7 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
 
 class Engine:
-    """One started engine of vLLM (AsyncLLM), for ``ARRunner``. It turns vLLM's known errors into omni_jobs.errors."""
+    """One started engine of vLLM (AsyncLLM), for a runner. It turns vLLM's known errors into omni_jobs.errors."""
 
     def __init__(self, llm: AsyncLLM, parent: ThreadPoolExecutor) -> None:
         """Wrap a started engine. ``parent`` is the thread whose end makes the kernel kill the engine's processes."""
@@ -136,17 +142,25 @@ class Engine:
             known = ", ".join(self._adapters) or "none"
             raise ModelError(f"the engine has no LoRA module {adapter!r}; it has {known}", field="lora")
         lora = None if adapter is None else self._adapters[adapter]
-        try:
+        with _our_errors():
             async for output in self._llm.generate(prompt, sampling, request_id, lora_request=lora):
                 yield output
-        except VLLMClientError as error:
-            raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
-        except EngineDeadError as error:
-            raise EngineDead() from error
-        except EngineGenerateError as error:
-            raise _cause(error) from error
-        except ValueError as error:
-            raise ModelError(str(error)) from error
+
+    async def embed_tokens(self, prompt_token_ids: Sequence[int], request_id: str) -> torch.Tensor:
+        """Return the last hidden states of a prompt, a row for each token: [P, H], on the CPU, not normalized.
+
+        The engine must have been started with the task ``token_embed``. Cancelling the call aborts the request. Raise
+        ModelError, OutOfMemory or another error of the request, and EngineDead.
+        """
+        params = PoolingParams(task="token_embed", use_activation=False)
+        prompt: Any = {"prompt_token_ids": list(prompt_token_ids)}
+        with _our_errors():
+            async with aclosing(self._llm.encode(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    if output.finished:
+                        rows: torch.Tensor = output.outputs.data
+                        return rows
+        raise EngineDead("the engine gave the request up")
 
     async def render(self, prompt: Any) -> Any:
         """Tokenize the prompt and process its media; return a mapping for ``generate``. Raise ModelError.
@@ -188,6 +202,8 @@ class Engine:
             llm.output_handler.cancel()
             await asyncio.wait([llm.output_handler])
         await asyncio.to_thread(self._shut_down, llm)
+        del llm
+        gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
 
     def _shut_down(self, llm: AsyncLLM) -> None:
         try:
@@ -202,9 +218,24 @@ class Engine:
 def _refuse(args: AsyncEngineArgs) -> None:
     """Raise ConfigError for arguments that the hooks do not support."""
     if args.speculative_config is not None:
-        raise ConfigError("AR stages do not support speculative decoding", field="engine.speculative_config")
+        raise ConfigError("stages on vLLM do not support speculative decoding", field="engine.speculative_config")
     if args.pipeline_parallel_size > 1:
-        raise ConfigError("AR stages do not support pipeline parallelism", field="engine.pipeline_parallel_size")
+        raise ConfigError("stages on vLLM do not support pipeline parallelism", field="engine.pipeline_parallel_size")
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """Context manager: turn vLLM's errors of one request into ours."""
+    try:
+        yield
+    except VLLMClientError as error:
+        raise ModelError(str(error), field=getattr(error, "parameter", None)) from error
+    except EngineDeadError as error:
+        raise EngineDead() from error
+    except EngineGenerateError as error:
+        raise _cause(error) from error
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def _cause(error: EngineGenerateError) -> OmniJobsError:

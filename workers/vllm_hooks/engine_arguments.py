@@ -1,6 +1,7 @@
 """vLLM's engine arguments by vLLM's own types: their check before an engine starts, and the list recorded from them.
 
-``workers/runners/ar/vllm_arguments.json`` is the recorded list, by which processes without vLLM check a stage config.
+``workers/runners/on_vllm/vllm_arguments.json`` is the recorded list, by which processes without vLLM check a stage
+config.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import WIDTH, embeds, prompt, run
 from tests.oracles.qwen_image import QwenImageReference
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
+from workers.models.qwen_image.latents import Size
+from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -88,7 +90,7 @@ ROWS = st.builds(
     st.sampled_from([None, 1, 5, 23]),
     seed=st.integers(0, 50),
     steps=st.integers(1, 6),
-    true_cfg_scale=st.sampled_from([1.0, 1.5, 4.0, 9.0]),
+    true_cfg_scale=st.sampled_from([1.0, 1.5, 4.0]),
     height=st.sampled_from([32, 48]),
     width=st.sampled_from([32, 64]),
 )
@@ -285,24 +287,23 @@ def test_embeddings_of_another_dtype_are_taken(model: Denoiser) -> None:
     assert torch.equal(latents(one), latents(other))
 
 
-def test_it_runs_in_bfloat16_near_the_result_of_float32(model: Denoiser, checkpoint: Path) -> None:
-    (rounded,) = run(load(checkpoint, "bfloat16"), [prompt()])
-    (exact,) = run(model, [prompt()])
-    assert latents(rounded).dtype == torch.bfloat16
-    assert (latents(rounded).float() - latents(exact)).abs().mean() < 0.1 * latents(exact).abs().mean()
-
-
-def test_bfloat16_has_the_bits_of_the_reference_from_the_same_noise(checkpoint: Path) -> None:
+def test_in_bfloat16_it_is_nearer_to_float32_than_the_reference(model: Denoiser, checkpoint: Path) -> None:
+    """Because the reference rounds latents and the lengths of steps, too."""
     reference = QwenImageReference(checkpoint).pipeline.to(torch.bfloat16)
-    model = load(checkpoint, "bfloat16")
-    given = prompt(seed=5)
-    with torch.inference_mode():
-        row = model.begin(given)
+    rounded = load(checkpoint, "bfloat16")
+    errors = []
+    for seed in range(4):
+        given = prompt(seed=seed, steps=8)
+        (exact,), (ours,) = run(model, [given]), run(rounded, [given])
+        noise = latent_noise(Size(48, 64), seed)[None].bfloat16()
         tensors = {name: tensor[None].bfloat16() for name, tensor in given.tensors.items()}  # type: ignore[call-overload, union-attr]
-        expected = reference(
-            **tensors, latents=row.latents[None], height=48, width=64, num_inference_steps=4, output_type="latent"
+        theirs = reference(
+            **tensors, latents=noise, height=48, width=64, num_inference_steps=8, output_type="latent"
         ).images[0]
-    assert torch.equal(latents(run(model, [given])[0]), expected)
+        errors.append([(each.float() - latents(exact)).abs().mean() for each in (latents(ours), theirs)])
+        assert latents(ours).dtype == torch.float32
+    ours_mean, theirs_mean = torch.tensor(errors).mean(0)
+    assert ours_mean < theirs_mean < 0.2
 
 
 # Checkpoints

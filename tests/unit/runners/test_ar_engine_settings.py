@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from omni_jobs.pipelines.engine_settings import Device
 from tests.oracles.recorded_values import values
-from workers.runners.ar.engine_settings import DECISIVE, ArEngine
+from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.recorded_arguments import recorded_arguments
-from workers.runners.ar.refused_arguments import ALLOWED_TEXT, NUMBERS_ONLY, REFUSED
+from workers.runners.on_vllm.engine_settings import DECISIVE
+from workers.runners.on_vllm.recorded_arguments import recorded_arguments
+from workers.runners.on_vllm.refused_arguments import ALLOWED_TEXT, NUMBERS_ONLY, REFUSED
 
 ACCEPTED = sorted(set(recorded_arguments()) - set(REFUSED))
 
@@ -68,7 +69,7 @@ def test_every_reason_is_for_an_argument_or_a_field_that_vllm_has() -> None:
     ("given_settings", "field", "message"),
     [
         ({"trust_remote_code": True}, "trust_remote_code", "it would run code that lies in the checkpoint"),
-        ({"worker_cls": "os.system"}, "worker_cls", "the AR runner has its own worker"),
+        ({"worker_cls": "os.system"}, "worker_cls", "the runner chooses the worker: an AR stage has its own"),
         ({"speculative_config": {}}, "speculative_config", "speculative decoding is not supported: captured hidden"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size", "pipeline parallelism is not supported: what is"),
         ({"cpu": {"data_parallel_size": 2}}, "cpu.data_parallel_size", "data parallelism is not supported: start more"),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from omni_jobs.errors import ConfigError
 from tests.oracles.recorded_values import values
-from workers.runners.ar.record_arguments import as_text
-from workers.runners.ar.recorded_arguments import RECORDED_ARGUMENTS, recorded_arguments
-from workers.runners.ar.refused_arguments import REFUSED
+from workers.runners.on_vllm.record_arguments import as_text
+from workers.runners.on_vllm.recorded_arguments import RECORDED_ARGUMENTS, recorded_arguments
+from workers.runners.on_vllm.refused_arguments import REFUSED
 from workers.vllm_hooks.engine import Engine
 from workers.vllm_hooks.engine_arguments import check_engine_arguments, describe_engine_arguments
 
@@ -19,7 +19,7 @@ _CONFIGS = {name for name, each in recorded_arguments().items() if "'properties'
 
 
 def test_the_recorded_list_is_the_installed_vllm_s() -> None:
-    """After a change of vLLM's version: python -m workers.runners.ar.record_arguments."""
+    """After a change of vLLM's version: python -m workers.runners.on_vllm.record_arguments."""
     assert RECORDED_ARGUMENTS.read_text(encoding="utf-8") == as_text(describe_engine_arguments())
 
 

@@ -3,6 +3,9 @@
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family
 
 CAUSAL_LM = Family(
-    components={None: ComponentDeclaration("ar", produces=frozenset({"text", "token_ids", "hidden_states"}))},
+    components={
+        None: ComponentDeclaration("ar", produces=frozenset({"text", "token_ids", "hidden_states"})),
+        "encoder": ComponentDeclaration("pooling", produces=frozenset({"embeds"})),
+    },
     prompts="workers.models.causal_lm.prompts:CausalLmPromptRenderer",
 )

@@ -57,9 +57,13 @@ class DecodeRow:
 class PictureDecoder:
     """A ``DiffusionModel``. A prompt has a tensor ``latents`` float [N, 64], and values ``height`` and ``width``."""
 
-    def __init__(self, vae: Any, whole_pixels: int | None = None) -> None:
-        """Take the loaded VAE. ``whole_pixels``: a larger picture is decoded in tiles; None: what suits its device."""
+    def __init__(self, vae: Any, whole_pixels: int | None = None, *, tile: int = TILE, stride: int = STRIDE) -> None:
+        """Take the loaded VAE. ``whole_pixels``: a larger picture is decoded in tiles; None: what suits its device.
+
+        ``tile`` and ``stride``: pixels to a side of a tile, and from one to the next; multiples of 8.
+        """
         self._vae = vae
+        self._tile, self._stride = tile, stride
         self._whole_pixels = _WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels
         self.max_batch_cost = 1  # a tile fills the device, so rows take turns
 
@@ -93,7 +97,7 @@ class PictureDecoder:
         if size.height * size.width <= self._whole_pixels:
             longest = max(size)
             return Tiling(*size, tile=longest, stride=longest)
-        return Tiling(*size, tile=TILE, stride=STRIDE)
+        return Tiling(*size, tile=self._tile, stride=self._stride)
 
     @staticmethod
     def _part(row: DecodeRow) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """``Denoiser``: Qwen-Image's diffusion transformer as a diffusion model: embeddings and noise → latents.
 
-A row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step have equal
-height and width, because the transformer's rotary positions are those of one size. All else is a row's own: its text,
-its number of steps, its guidance, and where it is.
+In float32 a row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step
+have equal height and width, because the transformer's rotary positions are those of one size. All else is a row's own:
+its text, its number of steps, its guidance, and where it is.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def load_denoiser(model: OmniModelConfig, device: torch.device, dtype: str | Non
 class DenoiseRow:
     """One picture under way, its tensors on the model's device.
 
-    latents    [N, 64]
-    text       [T, H]
-    negative   [U, H]; None: there is no guidance
-    velocity   [N, 64], of the last step; None before the first one here
+    latents    float32 [N, 64], in whatever dtype the model runs: in bfloat16 a step's length is wrong by up to 0.4 %
+    text       [T, H], in the model's dtype
+    negative   [U, H], in the model's dtype; None: there is no guidance
+    velocity   float32 [N, 64], of the last step; None before the first one here
     """
 
     size: Size
@@ -79,7 +79,7 @@ class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; its
-    parameters are ``DenoiseParameters``. The output is ``latents`` [N, 64], with values ``height`` and ``width``.
+    parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with its ``height`` and ``width``.
     """
 
     def __init__(
@@ -116,25 +116,23 @@ class Denoiser:
             schedule=self._schedules.of(size, parameters.steps),
             scale=parameters.true_cfg_scale,
             seed=prompt.seed,
-            latents=noise(size, prompt.seed, self.dtype).to(self.device),
+            latents=noise(size, prompt.seed).to(self.device),
             text=self._on_device(prompt.tensors["prompt_embeds"]),
             negative=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
         )
 
     def step(self, rows: Sequence[DenoiseRow]) -> None:
         """Take one step of Euler's method for each row."""
-        velocities = self._velocities(rows)
+        velocities = self._velocities(rows).float()
         steps = [row.schedule.sigmas[row.steps_done + 1] - row.schedule.sigmas[row.steps_done] for row in rows]
         lengths = torch.stack(steps).to(self.device)[:, None, None]
-        # As Diffusers' scheduler: the move is rounded to the model's dtype, and added in float32.
-        moves = (lengths * velocities.float()).to(self.dtype)
-        latents = torch.stack([row.latents for row in rows]).float() + moves
-        for row, state, velocity in zip(rows, latents.to(self.dtype), velocities, strict=True):
+        latents = torch.stack([row.latents for row in rows]) + lengths * velocities
+        for row, state, velocity in zip(rows, latents, velocities, strict=True):
             row.latents, row.velocity = state, velocity
             row.steps_done += 1
 
     def finish(self, rows: Sequence[DenoiseRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield each row's ``latents`` [N, 64] in the model's dtype, with ``height`` and ``width`` in pixels."""
+        """Yield each row's ``latents`` float32 [N, 64], with ``height`` and ``width`` in pixels."""
         for number, row in enumerate(rows):
             if wanted(number):
                 yield number, RowOutput({"latents": row.latents.clone()}, row.size._asdict())
@@ -157,8 +155,8 @@ class Denoiser:
         if type(done) is not int or not 0 <= done <= row.schedule.steps:
             raise ModelError(f"{done!r:.40} is none of 0 … {row.schedule.steps}", field="steps_done")
         latents = check_latents(tensors.get("latents"), row.size)
-        if latents.dtype != self.dtype:
-            raise ModelError(f"{latents.dtype}, not {self.dtype}", field="latents.dtype")
+        if latents.dtype != torch.float32:
+            raise ModelError(f"{latents.dtype}, not float32", field="latents.dtype")
         row.latents, row.steps_done = latents.to(self.device, copy=True), done
         return row
 
@@ -166,9 +164,9 @@ class Denoiser:
         """Return the picture that the row would become in one long step, uint8 [H / 8, W / 8, 3], roughly."""
         if self._colours is None:
             self._colours = self._load_colours()
-        latents = row.latents.float()
+        latents = row.latents
         if row.velocity is not None:
-            latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity.float()
+            latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity
         return self._colours.picture(latents, row.size)
 
     def _state(self, row: DenoiseRow) -> dict[str, Any]:
@@ -241,7 +239,7 @@ class Denoiser:
         embeds, mask = _padded(texts)
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device, self.dtype)
         prediction: torch.Tensor = self._transformer(
-            hidden_states=torch.stack([row.latents for row in rows]),
+            hidden_states=torch.stack([row.latents for row in rows]).to(self.dtype),
             timestep=times / 1000,
             encoder_hidden_states=embeds,
             encoder_hidden_states_mask=mask,

@@ -45,15 +45,15 @@ class Size(NamedTuple):
         return cls(values["height"], values["width"])
 
 
-def noise(size: Size, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return packed noise [N, 64] on the CPU.
+def noise(size: Size, seed: int) -> torch.Tensor:
+    """Return packed noise float32 [N, 64] on the CPU.
 
-    It is drawn on the CPU in float32, so that it depends on the seed alone. In float32 it is what Diffusers draws from
-    a CPU generator of this seed.
+    It is drawn on the CPU in float32, so that it depends on the seed alone. Diffusers draws the same in float32 from a CPU
+    generator of this seed.
     """
     rows, columns = size.grid
     generator = torch.Generator().manual_seed(seed)
-    return pack(torch.randn(CHANNELS, 2 * rows, 2 * columns, generator=generator)).to(dtype)
+    return pack(torch.randn(CHANNELS, 2 * rows, 2 * columns, generator=generator))
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from workers.models.diffusers_checkpoint import load_part
 from workers.models.qwen_image.decoder import VAE_CLASS, decode_latents
 from workers.models.qwen_image.latents import CHANNELS, Size, unpack
 
-_PICTURES, _FIELDS, _FIELD = 4, 4, 8  # pictures of 4 x 4 fields of 8 x 8 equal latents: 1024 samples for 17 unknowns
+_PICTURES, _FIELDS, _FIELD = 4, 4, 4  # pictures of 4 x 4 fields of 4 x 4 equal latents: 1024 samples for 17 unknowns
 
 
 def load_colours(checkpoint: Path, device: torch.device) -> Colours:
@@ -27,8 +27,8 @@ def fit_colours(vae: Any) -> Colours:
     """Return the linear map that is nearest to a VAE's decoder, by least squares over fields of random colours."""
     generator = torch.Generator().manual_seed(0)
     fields = torch.randn(_PICTURES, CHANNELS, _FIELDS, _FIELDS, generator=generator).to(vae.device)
-    latents = fields.repeat_interleave(_FIELD, 2).repeat_interleave(_FIELD, 3)  # [P, 16, 32, 32]
-    pixels = torch.cat([decode_latents(vae, each[None]) for each in latents])  # [P, 3, 256, 256]
+    latents = fields.repeat_interleave(_FIELD, 2).repeat_interleave(_FIELD, 3)  # [P, 16, 16, 16]
+    pixels = torch.cat([decode_latents(vae, each[None]) for each in latents])  # [P, 3, 128, 128]
     colours = functional.avg_pool2d(pixels.clamp(-1, 1), 8).permute(0, 2, 3, 1).reshape(-1, 3)
     samples = latents.permute(0, 2, 3, 1).reshape(-1, CHANNELS)
     ones = torch.ones_like(samples[:, :1])

@@ -1,5 +1,6 @@
 """Load the tokenizer of a Qwen-Image checkpoint without Transformers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,16 @@ def load_qwen2_tokenizer(directory: Path) -> Tokenizer:
     """
     if (directory / "tokenizer.json").is_file():
         return read_tokenizer(directory)
-    merges = directory / "merges.txt"
-    if not merges.is_file():
-        raise ConfigError("the checkpoint lacks this file", file=str(merges))
-    vocabulary = read_json(directory / "vocab.json")
-    added = read_json(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    for path in (vocabulary, merges):
+        if not path.is_file():
+            raise ConfigError("the checkpoint lacks this file", file=str(path))
+    config = directory / "tokenizer_config.json"
+    added = read_json(config).get("added_tokens_decoder")
     if not isinstance(added, dict):
-        raise ConfigError("not an object", file=str(directory / "tokenizer_config.json"), field="added_tokens_decoder")
+        raise ConfigError("not an object", file=str(config), field="added_tokens_decoder")
     try:
-        pairs = [tuple(line.split()) for line in merges.read_text(encoding="utf-8").splitlines()]
-        tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[pair for pair in pairs if len(pair) == 2]))
+        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # tokenizers raises nothing more precise
         raise ConfigError(f"vocabulary and merges do not fit: {error}", file=str(merges)) from error
     tokenizer.normalizer = normalizers.NFC()
@@ -43,15 +44,20 @@ def load_qwen2_tokenizer(directory: Path) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    _add_tokens(tokenizer, added, str(directory / "tokenizer_config.json"))
+    _add_tokens(tokenizer, added, str(config))
     return tokenizer
 
 
-def _add_tokens(tokenizer: Tokenizer, added: dict[str, Any], file: str) -> None:
+def _add_tokens(tokenizer: Tokenizer, added: Mapping[str, Any], file: str) -> None:
     """Add the tokens of ``added_tokens_decoder`` under their ids. Raise ConfigError for one that gets another."""
-    for number, token in sorted(added.items(), key=lambda item: int(item[0])):
-        content = token["content"]
-        make = AddedToken(content, normalized=False, special=bool(token.get("special")))
-        (tokenizer.add_special_tokens if token.get("special") else tokenizer.add_tokens)([make])
-        if tokenizer.token_to_id(content) != int(number):
-            raise ConfigError(f"the id of {content} is not {number}", file=file, field="added_tokens_decoder")
+    try:
+        tokens = [
+            (int(number), AddedToken(each["content"], normalized=False, special=each["special"]))
+            for number, each in added.items()
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"not tokens by id: {error!r}", file=file, field="added_tokens_decoder") from error
+    for number, token in sorted(tokens, key=lambda pair: pair[0]):
+        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if tokenizer.token_to_id(token.content) != number:
+            raise ConfigError(f"the id of {token.content} is not {number}", file=file, field="added_tokens_decoder")

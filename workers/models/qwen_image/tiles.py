@@ -17,25 +17,26 @@ TILE: Final = 512
 STRIDE: Final = 384
 """Pixels from one tile to the next."""
 
-_OVERLAP = TILE - STRIDE
-
 
 @dataclass(slots=True)
 class Tiling:
     """The tiles of one picture, decoded one after the other, row by row.
 
-    size  of a picture in pixels: height, width
-    tile  pixels to a side; one tile takes the whole of a smaller picture
+    height, width  of the picture, in pixels
+    tile           pixels to a side of a tile; those at the right and at the bottom may be smaller
+    stride         pixels from one tile to the next
+    picture        float [3, H, W], from the first tile on
+    done           the number of tiles decoded
     """
 
     height: int
     width: int
-    tile: int = TILE
-    stride: int = STRIDE
-    picture: torch.Tensor | None = None  # float [3, H, W], from the first tile on
+    tile: int
+    stride: int
+    picture: torch.Tensor | None = None
     done: int = 0
     _left: torch.Tensor | None = None  # the tile before, joined to its own neighbours
-    _above: list[torch.Tensor] = field(default_factory=list)  # the lower ends of the last tiles, one of each column
+    _above: list[torch.Tensor] = field(default_factory=list)  # the lower end of the last tile of each column
 
     @property
     def columns(self) -> int:
@@ -71,7 +72,7 @@ class Tiling:
 
 
 def _blend(before: torch.Tensor, tile: torch.Tensor, overlap: int, dim: int) -> None:
-    """Go over from the end of one tile to the beginning of the next, in place."""
+    """Let the beginning of a tile go over from the end of the one before to its own, in place."""
     overlap = min(before.shape[dim], tile.shape[dim], overlap)
     end = before.narrow(dim, before.shape[dim] - overlap, overlap)
     begin = tile.narrow(dim, 0, overlap)

@@ -9,8 +9,6 @@ When a request fails or is cancelled, the runner makes the engine forget all dat
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
@@ -33,7 +31,8 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
-from workers.runners.engine_environment import engine_environment
+from workers.runners.on_vllm.open_runs import OpenRuns
+from workers.runners.on_vllm.start_engine import start_engine
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
@@ -70,12 +69,11 @@ class ARRunner:
         self._engine_args = engine_args(args, self._component)
         self._adapters = args.engine.lora_modules if isinstance(args.engine, ArEngine) else {}
         self._engine: Engine | None = None
-        self._runs: set[asyncio.Task[OmniModelRunnerOutput]] = set()
+        self._runs = OpenRuns(args.stage)
         self._forgetting: set[asyncio.Task[None]] = set()
         self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
         self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))
         self._held = ExitStack()
-        self._closed = False
 
     async def start(self) -> None:
         """Start vLLM's processes and load the model there.
@@ -86,7 +84,7 @@ class ARRunner:
         self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
         try:
             check_lora_modules(self._adapters, self._engine_args.get("max_lora_rank"), self._args.stage)
-            self._engine = await asyncio.to_thread(self._start_engine)
+            self._engine = await start_engine(self._args, {**self._engine_args, "worker_cls": WORKER})
             await self._engine.load_adapters(self._adapters)
             sizes, *_ = await self._engine.call(
                 "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
@@ -115,25 +113,9 @@ class ARRunner:
         self._row_bytes = row_bytes
         self._budget = CaptureBudget(limit - buffer_bytes, remedy)
 
-    def _start_engine(self) -> Engine:
-        from workers.vllm_hooks.engine import Engine
-
-        os.environ.update(engine_environment(self._args.device))  # vLLM starts its processes with this one's
-        device = {} if self._args.device_index is None else {"device_ids": [self._args.device_index]}
-        return Engine.start({**self._engine_args, **device, "worker_cls": WORKER})
-
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
-        task = asyncio.create_task(self._run(prompt, progress))
-        self._runs.add(task)
-        task.add_done_callback(self._runs.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._closed and caller is not None and not caller.cancelling():
-                raise EngineDead("the engine was closed", stage=self._args.stage) from None
-            raise
+        return await self._runs.run(self._run(prompt, progress))
 
     async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         if not isinstance(prompt, _Prompt):
@@ -176,15 +158,14 @@ class ARRunner:
 
     async def close(self) -> None:
         """End the engine; runs in progress raise EngineDead. Safe to call twice."""
-        self._closed = True
         engine, self._engine = self._engine, None
-        for task in (*self._runs, *self._forgetting):
+        self._runs.close()
+        for task in self._forgetting:
             task.cancel()
         self._load.close()
         self._take_rows.close()
         if engine is not None:
             await engine.close()
-            gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
         self._held.close()
 
     @property

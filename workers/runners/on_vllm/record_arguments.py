@@ -1,9 +1,9 @@
-"""Record the installed vLLM's engine arguments: ``python -m workers.runners.ar.record_arguments``."""
+"""Record the installed vLLM's engine arguments: ``python -m workers.runners.on_vllm.record_arguments``."""
 
 import json
 from typing import Any
 
-from workers.runners.ar.recorded_arguments import RECORDED_ARGUMENTS
+from workers.runners.on_vllm.recorded_arguments import RECORDED_ARGUMENTS
 from workers.vllm_hooks.engine_arguments import describe_engine_arguments
 
 

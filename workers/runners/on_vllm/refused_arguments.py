@@ -1,7 +1,7 @@
 """The engine arguments of vLLM that a stage config may not give, each with its reason, and the bounds of some others.
 
-An argument is refused because the AR runner sets it itself (``OURS``), because it would run code, open pickles or fetch
-or write files (``UNSAFE``), or because AR stages do not work with it (``UNSUPPORTED``).
+An argument is refused because the runner sets it itself (``OURS``), because it would run code, open pickles or fetch
+or write files (``UNSAFE``), or because stages on vLLM do not work with it (``UNSUPPORTED``). A runner may refuse more.
 """
 
 import re
@@ -22,7 +22,7 @@ _SPECULATIVE = (
 _DATA_PARALLEL = "data parallelism is not supported: start more workers of the stage instead"
 _ONE_HOST = "an engine on several hosts is not supported: start a worker of the stage on each host"
 _SLEEP = "sleep mode is not supported: an engine runs as long as its worker; stop the worker to free its memory"
-_POOLING = "a stage generates tokens, and pooling is not supported"
+_KIND = "the stage's kind says what it makes: tokens (ar) or a row for each token of its prompt (pooling)"
 _STATISTICS = "the engine's statistics are off, because the worker reports its stage's own"
 _OUTPUTS = "a stage does not return this output of the engine"
 _LOG = "the worker writes the log, and prompts and addresses do not belong into it"
@@ -33,17 +33,17 @@ OURS: Mapping[str, str] = {
     "hf_config_path": "the checkpoint's own config.json is read",
     "skip_tokenizer_init": "the component decides whether it has a tokenizer",
     "served_model_name": "the engine is not served: jobs name the pipeline",
-    "runner": _POOLING,
+    **dict.fromkeys(("runner", "convert", "pooler_config"), _KIND),
     "device_ids": "the stage's device picks the GPU: cuda:1",
     "enable_prompt_embeds": "it follows from what the pipeline accepts and from the component",
     "enable_mm_embeds": "a job's media come as media; prompt_embeds are the pipeline's to accept",
-    "worker_cls": "the AR runner has its own worker, by which it captures hidden states",
-    "worker_extension_cls": "the AR runner has its own worker, by which it captures hidden states",
+    "worker_cls": "the runner chooses the worker: an AR stage has its own, by which it captures hidden states",
+    "worker_extension_cls": "the runner chooses the worker: an AR stage has its own, which captures hidden states",
     "mm_processor_cache_gb": "it is 0, because vLLM's two caches of media diverge when a request is rendered early",
     "mm_processor_cache_type": "vLLM's cache of media is off (mm_processor_cache_gb)",
     "mm_shm_cache_max_object_size_mb": "vLLM's cache of media is off (mm_processor_cache_gb)",
     "media_io_kwargs": _MEDIA,
-    "shutdown_timeout": "the AR runner ends its engine itself",
+    "shutdown_timeout": "the runner ends its engine itself",
     "_api_process_count": "one process uses the engine: the stage's worker",
     "_api_process_rank": "one process uses the engine: the stage's worker",
     **dict.fromkeys(
@@ -117,9 +117,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(
         ("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"), _CONNECTOR
     ),
-    **dict.fromkeys(("convert", "pooler_config"), _POOLING),
-    "mm_encoder_only": "a stage generates tokens, and an encoder alone makes none",
-    "tokens_only": "an AR stage takes text as well as tokens",
+    "mm_encoder_only": "a stage runs a language model, and the encoders of media alone are none",
+    "tokens_only": "an engine has its checkpoint's tokenizer, unless the component says otherwise",
     **dict.fromkeys(
         (
             *("enable_return_routed_experts", "aux_output_config", "return_sampling_mask", "max_logprobs"),
@@ -179,15 +178,18 @@ UNSAFE_KEYS: Mapping[str, str] = {
 Path = tuple[str | int, ...]
 
 
-def refused_parts(name: str, value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield (where, why) for each part of an argument's value that is refused; ``where`` begins with ``name``."""
-    yield from _refused((name,), value)
+def refused_parts(name: str, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """Yield (where, why) for each part of an argument's value that is refused; ``where`` begins with ``name``.
+
+    ``refused``: the runner's refused arguments, ``REFUSED`` among them, each with its reason.
+    """
+    yield from _refused((name,), value, refused)
 
 
-def _refused(at: Path, value: Any) -> Iterator[tuple[Path, str]]:
+def _refused(at: Path, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     dotted = ".".join(map(str, at))
-    if dotted in REFUSED:
-        yield at, REFUSED[dotted]
+    if dotted in refused:
+        yield at, refused[dotted]
     elif len(at) > 1 and at[-1] in UNSAFE_KEYS:
         yield at, UNSAFE_KEYS[str(at[-1])]
     elif isinstance(value, str) and dotted in ALLOWED_TEXT:
@@ -199,7 +201,7 @@ def _refused(at: Path, value: Any) -> Iterator[tuple[Path, str]]:
             if dotted in NUMBERS_ONLY and not isinstance(each, bool | int | float):
                 yield (*at, key), f"only numbers, true and false: {NUMBERS_ONLY[dotted]}"
             else:
-                yield from _refused((*at, key), each)
+                yield from _refused((*at, key), each, refused)
     elif isinstance(value, list):
         for n, each in enumerate(value):
-            yield from _refused((*at, n), each)
+            yield from _refused((*at, n), each, refused)

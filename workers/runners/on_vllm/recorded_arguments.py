@@ -1,7 +1,7 @@
 """vLLM's engine arguments as recorded from vLLM, and their types for pydantic, for processes without vLLM.
 
 ``vllm_arguments.json`` names vLLM's version and has each argument's type as a JSON schema. After a change of vLLM's
-version, ``python -m workers.runners.ar.record_arguments`` writes it anew.
+version, ``python -m workers.runners.on_vllm.record_arguments`` writes it anew.
 """
 
 import json

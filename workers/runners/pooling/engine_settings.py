@@ -1,0 +1,53 @@
+"""``PoolingEngine``: the ``engine`` of a pooling stage in a stage config: vLLM's engine arguments."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from omni_jobs.pipelines.engine_settings import Device
+from workers.runners.on_vllm.engine_settings import VllmArguments, VllmEngine
+from workers.runners.on_vllm.refused_arguments import REFUSED
+
+_WHOLE = (
+    "a prompt is computed in one step, because vLLM would return the first rows twice for one that was preempted "
+    "between two chunks: give max_num_batched_tokens of at least max_model_len"
+)
+_CACHED = "tokens from the cache are not computed, and each token of a prompt has to give its row"
+_MEDIA = "prompts are token ids, and the encoders of media are not loaded"
+_LORA = "a pooling stage runs no LoRA adapters"
+
+POOLING_REFUSED: Mapping[str, str] = {
+    **REFUSED,
+    **dict.fromkeys(("enable_chunked_prefill", "max_num_partial_prefills", "max_long_partial_prefills"), _WHOLE),
+    "long_prefill_token_threshold": _WHOLE,
+    "enable_prefix_caching": _CACHED,
+    **dict.fromkeys(("language_model_only", "limit_mm_per_prompt"), _MEDIA),
+    **dict.fromkeys(
+        (
+            *("lora_modules", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"),
+            *("lora_target_modules", "fully_sharded_loras", "enable_tower_connector_lora", "enable_moe_shared_loras"),
+            "specialize_active_lora",
+        ),
+        _LORA,
+    ),
+}
+"""Argument, or a dotted field within one → the reason why no pooling stage may give it."""
+
+
+class PoolingArguments(VllmArguments):
+    """Engine arguments of vLLM; each is None where vLLM or the checkpoint decides."""
+
+    refused: ClassVar[Mapping[str, str]] = POOLING_REFUSED
+
+
+class PoolingEngine(PoolingArguments, VllmEngine):
+    """Engine arguments of vLLM by their own names; under ``cpu`` and ``cuda`` those that replace them on such hosts."""
+
+    cpu: PoolingArguments | None = None
+    cuda: PoolingArguments | None = None
+
+    def _check_on(self, device: Device, arguments: Mapping[str, Any]) -> None:
+        tokens, length = arguments.get("max_num_batched_tokens"), arguments.get("max_model_len")
+        if tokens is not None and length is not None and tokens < length:
+            raise self._problem(
+                device, "max_num_batched_tokens", f"{tokens} is less than max_model_len, {length}: {_WHOLE}"
+            )

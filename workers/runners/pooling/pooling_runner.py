@@ -1,0 +1,203 @@
+"""``PoolingRunner``: runs a pooling stage on vLLM's AsyncLLM: a row for each token of a prompt.
+
+    run: check → embed (both prompts at once) → output
+
+A row is the last hidden state after the final norm, in the model's dtype. vLLM computes a prompt in one step, together
+with others as far as ``max_num_batched_tokens`` goes, and returns its rows at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
+from omni_jobs.pipelines.declarations import family
+from omni_jobs.pipelines.plugins import named_object
+from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
+from workers.runners.on_vllm.open_runs import OpenRuns
+from workers.runners.on_vllm.start_engine import start_engine
+from workers.runners.pooling.component import PoolingComponent
+from workers.runners.pooling.engine_settings import PoolingEngine
+from workers.runners.pooling.prompt import PoolingPrompt
+from workers.runners.runner import ProgressSink
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.vllm_hooks.engine import Engine
+
+
+T = TypeVar("T")
+
+POOLING_ARGUMENTS: Mapping[str, Any] = {
+    "runner": "pooling",
+    "convert": "embed",
+    "pooler_config": {"task": "token_embed", "tok_pooling_type": "ALL", "use_activation": False},
+    # A request that was preempted between two chunks would get the rows of the first one twice.
+    "enable_chunked_prefill": False,
+    "enable_prefix_caching": False,  # tokens from the cache give no rows
+    "language_model_only": True,  # the encoders of media stay out of memory
+}
+"""The engine arguments of vLLM that make it return rows instead of tokens."""
+
+
+class PoolingRunner:
+    """Runs any component that a ``PoolingComponent`` describes: a text encoder. Implements ``Runner``."""
+
+    def __init__(self, args: OmniEngineArgs) -> None:
+        """Look up the component and load nothing yet. Raises ConfigError when no pooling stage can run it."""
+        self._args = args
+        self._component = component_of(args)
+        self._engine_args = engine_args(args, self._component)
+        self._engine: Engine | None = None
+        self._runs = OpenRuns(args.stage)
+
+    async def start(self) -> None:
+        """Start vLLM's processes and load the model there. Raises ConfigError as ``Engine.start`` does, and EngineDead.
+
+        A checkpoint that has more layers behind the final norm is refused with ConfigError, too.
+        """
+        check_model_files(Path(self._engine_args["model"]), self._args.stage)
+        self._engine = await start_engine(self._args, self._engine_args)
+
+    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        """Run one prompt, with its negative prompt at the same time. Raises ModelError as ``Runner.run`` does.
+
+        The output has ``prompt_embeds`` [P - drop, H], and ``negative_prompt_embeds`` [Q - drop, H] where there is a
+        negative prompt, as ``multimodal_outputs`` on the CPU.
+        """
+        return await self._runs.run(self._run(prompt, progress))
+
+    async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        try:
+            return await self._embed(prompt, progress)
+        except OmniJobsError as error:
+            error.stage = error.stage or self._args.stage
+            raise
+
+    async def _embed(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        if not isinstance(prompt, PoolingPrompt):
+            raise ModelError(f"a pooling stage takes no {type(prompt).__name__}", field="kind")
+        engine = self._running()
+        sequences = {"prompt_embeds": prompt.prompt_token_ids}
+        if prompt.negative_token_ids is not None:
+            sequences["negative_prompt_embeds"] = prompt.negative_token_ids
+        for name, token_ids in sequences.items():
+            _check_length(name, len(token_ids), prompt.drop, engine.max_model_len)
+        total, done = sum(map(len, sequences.values())), 0
+        progress(Progress(done, total, "tokens"))
+
+        async def rows_of(name: str, token_ids: Sequence[int]) -> torch.Tensor:
+            nonlocal done
+            rows = await engine.embed_tokens(token_ids, uuid.uuid4().hex)
+            _check_rows(name, rows, len(token_ids))
+            done += len(token_ids)
+            progress(Progress(done, total, "tokens"))
+            return rows[prompt.drop :]
+
+        rows = await _all([rows_of(name, token_ids) for name, token_ids in sequences.items()])
+        return OmniModelRunnerOutput(
+            multimodal_outputs=dict(zip(sequences, rows, strict=True)),
+            usage={"prompt_tokens": total, "completion_tokens": 0},
+        )
+
+    async def close(self) -> None:
+        """End the engine; runs in progress raise EngineDead. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        self._runs.close()
+        if engine is not None:
+            await engine.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine is not None and self._engine.healthy
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead("the engine is not running", stage=self._args.stage)
+        return self._engine
+
+
+def component_of(args: OmniEngineArgs) -> PoolingComponent:
+    """Return the component of a stage's model. Raises ConfigError when no pooling stage runs it, and PluginBroken."""
+    if args.model is None:
+        raise ConfigError("a pooling stage needs a model", field="model", stage=args.stage)
+    components = family(args.model.family).components
+    declared = components.get(args.model.component)
+    if declared is None or declared.runner != "pooling":
+        known = ", ".join(str(name) for name, each in components.items() if each.runner == "pooling") or "nothing"
+        raise ConfigError(
+            f"no pooling stage runs {args.model.family}'s component {args.model.component!r}; it runs {known}",
+            field="component",
+            stage=args.stage,
+        )
+    return (
+        PoolingComponent()
+        if declared.implementation is None
+        else named_object(declared.implementation, PoolingComponent)
+    )
+
+
+def engine_args(args: OmniEngineArgs, component: PoolingComponent) -> dict[str, Any]:
+    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError without a model, or for what the component sets."""
+    if args.model is None or args.device == "auto" or not isinstance(args.engine, PoolingEngine):
+        raise ConfigError("a pooling stage needs a model, a device and vLLM's settings", field="kind", stage=args.stage)
+    given = args.engine.vllm_args(args.device)
+    for name in component.engine_args:
+        if name in given:
+            message = f"component {args.model.component} sets it itself"
+            raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
+    merged = {**given, **component.engine_args}
+    return {
+        "model": str(args.model.path / component.model),
+        "tokenizer": str(args.model.path / component.tokenizer),
+        "disable_log_stats": True,
+        **merged,
+        # vLLM would return float32 whatever the model's dtype.
+        "hf_overrides": {"head_dtype": "model", **merged.get("hf_overrides", {})},
+        **POOLING_ARGUMENTS,
+    }
+
+
+def check_model_files(directory: Path, stage: str) -> None:
+    """Raise ConfigError for a model directory that is missing, or that projects the rows after the final norm."""
+    check_checkpoint(directory)
+    modules = directory / "modules.json"
+    if modules.exists() and ".Dense" in modules.read_text(encoding="utf-8", errors="replace"):
+        # vLLM would apply them, and load their weights even from a pickle.
+        raise ConfigError(
+            "the checkpoint projects its rows (Dense), and a pooling stage does not", file=str(modules), stage=stage
+        )
+    read_json(directory / "config.json")
+
+
+def _check_length(name: str, tokens: int, drop: int, max_model_len: int) -> None:
+    field = "prompt_token_ids" if name == "prompt_embeds" else "negative_token_ids"
+    if not 0 <= drop < tokens:
+        raise ModelError(f"{tokens} tokens, of which {drop} are dropped: no row is left", field=field)
+    if tokens > max_model_len:
+        raise ModelError(f"{tokens} tokens, and the model takes {max_model_len}", field=field)
+
+
+def _check_rows(name: str, rows: torch.Tensor, tokens: int) -> None:
+    """Raise ModelError for rows that are not one for each token, or hold an infinity or NaN, as float16 may give."""
+    if len(rows) != tokens:
+        raise ModelError(f"{len(rows)} rows for {tokens} tokens", field=f"{name}.shape")
+    if not rows.isfinite().all():
+        raise ModelError("a row is not finite: run the stage in another dtype", field=name)
+
+
+async def _all(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of all coroutines. Raise the first error by itself, once the others have ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,60 @@
+"""``TokenEmbedsProcessor``: a job's messages become the prompt of a pooling stage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts import load_renderer
+from workers.runners.pooling.parameters import PoolingParameters
+from workers.runners.pooling.prompt import PoolingPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class TokenEmbedsProcessor:
+    """Renders a job's messages, and its negative prompt as a user's message, with the checkpoint's chat template.
+
+    Its name in a stage config is ``token_embeds``.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
+        if model is None:
+            raise ConfigError("processor token_embeds needs a model", field="processor", stage=stage.name)
+        self._stage = stage.name
+        self._renderer = load_renderer(model.family, model.path)
+
+    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+        """Return the token ids of both prompts.
+
+        Raises InvalidRequest for a text that the tokenizer would read as the template's own markup, and ModelError for
+        parameters of another kind of stage and for a request without messages.
+        """
+        parameters = stage_input.parameters
+        if not isinstance(parameters, PoolingParameters):
+            raise ModelError("token_embeds makes input for a pooling stage", field="kind")
+        if "messages" not in stage_input.request:
+            raise ModelError("a pooling stage makes embeddings, and takes none", field="prompt_embeds")
+        negative = parameters.negative_prompt
+        return PoolingPrompt(
+            prompt_token_ids=self._encoded(stage_input.request),
+            parameters=parameters,
+            seed=stage_input.seed,
+            negative_token_ids=None if negative is None else self._negative(negative),
+        )
+
+    def _negative(self, text: str) -> Sequence[int]:
+        request = {"messages": [{"role": "user", "content": text}]}
+        try:
+            self._renderer.check(request)
+            return self._encoded(request)
+        except InvalidRequest as error:
+            error.field = f"stages.{self._stage}.negative_prompt"
+            raise
+
+    def _encoded(self, request: Mapping[str, Any]) -> Sequence[int]:
+        token_ids = self._renderer.encode(request)
+        if token_ids is None:
+            raise ModelError("the family's prompt renderer makes no token ids", field="processor")
+        return token_ids
