@@ -28,8 +28,11 @@ class PromptTemplate(Protocol):
 class ChatTemplate:
     """A ``PromptTemplate``: the chat template of one checkpoint, which writes messages as the text of a prompt."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Load and compile the template. Raise ConfigError when there is none or it does not compile."""
+    def __init__(self, model_dir: Path, *, generation_prompt: bool = True) -> None:
+        """Load and compile the template. Raise ConfigError when there is none or it does not compile.
+
+        ``generation_prompt``: whether a prompt ends in what the template writes before a reply.
+        """
         source, file = _source(model_dir)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
@@ -41,12 +44,12 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"not a chat template: {error}", file=file) from error
-        self._special_tokens = _special_tokens(model_dir)
+        self._variables = {"add_generation_prompt": generation_prompt, **_special_tokens(model_dir)}
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the messages as a prompt's text, up to the reply. Raise InvalidRequest when the template fails."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(messages=messages, **self._variables)
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", field="messages") from None
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

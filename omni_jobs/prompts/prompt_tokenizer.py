@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ class PromptTokenizer:
         self._tokenizer = read_tokenizer(model_dir) if tokenizer is None else tokenizer
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
         self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in special)
-        longest_first = sorted(special, key=len, reverse=True)
-        self._reserved = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._reserved = re.compile(_any_of(special) if special else r"(?!)")
         self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
 
     def check(self, messages: Messages) -> None:
@@ -63,11 +62,15 @@ class PromptTokenizer:
         """Return the prompt's token ids. Raise InvalidRequest when a text would change the prompt's structure."""
         return self._encode(self._template.render(messages), messages)
 
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text that is no user's: it may spell special tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     def _encode(self, prompt: str, messages: Messages) -> list[int]:
         # The template writes every special token of a prompt, including the first.
-        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-        skeleton = self._template.render(_without_text(messages))
-        skeleton_ids = self._tokenizer.encode(skeleton, add_special_tokens=False).ids
+        ids = self.encode_text(prompt)
+        skeleton_ids = self.encode_text(self._template.render(_without_text(messages)))
         if self._structure(ids) != self._structure(skeleton_ids):
             raise InvalidRequest("the text would change the structure of the prompt", field="messages")
         return ids
@@ -89,6 +92,28 @@ def read_tokenizer(model_dir: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Return a pattern that finds any of the words, and of several at one place the longest.
+
+    It branches at each letter. So a search is as quick for the 16,000 special tokens of some models as for ten.
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        node = tree
+        for letter in word:
+            node = node.setdefault(letter, {})
+        node[""] = {}  # a word ends here
+    return _pattern(tree)
+
+
+def _pattern(node: Mapping[str, Any]) -> str:
+    branches = [re.escape(letter) + _pattern(rest) for letter, rest in node.items() if letter]
+    if not branches:
+        return ""
+    pattern = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+    return f"{pattern}?" if "" in node else pattern
 
 
 def _texts(content: Any, field: str) -> Iterator[tuple[str, str]]:

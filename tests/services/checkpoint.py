@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracles.causal_lm import build_causal_lm
+from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_glm_image
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
 
@@ -36,3 +37,10 @@ def tiny_qwen_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint
     """``tiny_qwen_images(seed)``: the directory of the tiny Qwen-Image checkpoint of that seed."""
     root = tmp_path_factory.mktemp("tiny_qwen_images")
     return lambda seed: build_tiny_qwen_image(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_glm_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_glm_images(seed)``: the directory of the tiny GLM-Image checkpoint of that seed."""
+    root = tmp_path_factory.mktemp("tiny_glm_images")
+    return lambda seed: build_tiny_glm_image(root / f"seed_{seed}", seed=seed)

@@ -58,6 +58,7 @@ class HookedModelRunner(GPUModelRunner):
 
     def set_up(self) -> None:
         """Set up the state of our class; called after vLLM's ``__init__``."""
+        self._planned: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # positions beyond the prompt, by request
 
     def request_added(self, request: AddedRequest) -> None:
         """Note a request that is about to enter the batch."""
@@ -69,7 +70,10 @@ class HookedModelRunner(GPUModelRunner):
         """Note that a request has left the batch: it has finished or was aborted."""
 
     def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
-        """Return a request's M-RoPE positions int64 [3, P] on the CPU and delta; None: the model computes them."""
+        """Return a request's M-RoPE positions int64 [3, P + n] on the CPU and delta; None: the model computes them.
+
+        Those behind the prompt's P are of the first n generated tokens, which vLLM would count on from delta.
+        """
         return None
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
@@ -141,6 +145,7 @@ class HookedModelRunner(GPUModelRunner):
 
     def _on_request_state_removed(self, req_id: str, req_state: CachedRequestState | None) -> None:
         super()._on_request_state_removed(req_id, req_state)
+        self._planned.pop(req_id, None)
         self.request_removed(req_id)
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
@@ -151,7 +156,23 @@ class HookedModelRunner(GPUModelRunner):
             req_state.mrope_positions, req_state.mrope_position_delta = given
         positions, delta = req_state.mrope_positions, req_state.mrope_position_delta
         if positions is not None and delta is not None:
-            self.positions_known(req_state.req_id, positions, delta)
+            prompt_tokens = req_state.num_prompt_tokens
+            if positions.shape[1] > prompt_tokens:
+                self._planned[req_state.req_id] = positions.numpy()
+            self.positions_known(req_state.req_id, positions[:, :prompt_tokens], delta)
+
+    def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
+        super()._calc_mrope_positions(scheduler_output)
+        if not self._planned:
+            return
+        begin = 0
+        for index, request_id in enumerate(self.input_batch.req_ids):
+            count = scheduler_output.num_scheduled_tokens[request_id]
+            if (planned := self._planned.get(request_id)) is not None:
+                computed = self.input_batch.num_computed_tokens_cpu[index]
+                step = planned[:, computed : computed + count]
+                self.mrope_positions.np[:, begin : begin + step.shape[1]] = step
+            begin += count
 
     def _preprocess(
         self,

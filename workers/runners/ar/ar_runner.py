@@ -137,7 +137,9 @@ class ARRunner:
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)
             output = await self._generate(prompt, vllm_prompt, key, options, progress)
-            return output if reservation is None else await self._take(output, key, reservation)
+            if reservation is not None:
+                output = await self._take(output, key, reservation)
+            return self._component.finish(prompt, output)
         except BaseException as error:
             await self._clean_up(key, reservation, error)
             raise
@@ -305,7 +307,7 @@ def engine_args(args: OmniEngineArgs, component: ArComponent) -> dict[str, Any]:
             message = f"component {args.model.component} sets it itself"
             raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
     embeds = {"enable_prompt_embeds": True} if args.model.prompt_embeds else {}
-    own = {"model": str(args.model.path), "disable_log_stats": True}
+    own = {"model": str(args.model.path / component.model), "disable_log_stats": True}
     return {**own, **given, **embeds, **component.engine_args}
 
 

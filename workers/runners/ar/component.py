@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+    from workers.stages.types import OmniModelRunnerOutput
+
 
 @dataclass(frozen=True, slots=True)
 class ArComponent:
@@ -25,6 +28,8 @@ class ArComponent:
                      and generation_config
     adds_embeddings  a captured row is last hidden state + input embedding, the latter zero at media positions of
                      the prompt; otherwise it is the last hidden state alone
+    model            where in the checkpoint directory the component's config.json and weights lie
+    finish           makes the stage's output of a prompt and what the engine gave for it; may raise ModelError
     """
 
     text: bool = True
@@ -32,3 +37,7 @@ class ArComponent:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     stop_ids: Callable[[PretrainedConfig], list[int]] = lambda config: []
     adds_embeddings: bool = False
+    model: str = "."
+    finish: Callable[[OmniTextPrompt | OmniTokensPrompt, OmniModelRunnerOutput], OmniModelRunnerOutput] = (
+        lambda prompt, output: output
+    )

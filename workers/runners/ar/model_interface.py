@@ -38,9 +38,10 @@ class SupportsAdditionalInformation(Protocol):
         """
 
     def information_positions(self, loaded: Any) -> tuple[torch.Tensor, int] | None:
-        """Return a request's M-RoPE positions int64 [3, P] on the CPU and delta; None: those that the model computes.
+        """Return a request's M-RoPE positions int64 [3, P + n] on the CPU and delta; None: those the model computes.
 
-        ``loaded`` is what ``load_information`` returned for the request.
+        They are the positions of the prompt's P tokens and of the first n that are generated, n ≥ 0. Later ones have
+        their index plus delta in all three rows. ``loaded`` is what ``load_information`` returned for the request.
         """
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:

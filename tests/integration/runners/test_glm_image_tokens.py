@@ -1,0 +1,94 @@
+"""GLM-Image's language model on vLLM: image tokens as Transformers has them.
+
+One engine with 64 tokens a step and a small KV cache, so that prompts come in chunks and batches push each other out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.settings import Settings
+from tests.oracles.ar import quiet
+from tests.oracles.glm_image import GlmImageReference
+from workers.models.glm_image.parameters import GenerateParameters
+from workers.models.glm_image.text2tokens import Text2TokensProcessor
+from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint
+from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.stage import Stage
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+PIPELINE = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "glm_image.yaml")
+STAGE = PIPELINE.stage("generate")
+
+
+class Generate:
+    """The runner of the stage, its input processor, and the oracle."""
+
+    def __init__(self, checkpoint: Path, runner: ARRunner) -> None:
+        self.runner = runner
+        self.reference = GlmImageReference(checkpoint)
+        self._processor = Text2TokensProcessor(STAGE, Stage(PIPELINE, STAGE, checkpoint).model)
+
+    def prompt(self, text: str, height: int, width: int, seed: int = 0, **parameters: object) -> OmniTokensPrompt:
+        merged = {"height": height, "width": width, "temperature": 0, **parameters}
+        request = {"messages": [{"role": "user", "content": text}]}
+        return self._processor(
+            StageInput("job-1", request, [], {}, GenerateParameters(**merged), seed=seed, capture=False)
+        )
+
+    async def run(self, *prompts: OmniTokensPrompt) -> list[OmniModelRunnerOutput]:
+        return list(await asyncio.gather(*(self.runner.run(prompt, quiet) for prompt in prompts)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def generate(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Generate]:
+    checkpoint = build_tiny_checkpoint(tmp_path_factory.mktemp("glm") / "tiny", seed=0)
+    args = OmniEngineArgs.for_stage(
+        STAGE,
+        Stage(PIPELINE, STAGE, checkpoint).model,
+        Settings(device="cpu", spool_dir=tmp_path_factory.mktemp("spool")),
+    )
+    small = {"block_size": 32, "kv_cache_memory_bytes": 1 << 20, "max_num_batched_tokens": 64, "max_model_len": 1024}
+    engine = ArEngine(**{**args.engine.model_dump(exclude_unset=True), **small})
+    runner = ARRunner(replace(args, engine=engine))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        await runner.start()
+    yield Generate(checkpoint, runner)
+    await runner.close()
+
+
+async def test_tokens_equal_to_transformers(generate: Generate) -> None:
+    for text, height, width in (("A lighthouse", 64, 96), ("灯台, at dusk 🙂 " * 9, 320, 64), ("x", 64, 64)):
+        prompt = generate.prompt(text, height, width)
+        expected = generate.reference.tokens(text, height, width)
+        assert list(prompt.prompt_token_ids) == generate.reference.prompt(text, height, width)["input_ids"][0].tolist()
+        seen: list[Progress] = []
+        output = await generate.runner.run(prompt, seen.append)
+        target = height // 32 * width // 32
+        assert list(output.token_ids) == expected[-target:]
+        assert output.usage == {"prompt_tokens": len(prompt.prompt_token_ids), "completion_tokens": len(expected)}
+        assert (output.values["height"], output.values["width"], output.finish_reason) == (height, width, "stop")
+        assert (seen[-1].done, seen[-1].total) == (len(expected), len(expected))
+
+
+async def test_a_batch_of_different_sizes_in_chunks_with_preemption(generate: Generate) -> None:
+    before = await generate.runner.stats()
+    cases = [("word " * (1 + 5 * n), 64 + 32 * (n % 3), 64 + 32 * n) for n in range(8)]
+    expected = [generate.reference.tokens(*case) for case in cases]
+    outputs = await generate.run(*(generate.prompt(*case) for case in cases))
+    for (_, height, width), output, tokens in zip(cases, outputs, expected, strict=True):
+        assert list(output.token_ids) == tokens[-(height // 32 * width // 32) :]
+    after = await generate.runner.stats()
+    assert after["resumed"] > before["resumed"]
+    assert (after["informed"], after["loaded"]) == (0, 0)

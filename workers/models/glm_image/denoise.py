@@ -1,0 +1,256 @@
+"""``Denoise``: GLM-Image's diffusion transformer as a diffusion model: image tokens → latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError
+from workers.models.diffusers_checkpoint import fingerprint, load_part
+from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
+from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
+from workers.models.glm_image.parameters import DenoiseParameters
+from workers.models.glm_image.schedule import Schedule, Schedules
+from workers.models.glm_image.transformer import Condition, Transformer
+from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.saved_row import SavedRow
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import TensorTree
+
+TRANSFORMER_CLASS = "GlmImageTransformer2DModel"
+
+_PARTS = ("transformer", "text_encoder", "tokenizer", "scheduler")  # that decide the latents
+_LATENT = 8  # pixels of a latent's side
+_PATCH = 2  # latents of a patch's side; an image token's side has two patches
+
+# Patches and text tokens, those of a guided picture twice. A picture of 1024 x 1024 pixels has 4,096 patches. On a CPU
+# larger steps are no faster, and all their rows wait for the last.
+_MAX_STEP_TOKENS: Mapping[str, int] = {"cpu": 8192, "cuda": 65_536}
+_SAVED_BY = "glm_image denoise 1"  # raised when a saved row comes to mean something else
+
+
+def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoise:
+    """Return the model of a checkpoint; ``dtype`` None or auto: bfloat16 on a GPU, else float32. Raises ConfigError."""
+    torch_dtype = _dtype(dtype, device)
+    transformer = Transformer(load_part(model.path, "transformer", TRANSFORMER_CLASS, device, torch_dtype))
+    if transformer.patch != _PATCH:
+        file = str(model.path / "transformer" / "config.json")
+        raise ConfigError(f"patches of {_PATCH} latents are due", file=file, field="patch_size")
+    glyphs = load_glyph_encoder(model.path, device, torch_dtype)
+    return Denoise(transformer, glyphs, Schedules(model.path), fingerprint(model.path, _PARTS))
+
+
+def _dtype(name: str | None, device: torch.device) -> torch.dtype:
+    if name in (None, "auto"):
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, str(name))
+    return dtype
+
+
+@dataclass(slots=True)
+class LatentRow:
+    """One picture on its way.
+
+    latents       float32 [1, C, h, w]
+    condition     of the prompt
+    unconditional what guidance leads away from; None without guidance
+    schedule      its own steps
+    size          height and width in pixels
+    """
+
+    latents: torch.Tensor
+    condition: Condition
+    unconditional: Condition | None
+    schedule: Schedule
+    size: tuple[int, int]
+    parameters: DenoiseParameters
+    seed: int
+    steps_done: int = 0
+
+
+class Denoise:
+    """A ``ResumableModel``.
+
+    A prompt has a tensor ``token_ids`` int64 [h * w], values ``height`` and ``width`` in pixels, and ``glyph_texts``, a
+    list of texts.
+    """
+
+    def __init__(
+        self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules, fingerprint: str
+    ) -> None:
+        self._transformer = transformer
+        self._glyphs = glyphs
+        self._schedules = schedules
+        self._fingerprint = fingerprint
+        self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
+
+    def check(self, prompt: DiffusionPrompt) -> Cost:
+        """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
+        request = _Request.of(prompt, self._transformer.codebook)
+        tokens = request.patches + self._glyphs.most_tokens(request.glyph_texts)
+        if request.parameters.guidance_scale > 1:
+            tokens += request.patches + 1
+        return Cost(tokens, request.parameters.steps, request.size)
+
+    def begin(self, prompt: DiffusionPrompt) -> LatentRow:
+        """Return the row of a prompt, with noise in the place of latents.
+
+        The noise is drawn on the CPU in float32, so that it depends on the seed alone. In float32 it is what Diffusers
+        draws from a CPU generator of this seed.
+        """
+        request = _Request.of(prompt, self._transformer.codebook)
+        height, width = request.size
+        generator = torch.Generator().manual_seed(prompt.seed)
+        noise = torch.randn(1, self._transformer.channels, height // _LATENT, width // _LATENT, generator=generator)
+        condition = self._transformer.condition(
+            self._glyphs.encode(request.glyph_texts), request.patch_tokens(), request.patches
+        )
+        unconditional = None
+        if request.parameters.guidance_scale > 1:
+            unconditional = self._transformer.condition(self._glyphs.without_text, None, request.patches)
+        return LatentRow(
+            noise.to(self._transformer.device, self._transformer.dtype).float(),
+            condition,
+            unconditional,
+            self._schedules.of(request.patches, request.parameters.steps),
+            request.size,
+            request.parameters,
+            prompt.seed,
+        )
+
+    def step(self, rows: Sequence[LatentRow]) -> None:
+        """Take one step of each row by Euler's method, all in one forward pass unless their texts differ much in length.
+
+        A row that is alone takes its two passes one after the other: so its latents are those of Diffusers bit for bit,
+        and a large picture needs less memory.
+        """
+        passes = [
+            _Pass(number, row, condition, guided)
+            for number, row in enumerate(rows)
+            for condition, guided in ((row.condition, True), (row.unconditional, False))
+            if condition is not None
+        ]
+        velocities: dict[tuple[int, bool], torch.Tensor] = {}
+        for run in _runs(passes) if len(rows) > 1 else [[each] for each in passes]:
+            for each, velocity in zip(run, self._velocities(run).split(1), strict=True):
+                velocities[each.row_number, each.guided] = velocity
+        latents = []
+        for number, row in enumerate(rows):
+            velocity = velocities[number, True]
+            if row.unconditional is not None:
+                unguided = velocities[number, False]
+                velocity = unguided + row.parameters.guidance_scale * (velocity - unguided)
+            sigma, sigma_next = row.schedule.sigmas[row.steps_done : row.steps_done + 2]
+            latents.append(row.latents + (sigma_next - sigma) * velocity)
+        for row, each in zip(rows, latents, strict=True):
+            row.latents = each
+            row.steps_done += 1
+
+    def _velocities(self, passes: Sequence[_Pass]) -> torch.Tensor:
+        rows = [each.row for each in passes]
+        times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
+        latents = torch.cat([row.latents for row in rows])
+        return self._transformer.velocities(latents, [each.condition for each in passes], times, rows[0].size)
+
+    def finish(self, rows: Sequence[LatentRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+        """Yield each row's ``latents`` float32 [C, h, w]."""
+        for number, row in enumerate(rows):
+            if wanted(number):
+                yield number, RowOutput({"latents": row.latents[0]})
+
+    def save(self, row: LatentRow) -> RowOutput:
+        """Return the row's ``latents`` float32 [C, h, w] as they are between two steps."""
+        latents = row.latents[0].to("cpu", copy=True)
+        return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self._origin(row)})
+
+    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> LatentRow:
+        """Return the row that was saved. Raises ModelError naming what does not fit."""
+        row, saved = self.begin(prompt), SavedRow(tensors, values)
+        saved.check(**self._origin(row))
+        latents = saved.tensor("latents", tuple(row.latents.shape[1:]), torch.float32)
+        row.latents = latents[None].to(self._transformer.device, copy=True)
+        row.steps_done = saved.steps_done(row.schedule.steps)
+        return row
+
+    def _origin(self, row: LatentRow) -> dict[str, Any]:
+        return {
+            "saved_by": _SAVED_BY,
+            "model": self._fingerprint,
+            "dtype": str(self._transformer.dtype),
+            "size": list(row.size),
+            "parameters": row.parameters.model_dump(mode="json"),
+            "seed": row.seed,
+        }
+
+
+class _Pass(NamedTuple):
+    """A row's way through the transformer in one step: with its prompt (guided), or without."""
+
+    row_number: int
+    row: LatentRow
+    condition: Condition
+    guided: bool
+
+
+def _runs(passes: Sequence[_Pass]) -> Iterable[Sequence[_Pass]]:
+    """Return the passes in runs, in each of which the longest has less than twice the tokens of the shortest.
+
+    Texts of a run are padded to the longest, so a long one must not have many short ones with it.
+    """
+    runs: dict[int, list[_Pass]] = {}
+    for each in passes:
+        tokens = each.condition.text.shape[1] + each.condition.prior.shape[1]
+        runs.setdefault(tokens.bit_length(), []).append(each)
+    return runs.values()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A prompt, checked."""
+
+    token_ids: torch.Tensor
+    size: tuple[int, int]
+    glyph_texts: list[str]
+    parameters: DenoiseParameters
+
+    @classmethod
+    def of(cls, prompt: DiffusionPrompt, codebook: int) -> _Request:
+        """Raise ModelError naming what is missing or wrong."""
+        if not isinstance(prompt.parameters, DenoiseParameters):
+            raise ModelError("these are not the parameters of a denoising", field="parameters")
+        size = (_side(prompt.values, "height"), _side(prompt.values, "width"))
+        texts = prompt.values.get("glyph_texts")
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ModelError("a list of texts is due", field="glyph_texts")
+        token_ids = prompt.tensors.get("token_ids")
+        due = (size[0] // PIXELS * (size[1] // PIXELS),)
+        if not isinstance(token_ids, torch.Tensor) or token_ids.dtype != torch.int64:
+            raise ModelError("int64 image tokens are due", field="token_ids")
+        if token_ids.shape != due:
+            raise ModelError(f"{list(token_ids.shape)} image tokens where {list(due)} are due", field="token_ids")
+        if bool(((token_ids < 0) | (token_ids >= codebook)).any()):
+            raise ModelError(f"an image token outside 0 … {codebook - 1}", field="token_ids")
+        return cls(token_ids, size, texts, prompt.parameters)
+
+    @property
+    def patches(self) -> int:
+        height, width = self.size
+        side = _PATCH * _LATENT
+        return (height // side) * (width // side)
+
+    def patch_tokens(self) -> torch.Tensor:
+        """Return the image token of each patch, int64 [patches]: a token stands for two rows and columns of them."""
+        height, width = self.size
+        grid = self.token_ids.view(height // PIXELS, width // PIXELS)
+        return grid.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
+
+
+def _side(values: Mapping[str, Any], name: str) -> int:
+    side = values.get(name)
+    if type(side) is not int or side % PIXELS or not SMALLEST <= side <= LARGEST:
+        raise ModelError(f"{side!r:.40} is no multiple of {PIXELS} from {SMALLEST} to {LARGEST}", field=name)
+    return side

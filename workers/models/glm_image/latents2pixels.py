@@ -1,0 +1,29 @@
+"""The input processor ``latents2pixels``: it makes the VAE's prompt of denoised latents."""
+
+from omni_jobs.errors import PayloadCorrupt
+from omni_jobs.pipelines.flows import FLOATS
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
+from workers.stages.types import StageInput
+
+
+class Latents2PixelsProcessor:
+    """Hands the latents on. Its name in a stage config is ``latents2pixels``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Note which stage denoises."""
+        self._denoise = next(name for name, flow in stage.inputs.items() if flow == "latents")
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt, of ``latents`` float [C, h, w]. Raise PayloadCorrupt naming what is missing or wrong."""
+        information = stage_input.upstream[self._denoise].additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information")
+        latents = information.tensor("latents", dtypes=FLOATS, rank=3)
+        if not latents.is_finite():
+            raise PayloadCorrupt(
+                "a latent is not finite", field="tensors.latents", key=information.key, stage=information.stage
+            )
+        return DiffusionPrompt({"latents": to_torch(latents)}, {}, stage_input.parameters, stage_input.seed)

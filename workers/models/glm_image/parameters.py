@@ -1,0 +1,43 @@
+"""What a job may set for the stages of GLM-Image."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from omni_jobs.pipelines.parameters import StageParameters
+from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
+
+
+def _on_grid(side: int) -> int:
+    if side % PIXELS:
+        lower = side - side % PIXELS
+        nearest = [each for each in (lower, lower + PIXELS) if SMALLEST <= each <= LARGEST]
+        raise ValueError(f"{side} is no multiple of {PIXELS}; the nearest are {' and '.join(map(str, nearest))}")
+    return side
+
+
+Side = Annotated[int, Field(ge=SMALLEST, le=LARGEST), AfterValidator(_on_grid)]
+"""Pixels."""
+
+
+class GenerateParameters(StageParameters):
+    """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
+
+    width: Annotated[Side, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
+    height: Annotated[Side, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
+    temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
+    top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
+
+
+class DenoiseParameters(StageParameters):
+    """Parameters of the stage that denoises the picture's latents."""
+
+    steps: Annotated[int, Field(ge=1, le=200)] = 50
+    guidance_scale: Annotated[
+        float, Field(ge=1, le=20, description="how far from a picture without the prompt; 1 halves a step's cost")
+    ] = 1.5
+
+
+class DecodeParameters(StageParameters):
+    """Parameters of the stage that decodes latents: none."""
