@@ -53,5 +53,6 @@ GLM_IMAGE = Family(
     },
     vllm_models={LANGUAGE_MODEL: f"{_HERE}.language_model:GlmImageLanguageModel"},
     checkpoint_files=("model_index.json", "vision_language_encoder/config.json", "transformer/config.json"),
+    diffusers_classes=frozenset({"GlmImagePipeline"}),
     tiny_checkpoint=f"{_HERE}.tiny_checkpoint",
 )

@@ -44,7 +44,7 @@ class GlmImagePromptRenderer:
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        return config.get("_class_name") == "GlmImagePipeline"  # model_index.json's
+        return False  # its checkpoints have a model_index.json, and no config.json
 
     def check(self, request: Mapping[str, Any]) -> None:
         self._tokenizer.check(_messages(request))

@@ -40,7 +40,7 @@ class QwenImagePromptRenderer:
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        return config.get("_class_name") == "QwenImagePipeline"
+        return False  # its checkpoints have a model_index.json, and no config.json
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for anything but one description, or a reserved token in it or the negative prompt."""
