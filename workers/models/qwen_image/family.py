@@ -6,6 +6,9 @@ _HERE = "workers.models.qwen_image"
 
 QWEN_IMAGE = Family(
     components={
+        "encode": ComponentDeclaration(
+            "pooling", produces=frozenset({"embeds"}), implementation=f"{_HERE}.encoder:ENCODER"
+        ),
         "denoise": ComponentDeclaration(
             "diffusion",
             produces=frozenset({"latents"}),

@@ -30,19 +30,6 @@ _Side = Annotated[
 ]
 
 
-class EncodeParameters(StageParameters):
-    """Parameters of the text encoder."""
-
-    negative_prompt: Annotated[
-        str | None,
-        Field(
-            max_length=16_384,
-            description="what the picture shall not show; null: no guidance, whatever the denoise stage's "
-            "true_cfg_scale is, which halves the work",
-        ),
-    ] = None
-
-
 class DenoiseParameters(StageParameters):
     """Parameters of the denoising, which solves an ODE from noise to latents by Euler's method."""
 

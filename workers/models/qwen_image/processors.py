@@ -11,10 +11,11 @@ from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
-from workers.models.qwen_image.parameters import DenoiseParameters, EncodeParameters
+from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
 from workers.models.qwen_image.template import PREFIX_TOKENS
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import to_torch
@@ -38,7 +39,7 @@ class DescribeProcessor:
     def __call__(self, stage_input: StageInput) -> PoolingPrompt:
         """Return the token ids of description and negative prompt. Raises InvalidRequest, and ModelError."""
         parameters = stage_input.parameters
-        if not isinstance(parameters, EncodeParameters):
+        if not isinstance(parameters, PoolingParameters):
             raise ModelError("describe makes input for Qwen-Image's text encoder", field="component")
         negative = parameters.negative_prompt
         return PoolingPrompt(
