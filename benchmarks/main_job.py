@@ -2,13 +2,14 @@
 
     python -m benchmarks.main_job --json FILE [--pipeline voice] [--model PATH] [--jobs 16] [--runs 5] [--quick]
 
-Measured from the first submit to the last WAV fetched, over HTTP; start-up and memory of each process beside it (PSS:
+Measured from the first submit to the last artifact fetched, over HTTP; start-up and memory of each process beside it (PSS:
 shared pages counted once), and the seconds of each stage from its start to its end, alone and in company.
 
 qwen2_5_omni   written prompts; without --model a tiny checkpoint with random weights is built, so that what is measured
                is the platform and not the model
 voice          spoken questions and spoken answers with real weights; without --model SmolLM2-135M-Instruct is fetched
                once
+qwen_image     pictures of 64 x 64 pixels in 20 steps; without --model a tiny checkpoint with random weights is built
 
 --quick measures the pipeline echo, which needs no model.
 """
@@ -38,6 +39,7 @@ from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
+from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
 from workers.offline import OmniLLM
 
 
@@ -100,8 +102,16 @@ VOICE = Work(
     checkpoint=lambda directory: smollm2_checkpoint(Console()),
     message=_spoken,
 )
+PICTURE = Work(
+    pipeline="qwen_image",
+    modalities=("image",),
+    artifacts=("image.png",),
+    stages={"denoise": {"width": 64, "height": 64, "steps": 20}},
+    model="qwen_image",
+    checkpoint=lambda directory: build_tiny_qwen_image(directory / "checkpoint"),
+)
 ECHO = Work(pipeline="echo", modalities=("text",), artifacts=())
-WORKS = {work.pipeline: work for work in (SPEECH, VOICE)}
+WORKS = {work.pipeline: work for work in (SPEECH, VOICE, PICTURE)}
 
 
 def main() -> None:

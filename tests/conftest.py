@@ -6,6 +6,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+collect_ignore = ["gpu"]  # scripts/gpu runs them
+
 pytest_plugins = [
     "tests.services.postgres",
     "tests.services.valkey",

@@ -1,11 +1,12 @@
 """The same question asked of pipelines of real models: on the embedded stack, few jobs, slow.
 
-``qwen2_5_omni`` has three engines and a tiny checkpoint. ``voice`` hears, thinks and speaks with real weights. The
-engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one of a few whose results
+``qwen2_5_omni`` has three engines and a tiny checkpoint, and so has ``qwen_image``, whose denoising goes on from
+snapshots. ``voice`` hears, thinks and speaks with real weights. The engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one of a few whose results
 were taken undisturbed at the start: whatever dies, the same comes out.
 """
 
 import argparse
+import io
 import json
 import os
 import random
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 from sqlalchemy import create_engine
 
@@ -51,8 +54,8 @@ KINDS = ("kill_worker", "kill_engine", "stop_worker_past_its_lease", "stop_worke
 class Subject:
     """A pipeline under faults. ``models``: where its checkpoints are, or are made in a directory.
 
-    ``bodies``: its jobs, the same every time. ``rounding``: by how much two samples of the same job may differ, of
-    32,767.
+    ``bodies``: its jobs, the same every time. ``rounding``: by how much two values of an artifact of the same job may
+    differ, samples of sound of 32,767 and colours of pictures of 255.
     """
 
     models: Callable[[Path], dict[str, Path]]
@@ -66,7 +69,7 @@ class _Asked:
 
     body: dict[str, Any]
     result: dict[str, Any]
-    sounds: dict[str, bytes]  # name → WAV
+    artifacts: dict[str, bytes]  # by name
 
 
 def run_real_models(options: argparse.Namespace) -> int:
@@ -187,7 +190,7 @@ class _Run:
         self._records.append(record)
         if job.result is None:
             raise RuntimeError(f"the undisturbed job is {job.status}: {job.error}")
-        return _Asked(body, job.result, {each.name: self._sound(job, each.name) for each in job.artifacts})
+        return _Asked(body, job.result, {each.name: self._artifact(job, each.name) for each in job.artifacts})
 
     def _enough(self) -> bool:
         return self._options.jobs is not None and len(self._records) >= self._options.jobs
@@ -215,14 +218,15 @@ class _Run:
                     self._violations.append(f"{job.id}: another result than the undisturbed one: {job.result}")
 
     def _is_as_undisturbed(self, job: JobView, asked: _Asked) -> bool:
-        """The same result and the same sound, to the rounding that another batch brings."""
-        if (job.result, {each.name for each in job.artifacts}) != (asked.result, set(asked.sounds)):
+        """The same result and the same artifacts, to the rounding that another batch brings."""
+        if (job.result, {each.name for each in job.artifacts}) != (asked.result, set(asked.artifacts)):
             return False
         return all(
-            _differ_by(self._sound(job, name), sound) <= self._subject.rounding for name, sound in asked.sounds.items()
+            _differ_by(self._artifact(job, name), artifact) <= self._subject.rounding
+            for name, artifact in asked.artifacts.items()
         )
 
-    def _sound(self, job: JobView, name: str) -> bytes:
+    def _artifact(self, job: JobView, name: str) -> bytes:
         return self._client.artifact(job.id, name)
 
     def _strike(self, kind: str) -> None:
@@ -262,9 +266,17 @@ def _engines_of(worker: int) -> list[int]:
 
 
 def _differ_by(one: bytes, other: bytes) -> int:
-    """The largest difference of two 16-bit WAVs' samples; that of full scale if their lengths differ."""
-    found = [np.frombuffer(data[WAV_HEADER_BYTES:], "<i2").astype(np.int32) for data in (one, other)]
-    return 1 << 16 if found[0].size != found[1].size else int(np.abs(found[0] - found[1]).max(initial=0))
+    """The largest difference of two 16-bit WAVs' samples or two pictures' colours; 65,536 if their sizes differ."""
+    found = [_values_of(data) for data in (one, other)]
+    return 1 << 16 if found[0].shape != found[1].shape else int(np.abs(found[0] - found[1]).max(initial=0))
+
+
+def _values_of(artifact: bytes) -> NDArray[np.int32]:
+    """The samples [S] of a WAV, the colours [H, W, 3] of a picture."""
+    if artifact.startswith(b"RIFF"):
+        return np.frombuffer(artifact[WAV_HEADER_BYTES:], "<i2").astype(np.int32)
+    with Image.open(io.BytesIO(artifact)) as picture:
+        return np.asarray(picture.convert("RGB"), dtype=np.int32)
 
 
 def _tiny_qwen2_5_omni(directory: Path) -> dict[str, Path]:
@@ -318,8 +330,33 @@ def _voice_bodies(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _tiny_qwen_image(directory: Path) -> dict[str, Path]:
+    from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
+
+    return {"qwen_image": build_tiny_checkpoint(directory / "checkpoint", seed=0)}
+
+
+def _qwen_image_bodies(directory: Path) -> list[dict[str, Any]]:
+    """Pictures of many steps, so that most faults strike while one is denoised."""
+    found = []
+    for number, (text, size, steps) in enumerate(
+        (("A lighthouse at dusk", 64, 400), ("雨后的街道", 96, 200), ("Bread on a table", 64, 800))
+    ):
+        body = {
+            "model": "qwen_image",
+            "messages": [{"role": "user", "content": text}],
+            "modalities": ["image"],
+            "seed": number,
+            "stages": {"denoise": {"width": size, "height": 64, "steps": steps}},
+        }
+        found.append(body)
+    return found
+
+
 PIPELINES = {
     # code2wav's samples differ by 1e-4 between batches.
     "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, _qwen2_5_omni_bodies, rounding=4),
+    # A row's last bits differ with its company, and a colour that lies between two values with them.
+    "qwen_image": Subject(_tiny_qwen_image, _qwen_image_bodies, rounding=1),
     "voice": Subject(_smollm2, _voice_bodies, rounding=0),
 }

@@ -1,0 +1,121 @@
+"""Qwen-Image's denoising on the tiny checkpoint in float32: a picture is the same in any company and on any device."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.conftest import Record
+from tests.gpu.rows import alone, caller, engine, run, synchronize
+from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
+from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import StepBudget
+from workers.stages.engine_args import OmniModelConfig
+
+WIDTH = 128  # of the tiny text encoder's rows
+ROUNDING = 1e-5  # of values of about 1
+
+
+def prompt(seed: int, *, steps: int, tokens: int = 9, scale: float = 4.0, side: int = 64) -> DiffusionPrompt:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"prompt_embeds": torch.randn(tokens, WIDTH, generator=generator)}
+    if scale > 1:
+        tensors["negative_prompt_embeds"] = torch.randn(5, WIDTH, generator=generator)
+    parameters = DenoiseParameters(width=side, height=64, steps=steps, true_cfg_scale=scale)
+    return DiffusionPrompt(tensors, {}, parameters, seed)
+
+
+MIXED = [
+    prompt(n, steps=4 + 3 * (n % 4), tokens=3 + 5 * (n % 3), scale=(1.0, 4.0, 7.5)[n % 3], side=64 if n % 4 else 96)
+    for n in range(12)
+]
+
+
+def load(checkpoint: Path, device: torch.device) -> Denoiser:
+    return load_denoiser(OmniModelConfig(checkpoint, "qwen_image", "denoise"), device, "float32")
+
+
+@pytest.fixture(scope="module")
+def model(qwen_image: Path, device: torch.device) -> Denoiser:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return load(qwen_image, device)
+
+
+def test_twelve_mixed_rows_equal_each_alone(model: Denoiser, record: Record) -> None:
+    together, each = run(model, MIXED), alone(model, MIXED)
+    differences = [
+        float((one.tensor("latents") - other.tensor("latents")).abs().max())
+        for one, other in zip(together, each, strict=True)
+    ]
+    record("12 mixed rows: largest difference from each alone", "", differences)
+    assert max(differences) <= ROUNDING
+
+
+def test_rows_equal_those_of_the_cpu(model: Denoiser, qwen_image: Path, record: Record) -> None:
+    cpu = load(qwen_image, torch.device("cpu"))
+    differences = [
+        float((one.tensor("latents") - other.tensor("latents")).abs().max())
+        for one, other in zip(alone(model, MIXED[:4]), alone(cpu, MIXED[:4]), strict=True)
+    ]
+    record("a row: largest difference from the CPU's", "", differences)
+    assert max(differences) <= 10 * ROUNDING
+
+
+def test_a_row_goes_on_from_a_snapshot_of_the_cpu(model: Denoiser, qwen_image: Path, record: Record) -> None:
+    """In float32; in another dtype it is refused."""
+    cpu = load(qwen_image, torch.device("cpu"))
+    whole = prompt(3, steps=20)
+    with torch.inference_mode():
+        begun = cpu.begin(whole)
+        for _ in range(11):
+            cpu.step([begun])
+        saved = cpu.save(begun)
+        resumed = model.resume(whole, saved.tensors, saved.values)
+        for _ in range(9):
+            model.step([resumed])
+    (reference,) = alone(cpu, [whole])
+    difference = float((resumed.latents.cpu() - reference.tensor("latents")).abs().max())
+    record("a row begun on the CPU: largest difference at its end", "", [difference])
+    assert difference <= 10 * ROUNDING
+
+
+def test_a_cancelled_row_leaves_within_a_second(model: Denoiser, device: torch.device, record: Record) -> None:
+    """Steps are enqueued ahead of a GPU, but only a few."""
+    seconds = []
+    for seed in range(5):
+        runner, cancelled = engine(model), caller(model, prompt(seed, steps=200))
+        runner.add(cancelled)
+        thread = threading.Thread(target=lambda runner=runner: [None for _ in iter(runner.execute_model, False)])
+        thread.start()
+        assert cancelled.under_way.wait(60)
+        begin = time.perf_counter()
+        cancelled.leave()
+        thread.join(60)
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+        assert cancelled.steps_done < 200
+    record("cancel → device free", "s", seconds)
+    assert max(seconds) < 1
+
+
+def test_what_lacks_memory_together_runs_in_smaller_steps(model: Denoiser, device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("a CPU's allocator has no limit of its own")
+    prompts = [prompt(n, steps=3, side=1024) for n in range(48)]
+    reference = run(model, prompts[:2])
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated(device) + (256 << 20)) / total, device)
+    try:
+        budget = StepBudget(1 << 30, 64)
+        found = run(model, prompts, budget)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert budget.units < budget.max_units, "the limit was none"
+    for one, other in zip(found, reference, strict=False):
+        assert float((one.tensor("latents") - other.tensor("latents")).abs().max()) <= ROUNDING
+    assert all(each.tensor("latents").isfinite().all() for each in found)
