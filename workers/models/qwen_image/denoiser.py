@@ -253,7 +253,8 @@ class Denoiser:
         scales = torch.tensor([row.scale for row in rows], device=self.device)[:, None, None]
         combined = negative + (scales * (plain - negative).float()).to(self.dtype)
         lengths = [torch.norm(each, dim=-1, keepdim=True) for each in (plain, combined)]
-        return combined * (lengths[0] / lengths[1])
+        guided: torch.Tensor = combined * (lengths[0] / lengths[1])
+        return guided
 
 
 def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
