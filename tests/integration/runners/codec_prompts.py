@@ -102,13 +102,12 @@ def run_together(
     """Run prompts in one engine, each from the tick that ``arrives`` says (0) to its own step of ``leaves_after``."""
     code2wav = Code2Wav(model)
     runner = GPUDiffusionModelRunner(code2wav, model.device, budget or StepBudget(code2wav.max_batch_cost, 8))
-    rows = [
-        Row(prompt, code2wav.check(prompt), (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)
-    ]
-    coming = sorted(range(len(rows)), key=lambda n: (arrives or {}).get(n, 0))
+    leaves_after, arrives = leaves_after or {}, arrives or {}
+    rows = [Row(prompt, code2wav.check(prompt), leaves_after.get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
+    coming = sorted(range(len(rows)), key=lambda n: arrives.get(n, 0))
     tick, busy = 0, True
     while busy or coming:
-        while coming and (arrives or {}).get(coming[0], 0) <= tick:
+        while coming and arrives.get(coming[0], 0) <= tick:
             runner.add(rows[coming.pop(0)])
         busy = runner.execute_model()
         tick += 1

@@ -44,6 +44,23 @@ class CodecRequest:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """The transformer's inputs besides the noisy mel, which do not change over time: [T, …], or [1, …] of all frames.
+
+    They are expanded in a forward alone, because a row keeps them for as long as it is under way.
+    """
+
+    voice: torch.Tensor
+    codes: torch.Tensor
+    speaker: torch.Tensor
+
+    def inputs(self, mel: torch.Tensor) -> torch.Tensor:
+        """Return the transformer's inputs [T, C] for a noisy mel [T, mel]."""
+        parts = (self.voice, self.codes, self.speaker)
+        return torch.cat([mel, *(part.expand(len(mel), -1) for part in parts)], dim=-1)
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class MelRow:
     """One request under way. Implements ``DiffusionRow``.
@@ -54,15 +71,14 @@ class MelRow:
 
     parameters: OdeParameters
     seed: int
-    conditions: torch.Tensor  # [G, T, C]: the transformer's inputs besides the noisy mel
+    lanes: Sequence[_Lane]
     mel: torch.Tensor  # float32 [T, mel] on the model's device; noise until the steps are taken
     steps_done: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
         """(G, T)."""
-        lanes, frames, _ = self.conditions.shape
-        return lanes, frames
+        return len(self.lanes), len(self.mel)
 
     def begin_step(self) -> SolverStep:
         """Return the row's next step, which changes nothing of the row."""
@@ -71,7 +87,7 @@ class MelRow:
 
     def guide(self, prediction: torch.Tensor) -> torch.Tensor:
         """Return the velocity [T, mel] of the prediction [G x T, mel] of its lanes."""
-        if len(self.conditions) == 1:
+        if len(self.lanes) == 1:
             return prediction
         guided, unguided = prediction.chunk(2)
         return guided + (guided - unguided) * self.parameters.guidance_scale
@@ -96,12 +112,23 @@ class Denoiser:
         # Drawn on the CPU, so that it depends on the seed alone.
         noise = torch.randn(frames, self._dit.mel_dim, generator=torch.Generator().manual_seed(request.seed))
         guided = parameters.guidance_scale >= _NO_GUIDANCE
-        conditions = self._condition(request.codes.to(self._device), speaker, guided=guided)
-        return MelRow(parameters, request.seed, conditions, noise.to(self._device))
+        lanes = self._lanes(request.codes.to(self._device), speaker, guided=guided)
+        return MelRow(parameters, request.seed, lanes, noise.to(self._device))
 
     @torch.inference_mode()
     def step(self, rows: Sequence[MelRow]) -> None:
-        """Take one step of each row's solver. If it raises, no row has advanced."""
+        """Take one step of each row's solver. If it raises, no row has advanced, and nothing is kept of the try."""
+        try:
+            mels = self._solve(rows)
+        except Exception:
+            self._packings.clear()  # memory may lack
+            raise
+        for row, mel in zip(rows, mels, strict=True):
+            row.mel = mel
+            row.steps_done += 1
+
+    def _solve(self, rows: Sequence[MelRow]) -> list[torch.Tensor]:
+        """Return each row's mel after its next step."""
         steps = [row.begin_step() for row in rows]
         asked = {number: next(step) for number, step in enumerate(steps)}
         mels: dict[int, torch.Tensor] = {}
@@ -113,25 +140,15 @@ class Denoiser:
                     asked[number] = steps[number].send(velocity)
                 except StopIteration as end:
                     mels[number] = end.value
-        for number, row in enumerate(rows):
-            row.mel = mels[number]
-            row.steps_done += 1
+        return [mels[number] for number in range(len(rows))]
 
-    def _condition(self, codes: torch.Tensor, speaker: Speaker, *, guided: bool) -> torch.Tensor:
-        """Return the transformer's inputs for one row's T frames besides the noisy mel, [G, T, C].
-
-        They do not change over time.
-        """
-        inputs = [(speaker.encoded[:1], self._dit.text_embed(codes[None])[0], speaker.conditioning)]
+    def _lanes(self, codes: torch.Tensor, speaker: Speaker, *, guided: bool) -> list[_Lane]:
+        embed = self._dit.text_embed
+        lanes = [_Lane(speaker.encoded[:1], embed(codes[None])[0], speaker.conditioning)]
         if guided:
             silence = torch.zeros_like(speaker.conditioning)
-            inputs.append((speaker.encoded[1:], self._dit.text_embed(codes[None], drop_code=True)[0], silence))
-        return torch.stack(
-            [
-                torch.cat([voice.expand(len(embeds), -1), embeds, spoken.expand(len(embeds), -1)], dim=-1)
-                for voice, embeds, spoken in inputs
-            ]
-        )
+            lanes.append(_Lane(speaker.encoded[1:], embed(codes[None, :1], drop_code=True)[0, :1], silence))
+        return lanes
 
     def _velocities(self, rows: Sequence[MelRow], evaluations: Sequence[Evaluation]) -> list[torch.Tensor]:
         """Return the velocity [T, mel] of each row's (time, state), in one forward."""
@@ -139,12 +156,8 @@ class Denoiser:
         packing = self._packing(rows)
         times = torch.stack([time for time, _ in evaluations]).to(self._device)
         time_embeds = dit.time_embed(times)  # [R, E]
-        inputs = torch.cat(
-            [
-                torch.cat([state.expand(len(row.conditions), -1, -1), row.conditions], dim=-1).flatten(0, 1)
-                for row, (_, state) in zip(rows, evaluations, strict=True)
-            ]
-        )
+        states = zip(rows, (state for _, state in evaluations), strict=True)
+        inputs = torch.cat([lane.inputs(state) for row, state in states for lane in row.lanes])
         hidden = dit.input_embed.proj(inputs)  # [F, E]
         for layer in dit.transformer_blocks:
             hidden = _layer(layer, hidden, time_embeds, packing)

@@ -51,14 +51,13 @@ class DiffusionRunner:
         """
         if not isinstance(prompt, DiffusionPrompt):
             raise ModelError(f"a diffusion stage takes no {type(prompt).__name__}", field="kind", stage=self._stage)
-        model_runner = self._worker.model_runner
-        cost = model_runner.model.check(prompt)
+        cost = self._worker.model_runner.model.check(prompt)
         async with self._room:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
             entry = _Entry(self, prompt, cost, progress)
             self._entries.add(entry)
-            model_runner.add(entry)
+            self._worker.model_runner.add(entry)
             self._added.set()
             try:
                 return await entry.outcome

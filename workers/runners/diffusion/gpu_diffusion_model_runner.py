@@ -9,6 +9,7 @@ attention metadata. The name follows vLLM's family of model runners; the code is
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -112,7 +113,7 @@ class GPUDiffusionModelRunner:
         """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
         if self._device.type != "cuda":
             return
-        end = torch.cuda.Event(blocking=True)
+        end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         end.record(torch.cuda.current_stream(self._device))
         self._enqueued.append(end)
         if len(self._enqueued) > _STEPS_AHEAD:
@@ -138,6 +139,8 @@ class GPUDiffusionModelRunner:
         """
         if len(rows) > 1:
             logger.warning("%d rows failed together, trying each alone: %s", len(rows), error)
+        for row in rows:
+            row.release()
         failed = False
         for row in rows:
             failure = self._try(call, [row]) if len(rows) > 1 else error
@@ -180,6 +183,11 @@ class _Row:
         if self.under_way is None:
             self.under_way = model.begin(self.caller.prompt)
 
+    def release(self) -> None:
+        """Free its memory if no step is lost by that, so that others may have it until it begins again."""
+        if self.under_way is not None and self.under_way.steps_done == 0:
+            self.under_way = None
+
     def report(self) -> None:
         self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1)
 
@@ -207,7 +215,8 @@ def _stage_error(error: Exception) -> StageError:
         return OutOfMemory(f"no memory for this step: {error}")
     if isinstance(error, torch.AcceleratorError):
         raise EngineDead(f"the device failed: {error}") from error
-    logger.warning("the model failed", exc_info=error)
+    # As text, because a log record may be kept, and the traceback holds the step's tensors.
+    logger.warning("the model failed:\n%s", "".join(traceback.format_exception(error)))
     return ModelError(f"the model failed: {error if isinstance(error, RuntimeError) else repr(error)}")
 
 

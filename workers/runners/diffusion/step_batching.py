@@ -1,7 +1,8 @@
 """``StepBatching``: the policy that chooses the rows of a diffusion engine's next step. It does nothing else.
 
-Two rows lead the steps. The **quickest** has the least work left, so a short job that comes while long ones run ends
-soon. The **oldest** came first, so none waits for ever. A step that holds both needs no turns. Where they do not fit
+Two rows lead the steps. The **quickest** has the least product of its work left and its work in all, so a short job
+that comes while long ones run ends soon, even beside one of them that is nearly done: each waits in proportion to its
+size. The **oldest** came first, so none waits for ever. A step that holds both needs no turns. Where they do not fit
 into one step, the quickest leads while the units of its steps are within twice those that a step of the oldest takes,
 and then the oldest leads one.
 
@@ -57,7 +58,7 @@ class StepBatching:
         if not rows:
             return []
         oldest = rows[0]
-        quickest = min(rows, key=_work_left)
+        quickest = min(rows, key=_slowness)
         step = self._fill(quickest, oldest, rows)
         if oldest in step:
             self._owed = 0
@@ -87,5 +88,5 @@ class StepBatching:
         return max(sum(row.cost.units for row in step), self._budget.units // _LEAST_PART)
 
 
-def _work_left(row: SteppingRow) -> int:
-    return row.steps_left * row.cost.units
+def _slowness(row: SteppingRow) -> int:
+    return row.steps_left * row.cost.units * row.cost.steps * row.cost.units

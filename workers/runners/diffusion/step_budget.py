@@ -1,4 +1,4 @@
-"""``StepBudget``: how much one step of a diffusion engine may take. It shrinks when memory lacks, and slowly recovers."""
+"""``StepBudget``: how much one step of a diffusion engine may take; it shrinks when memory lacks, and recovers."""
 
 _STEPS_UNTIL_GROWTH = 64  # after a lack of memory; so that trying costs little when there is no more room
 
