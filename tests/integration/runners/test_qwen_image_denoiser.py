@@ -17,6 +17,7 @@ from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import Size
 from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.preview import Colours, load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -252,6 +253,38 @@ def test_another_checkpoint_or_dtype_does_not_take_a_snapshot(
 def test_it_is_resumable_and_shows_previews(model: Denoiser) -> None:
     assert isinstance(model, ResumableModel)
     assert isinstance(model, PreviewingModel)
+
+
+def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: Denoiser) -> None:
+    loads = list[int]()
+
+    def load_once() -> Colours:
+        loads.append(1)
+        return load_colours(checkpoint, CPU)
+
+    other = Denoiser(model._transformer, model._schedules, "identity", load_once)
+    row = after(other, prompt(), 3)
+    other.save(row)
+    assert loads == []
+    with torch.inference_mode():
+        early = other.preview(row)
+        other.step([row])
+        last = other.preview(row)
+    assert loads == [1]
+    assert (early.dtype, early.shape) == (torch.uint8, (48 // 8, 64 // 8, 3))
+    assert torch.equal(last, load_colours(checkpoint, CPU).picture(row.latents, row.size))
+
+
+def test_an_early_preview_is_nearer_to_the_end_than_the_noise_is(model: Denoiser) -> None:
+    """Because it shows where the row would end if it went straight on."""
+    with torch.inference_mode():
+        row = model.begin(prompt(steps=20))
+        previews = [model.preview(row).float()]
+        for _ in range(20):
+            model.step([row])
+            previews.append(model.preview(row).float())
+    distances = [(each - previews[-1]).abs().mean() for each in previews]
+    assert distances[10] < 0.5 * distances[0]
 
 
 # Bad input

@@ -92,7 +92,7 @@ async def test_twelve_mixed_rows_with_cancels_and_a_lack_of_memory(denoise: Diff
     outputs = await asyncio.gather(*map(late, range(15)))
     hook.remove()
     assert max(sizes) > 1
-    assert failures[0] == 2
+    assert failures[0] > 0
     for number, (output, expected) in enumerate(zip(outputs, alone, strict=True)):
         if number in cancelled and isinstance(output, asyncio.CancelledError):
             continue
