@@ -1,7 +1,8 @@
 # syntax=docker/dockerfile:1
 # Two images from one wheel:
 #   docker build --target api .      control plane: API, rescuer, migrations, CLI; without torch
-#   docker build --target worker .   a stage's worker, with vLLM's CUDA build
+#   docker build --target worker .   a stage's worker, with vLLM's CUDA build and the extra pictures; voice and upscale,
+#                                    whose stages need no GPU, are in neither image
 # All packages come from a lock. Their layer stays cached when only the code changes.
 # The locks are made for Debian 12's glibc and Python 3.11 or 3.12: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm
 # To pin the base image by digest, pull it and set PYTHON_IMAGE=python@sha256:…

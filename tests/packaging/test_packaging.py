@@ -26,7 +26,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTRAS = {"core": [], "worker-cpu-dev": ["worker-cpu", "gguf", "dev"], "worker-cuda": ["worker-cuda"]}
+EXTRAS = {"core": [], "worker-cpu-dev": ["worker-cpu", "gguf", "dev"], "worker-cuda": ["worker-cuda", "pictures"]}
 
 
 def pins(lock: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Viewer
 from omni_jobs.api.request_parameters import JobId
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.shown_types import SHOWN_TYPES
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
 from omni_jobs.jobs import StoredArtifact
 
@@ -18,12 +19,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
-_SHOWN_TYPES = {
-    *("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "audio/aac"),
-    *("image/png", "image/jpeg", "image/webp"),
-    *("video/mp4", "video/webm"),
-}
-"""The media types that a browser may show, because nothing in them runs. Any other leaves as bytes to be saved."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -52,7 +47,7 @@ def get_artifact(
     """
     artifact = _find(services, job_id, name, caller.sees)
     ref = artifact.ref
-    is_shown = artifact.media_type in _SHOWN_TYPES
+    is_shown = artifact.media_type in SHOWN_TYPES
     headers = {
         "ETag": f'"{ref.digest}"',
         "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{artifact.name}"',

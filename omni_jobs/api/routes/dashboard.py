@@ -15,12 +15,15 @@ from pydantic import BaseModel
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import COOKIE, Reader, Viewer
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.shown_types import SHOWN_TYPES
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.tenants.caller import Caller, Scope
-from omni_jobs.views import ErrorView, StageRunView, WaitingView, WarningView, WorkerView
+from omni_jobs.views import ArtifactView, ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
 router = APIRouter(tags=["status"])
+
+_LARGEST_PICTURE_BYTES = 16 << 20  # the page has those of many jobs
 
 
 class StageLoad(BaseModel):
@@ -49,6 +52,7 @@ class RecentJob(BaseModel):
     waiting: WaitingView | None
     warnings: list[WarningView]
     artifacts: list[str]  # their URLs
+    pictures: list[str]  # the URLs of those artifacts that the page shows
     error: ErrorView | None
 
 
@@ -105,6 +109,7 @@ def _status(services: Services, caller: Caller) -> Status:
             # without the text and the preview of a stage's progress, which may be long
             **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text", "picture"}}}}),
             artifacts=[artifact.url for artifact in job.artifacts],
+            pictures=[artifact.url for artifact in job.artifacts if _is_picture(artifact)],
         )
         for job in services.newest_jobs(caller.sees).get().jobs
     ]
@@ -117,6 +122,12 @@ def _status(services: Services, caller: Caller) -> Status:
         recent=recent,
         has_session=services.callers.auth == "keys",
     )
+
+
+def _is_picture(artifact: ArtifactView) -> bool:
+    """Return whether the page shows an artifact: as all pictures in which nothing runs, unless it is very large."""
+    is_image = artifact.media_type.startswith("image/") and artifact.media_type in SHOWN_TYPES
+    return is_image and artifact.bytes <= _LARGEST_PICTURE_BYTES
 
 
 @router.post("/v1/session", status_code=204, response_class=Response, responses=errors(401, 403, 503))
@@ -151,11 +162,15 @@ def page() -> Response:
 
 @lru_cache(maxsize=1)
 def _page() -> tuple[bytes, str]:
-    """Return the page, and a Content-Security-Policy that allows its own script and style and nothing else."""
+    """Return the page, and a Content-Security-Policy.
+
+    It allows the page's own script and style, and this server's answers and pictures.
+    """
     html = files("omni_jobs.api.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
     script, style = (_hash_of(tag, html) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+        "img-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html.encode(), policy

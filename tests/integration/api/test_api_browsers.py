@@ -14,10 +14,13 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from omni_jobs.database.database import Database
+from omni_jobs.jobs import Completion, NewWorker, StoredArtifact
 from omni_jobs.settings import Settings
+from omni_jobs.storage.keys import artifact_key
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
+from tests.oracles import samples
 from tests.services import missing
 
 ROOT = Path(__file__).parents[3]
@@ -230,6 +233,83 @@ def test_the_servers_own_page_works(api: ApiServer, page: Page) -> None:
         ECHO,
     )
     assert status == 202
+
+
+def drawn(api: ApiServer, **files: tuple[str, bytes]) -> str:
+    """Return a job whose first stage has left these files, names without their suffixes, as a worker leaves them."""
+    job_id = str(api.http.post("/v1/jobs", json=ECHO).json()["id"])
+    jobs, echo = api.services.jobs, api.services.pipelines["echo"]
+    jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0)
+    [claim] = jobs.claim("w", 5).claims
+    artifacts = []
+    for name, (media_type, data) in files.items():
+        full = f"{name}.{media_type.partition('/')[2].removesuffix('+xml')}"
+        ref = api.services.store.put(artifact_key(job_id, "first", 1, full), [data], media_type=media_type)
+        artifacts.append(StoredArtifact(full, media_type, ref))
+    made = Completion(
+        claim.stage_run_id, claim.attempt, "w", inline_payload=b"x", payload_bytes=1, artifacts=artifacts, result={}
+    )
+    assert jobs.complete([made])[0].won
+    return job_id
+
+
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><script>document.title = 'run'</script></svg>"
+
+
+def test_the_status_page_shows_a_jobs_pictures(api: ApiServer, page: Page) -> None:
+    png, webp = samples.image(96, 64), samples.image(40, 80, format="WEBP")
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    loads: list[str] = []
+    page.on("request", lambda request: loads.append(request.url) if request.resource_type == "image" else None)
+    job = drawn(
+        api,
+        large=("image/png", png),
+        small=("image/webp", webp),
+        drawing=("image/svg+xml", SVG),
+        sound=("audio/wav", b"RIFF"),
+        broken=("image/jpeg", b"no picture"),
+    )
+    page.goto(f"http://localhost:{api.port}/")
+    first, second = page.get_by_alt_text(f"large.png of {job}"), page.get_by_alt_text(f"small.webp of {job}")
+    expect(first).to_have_js_property("naturalWidth", 96)
+    expect(first).to_have_js_property("naturalHeight", 64)
+    expect(second).to_have_js_property("naturalWidth", 40)
+    expect(second).to_be_visible()
+    expect(page.get_by_alt_text(f"broken.jpeg of {job}")).to_be_hidden()
+    assert page.locator("img").count() == 3
+    for name in ("large.png", "small.webp", "drawing.svg", "sound.wav", "broken.jpeg"):
+        expect(page.get_by_role("link", name=name)).to_be_visible()
+    first.evaluate("(picture) => picture.dataset.seen = 'yes'")
+    note = page.get_by_role("status").inner_text()
+    expect(page.get_by_role("status")).not_to_have_text(note)  # the page was drawn anew
+    expect(first).to_have_attribute("data-seen", "yes")
+    assert len(loads) == 3
+    assert [text for text in told if "Content Security Policy" in text] == []
+    first.click()
+    page.wait_for_url(f"**/v1/jobs/{job}/artifacts/large.png")
+
+
+def test_a_picture_of_another_site_stays_out_of_the_status_page(api: ApiServer, evil: int, page: Page) -> None:
+    page.goto(f"http://localhost:{api.port}/")
+    refused = page.evaluate(
+        """(url) => new Promise((done) => {
+            document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+            const picture = document.createElement("img");
+            picture.src = url;
+            document.body.append(picture);
+        })""",
+        f"http://localhost:{evil}/picture.png",
+    )
+    assert refused == "img-src"
+
+
+def test_a_very_large_picture_is_linked_alone(api: ApiServer) -> None:
+    job = drawn(api, huge=("image/png", bytes((16 << 20) + 1)), small=("image/png", samples.image()))
+    [recent] = api.http.get("/v1/status").json()["recent"]
+    base = f"/v1/jobs/{job}/artifacts"
+    assert sorted(recent["artifacts"]) == [f"{base}/huge.png", f"{base}/small.png"]
+    assert recent["pictures"] == [f"{base}/small.png"]
 
 
 def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Settings, page: Page) -> None:

@@ -13,12 +13,15 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from omni_jobs.errors import ConfigError
 from workers.models.upscale.networks import SCALE, NetworkName
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _WIDTH = 16  # channels between the convolutions
 _OUTPUTS = 3 * SCALE * SCALE
@@ -63,16 +66,21 @@ def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
 
 
 def _weights(draw: np.random.Generator) -> bytes:
-    parts = [
-        _FLOAT32,
-        draw.normal(0, 0.2, (_WIDTH, 3, 3, 3)),
-        np.zeros(_WIDTH),
-        np.full(_WIDTH, 0.25),  # slopes
-        _FLOAT32,
-        draw.normal(0, 0.02, (_OUTPUTS, _WIDTH, 3, 3)),
-        np.zeros(_OUTPUTS),
-    ]
-    return b"".join(part if isinstance(part, bytes) else part.astype("<f4").tobytes() for part in parts)
+    return b"".join(
+        [
+            _FLOAT32,
+            _bytes(draw.normal(0, 0.2, (_WIDTH, 3, 3, 3))),
+            _bytes(np.zeros(_WIDTH)),
+            _bytes(np.full(_WIDTH, 0.25)),  # slopes
+            _FLOAT32,
+            _bytes(draw.normal(0, 0.02, (_OUTPUTS, _WIDTH, 3, 3))),
+            _bytes(np.zeros(_OUTPUTS)),
+        ]
+    )
+
+
+def _bytes(values: NDArray[Any]) -> bytes:
+    return values.astype("<f4").tobytes()
 
 
 def main() -> None:
