@@ -1,6 +1,6 @@
 """Prompts for code2wav, and what its runners start with, on the tiny checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
+from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
@@ -59,20 +61,26 @@ def nothing(_: Progress) -> None:
 
 
 class Row:
-    """A row of a batch that keeps its result; after ``leaves_after`` steps it is no longer wanted."""
+    """A row's caller that keeps the result; after ``leaves_after`` steps it is no longer wanted."""
 
-    def __init__(self, prompt: DiffusionPrompt, leaves_after: int = 1 << 30) -> None:
+    def __init__(self, prompt: DiffusionPrompt, cost: Cost, leaves_after: int = 1 << 30) -> None:
         self.prompt = prompt
-        self.done = 0
+        self.cost = cost
+        self.seen: list[int] = []  # steps done, as they were reported
         self.result: OmniModelRunnerOutput | StageError | None = None
         self._leaves_after = leaves_after
+
+    @property
+    def done(self) -> int:
+        return self.seen[-1] if self.seen else 0
 
     @property
     def wanted(self) -> bool:
         return self.result is None and self.done < self._leaves_after
 
     def report(self, done: int, total: int) -> None:
-        self.done = done
+        assert total == self.cost.steps + 1
+        self.seen.append(done)
 
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         assert self.result is None
@@ -83,10 +91,24 @@ class Row:
         return waveform(self.result)
 
 
-def run_batch(
-    model: Token2Wav, prompts: Sequence[DiffusionPrompt], leaves_after: dict[int, int] | None = None
+def run_together(
+    model: Token2Wav,
+    prompts: Sequence[DiffusionPrompt],
+    leaves_after: Mapping[int, int] | None = None,
+    *,
+    arrives: Mapping[int, int] | None = None,
+    budget: StepBudget | None = None,
 ) -> list[Row]:
-    """Run a batch whose rows of ``leaves_after`` are no longer wanted after so many steps."""
-    rows = [Row(prompt, (leaves_after or {}).get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
-    GPUDiffusionModelRunner(Code2Wav(model), model.device).execute_model(rows)
+    """Run prompts in one engine, each from the tick that ``arrives`` says (0) to its own step of ``leaves_after``."""
+    code2wav = Code2Wav(model)
+    runner = GPUDiffusionModelRunner(code2wav, model.device, budget or StepBudget(code2wav.max_batch_cost, 8))
+    leaves_after, arrives = leaves_after or {}, arrives or {}
+    rows = [Row(prompt, code2wav.check(prompt), leaves_after.get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
+    coming = sorted(range(len(rows)), key=lambda n: arrives.get(n, 0))
+    tick, busy = 0, True
+    while busy or coming:
+        while coming and arrives.get(coming[0], 0) <= tick:
+            runner.add(rows[coming.pop(0)])
+        busy = runner.execute_model()
+        tick += 1
     return rows

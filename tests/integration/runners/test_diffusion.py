@@ -1,4 +1,4 @@
-"""code2wav on its own engine: Transformers' waveform, whatever else is in the batch."""
+"""code2wav on its own engine: Transformers' waveform, in whatever company."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from tests.integration.runners.codec_prompts import (
     codec_request,
     nothing,
     prompt,
-    run_batch,
+    run_together,
     waveform,
 )
 from tests.oracles.reference import Reference, seeded_randn
-from workers.models.qwen2_5_omni.denoising import Denoising
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters, OdeSolver
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.runners.diffusion.diffusion_runner import Batching, DiffusionRunner
-from workers.runners.diffusion.model import Cost
+from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.runner import ProgressSink
+from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 LENGTHS = (7, 50, 33, 64, 50)
 VOICES = ("Chelsie", "Ethan", "Chelsie", "Chelsie", "Ethan")
@@ -48,25 +47,24 @@ def ragged(parameters: OdeParameters) -> list[DiffusionPrompt]:
 
 
 class Gate:
-    """Holds the engine's thread at a denoising step, and says when it is there."""
+    """Holds the engine's thread before the step of that number, and says when it is there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at_step: int = 1) -> None:
         self.loop = asyncio.get_running_loop()
         self.reached = asyncio.Event()
-        self.batches: list[int] = []
+        self.steps: list[list[int]] = []  # of each step the frames of its rows
         self._open = threading.Event()
-        step = Denoising.step
+        step = Denoiser.step
 
-        def held(denoising: Denoising) -> None:
-            if denoising.steps_done == 0:
-                self.batches.append(len(denoising.mels()))
-            if denoising.steps_done == at_step:
+        def held(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+            if len(self.steps) == at_step:
                 self.loop.call_soon_threadsafe(self.reached.set)
                 if not self._open.wait(60):
                     raise TimeoutError("nobody opened the gate")
-            step(denoising)
+            self.steps.append([len(row.mel) for row in rows])
+            step(denoiser, rows)
 
-        monkeypatch.setattr(Denoising, "step", held)
+        monkeypatch.setattr(Denoiser, "step", held)
 
     def open(self) -> None:
         self._open.set()
@@ -126,7 +124,7 @@ def test_one_request_is_transformers_own(
     model: Token2Wav, reference: Reference, parameters: OdeParameters, voice: str
 ) -> None:
     wanted = prompt(31, voice=voice, seed=2**63 - 1, parameters=parameters)
-    ours = run_batch(model, [wanted])[0].waveform()
+    ours = run_together(model, [wanted])[0].waveform()
     assert ours.dtype == torch.float32
     assert ours.shape == (31 * 480,)
     assert ours.std() > 0.01
@@ -138,9 +136,9 @@ def test_five_lengths_at_once_equal_one_by_one(
     model: Token2Wav, reference: Reference, parameters: OdeParameters
 ) -> None:
     prompts = ragged(parameters)
-    together = run_batch(model, prompts)
+    together = run_together(model, prompts)
     for row, wanted in enumerate(prompts):
-        alone = run_batch(model, [wanted])[0].waveform()
+        alone = run_together(model, [wanted])[0].waveform()
         torch.testing.assert_close(together[row].waveform(), alone, rtol=0, atol=1e-5)
     torch.testing.assert_close(together[1].waveform(), transformers_waveform(reference, prompts[1]), rtol=0, atol=1e-5)
 
@@ -181,10 +179,10 @@ def mel_of_a_plain_loop(reference: Reference, wanted: DiffusionPrompt) -> torch.
 
 
 def mel_of(model: Token2Wav, wanted: DiffusionPrompt) -> torch.Tensor:
-    denoising = model.denoise([codec_request(wanted)], ode_parameters(wanted))
-    while not denoising.done:
-        denoising.step()
-    return denoising.mels()[0]
+    row = model.begin(codec_request(wanted), ode_parameters(wanted))
+    for _ in range(ode_parameters(wanted).steps - 1):
+        model.denoiser.step([row])
+    return row.mel
 
 
 @pytest.mark.parametrize("solver", ["rk4", "midpoint", "euler"])
@@ -214,22 +212,22 @@ def test_all_solvers_lead_to_the_same_mel(model: Token2Wav) -> None:
 
 def test_rows_that_leave_do_not_change_the_others(model: Token2Wav) -> None:
     prompts = ragged(FAST)
-    whole = run_batch(model, prompts)
-    # The longest leaves first, then the shortest: the batch is trimmed and its mask made anew.
-    left = run_batch(model, prompts, {3: 1, 0: 0})
+    whole = run_together(model, prompts)
+    # The longest leaves first, then the shortest: the others go on in a smaller step.
+    left = run_together(model, prompts, {3: 1, 0: 0})
     assert [row for row in range(5) if left[row].result is not None] == [1, 2, 4]
     for row in (1, 2, 4):
         torch.testing.assert_close(left[row].waveform(), whole[row].waveform(), rtol=0, atol=1e-5)
 
 
-def test_a_batch_that_all_leave_ends(model: Token2Wav) -> None:
-    left = run_batch(model, ragged(FAST), dict.fromkeys(range(5), 1))
+def test_an_engine_that_all_leave_ends(model: Token2Wav) -> None:
+    left = run_together(model, ragged(FAST), dict.fromkeys(range(5), 1))
     assert {(row.result, row.done) for row in left} == {(None, 1)}
 
 
 def test_the_seed_decides(model: Token2Wav) -> None:
     prompts = [prompt(seed=5), prompt(seed=6), prompt(seed=5)]
-    result = run_batch(model, prompts)
+    result = run_together(model, prompts)
     torch.testing.assert_close(result[0].waveform(), result[2].waveform(), rtol=0, atol=1e-6)
     assert not torch.allclose(result[0].waveform(), result[1].waveform(), atol=1e-3)
 
@@ -270,33 +268,79 @@ async def test_another_kind_of_input_is_refused(runner: DiffusionRunner) -> None
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
         (RuntimeError("could not create a primitive"), OutOfMemory),  # oneDNN's
         (RuntimeError("the kernel is not implemented"), ModelError),
+        (KeyError("a bug of the model"), ModelError),
+        (ModelError("not this one", field="codes"), ModelError),
     ],
 )
-def test_a_batch_that_fails_is_tried_one_by_one(
-    model: Token2Wav, monkeypatch: pytest.MonkeyPatch, raised: RuntimeError, error: type[OmniJobsError]
+def test_a_step_that_fails_is_tried_row_by_row(
+    model: Token2Wav, monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[OmniJobsError]
 ) -> None:
-    """Only the row that cannot run even alone fails."""
-    step = Denoising.step
+    """Only the row that cannot run even alone fails, and no row starts over."""
+    step = Denoiser.step
 
-    def fails_for_long_rows(denoising: Denoising) -> None:
-        if max(len(mel) for mel in denoising.mels()) == 2 * 64:
+    def fails_for_long_rows(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+        if any(len(row.mel) == 2 * 64 and row.steps_done == 1 for row in rows):
             raise raised
-        step(denoising)
+        step(denoiser, rows)
 
     prompts = ragged(FAST)
-    whole = run_batch(model, prompts)
-    monkeypatch.setattr(Denoising, "step", fails_for_long_rows)
-    partly = run_batch(model, prompts)
+    whole = run_together(model, prompts)
+    monkeypatch.setattr(Denoiser, "step", fails_for_long_rows)
+    partly = run_together(model, prompts)
     assert isinstance(partly[3].result, error)
     for row in (0, 1, 2, 4):
         torch.testing.assert_close(partly[row].waveform(), whole[row].waveform(), rtol=0, atol=1e-5)
+        assert partly[row].seen == [1, 2, 3]
+
+
+def test_what_fails_at_the_beginning_or_the_end_fails_alone(model: Token2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, vocode = Token2Wav.begin, Token2Wav.vocode
+
+    def does_not_begin(token2wav: Token2Wav, request: CodecRequest, parameters: OdeParameters) -> MelRow:
+        if len(request.codes) == 33:
+            raise ValueError("not this one")
+        return begin(token2wav, request, parameters)
+
+    def does_not_end(token2wav: Token2Wav, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if len(mels[0]) == 2 * 64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return vocode(token2wav, mels)
+
+    whole = run_together(model, ragged(FAST))
+    monkeypatch.setattr(Token2Wav, "begin", does_not_begin)
+    monkeypatch.setattr(Token2Wav, "vocode", does_not_end)
+    partly = run_together(model, ragged(FAST))
+    assert [type(row.result) for row in partly if not isinstance(row.result, OmniModelRunnerOutput)] == [
+        ModelError,
+        OutOfMemory,
+    ]
+    for row in (0, 1, 4):
+        torch.testing.assert_close(partly[row].waveform(), whole[row].waveform(), rtol=0, atol=1e-5)
+
+
+def test_after_a_lack_of_memory_steps_are_smaller(model: Token2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits one by one and not together costs one more try, not one for each step."""
+    steps, step = list[int](), Denoiser.step
+
+    def fits_two(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+        steps.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(denoiser, rows)
+
+    monkeypatch.setattr(Denoiser, "step", fits_two)
+    budget = StepBudget(1000, 8)
+    rows = run_together(model, [prompt(10, seed=n, parameters=OdeParameters(steps=4)) for n in range(4)], budget=budget)
+    assert [row.seen for row in rows] == [[1, 2, 3, 4]] * 4
+    assert steps == [4, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert budget.units == 40
 
 
 async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(_: Denoising) -> None:
+    def dies(_: Denoiser, rows: Sequence[MelRow]) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
 
-    monkeypatch.setattr(Denoising, "step", dies)
+    monkeypatch.setattr(Denoiser, "step", dies)
     results = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in ragged(FAST)), return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in results)
     assert not runner.healthy
@@ -358,17 +402,35 @@ async def test_many_at_once(runner: DiffusionRunner, model: Token2Wav) -> None:
     prompts = [prompt(5 + n, voice=VOICES[n % 2], seed=n) for n in range(12)]
     outputs = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
     for wanted, output in zip(prompts, outputs, strict=True):
-        alone = run_batch(model, [wanted])[0].waveform()
+        alone = run_together(model, [wanted])[0].waveform()
         torch.testing.assert_close(waveform(output), alone, rtol=0, atol=1e-5)
 
 
-async def test_what_comes_together_runs_together(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_together_runs_together_whatever_its_parameters(
+    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     gate.open()
-    other = OdeParameters(steps=4)
+    other = OdeParameters(steps=4, solver="euler", guidance_scale=0.0)
     prompts = [prompt(9), prompt(30), prompt(8, parameters=other), prompt(12), prompt(6, parameters=other)]
     await asyncio.gather(*(runner.run(wanted, nothing) for wanted in prompts))
-    assert gate.batches == [3, 2]
+    assert [sorted(rows) for rows in gate.steps] == [[12, 16, 18, 24, 60]] * 2 + [[12, 16]]
+
+
+async def test_what_comes_later_takes_part_from_the_next_step_on(
+    runner: DiffusionRunner, model: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, at_step=3)
+    long, short = prompt(9, parameters=OdeParameters(steps=10)), prompt(12, parameters=OdeParameters(steps=3))
+    first = asyncio.create_task(runner.run(long, nothing))
+    await gate.reached.wait()
+    second = asyncio.create_task(runner.run(short, nothing))
+    await asyncio.sleep(0)
+    gate.open()
+    found = waveform(await second), waveform(await first)
+    assert [sorted(rows) for rows in gate.steps] == [[18]] * 4 + [[18, 24]] * 2 + [[18]] * 3
+    torch.testing.assert_close(found[0], run_together(model, [short])[0].waveform(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[1], run_together(model, [long])[0].waveform(), rtol=0, atol=1e-5)
 
 
 async def test_progress_is_monotone_and_ends_at_its_total(runner: DiffusionRunner) -> None:
@@ -376,27 +438,6 @@ async def test_progress_is_monotone_and_ends_at_its_total(runner: DiffusionRunne
     await runner.run(prompt(parameters=OdeParameters(steps=6)), seen.append)
     assert [progress.done for progress in seen] == [1, 2, 3, 4, 5, 6]
     assert {(progress.total, progress.unit) for progress in seen} == {(6, "steps")}
-
-
-async def test_progress_does_not_go_back_when_a_batch_is_tried_again(
-    runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Denoising.step
-
-    def fails_late(denoising: Denoising) -> None:
-        if denoising.steps_done == 3 and len(denoising.mels()) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        step(denoising)
-
-    monkeypatch.setattr(Denoising, "step", fails_late)
-    seen: dict[int, list[int]] = {0: [], 1: []}
-
-    def sink(n: int) -> ProgressSink:
-        return lambda progress: seen[n].append(progress.done)
-
-    slow = OdeParameters(steps=6)
-    await asyncio.gather(*(runner.run(prompt(9 + n, parameters=slow), sink(n)) for n in seen))
-    assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
 
 
 async def test_the_loop_stays_free(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,16 +452,9 @@ async def test_the_loop_stays_free(runner: DiffusionRunner, monkeypatch: pytest.
 async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
     runner: DiffusionRunner, model: Token2Wav, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[int] = []
-    keep = Denoising.keep
-
-    def noted(denoising: Denoising, rows: Sequence[int]) -> None:
-        kept.append(len(rows))
-        keep(denoising, rows)
-
-    monkeypatch.setattr(Denoising, "keep", noted)
     gate = Gate(monkeypatch)
-    prompts = ragged(FAST)
+    slow = OdeParameters(steps=5)
+    prompts = ragged(slow)
     tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in prompts]
     await gate.reached.wait()
     tasks[3].cancel()
@@ -428,9 +462,12 @@ async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
         await tasks[3]
     gate.open()
     for n in (0, 1, 2, 4):
-        alone = run_batch(model, [prompts[n]])[0].waveform()
-        torch.testing.assert_close(waveform(await tasks[n]), alone, rtol=0, atol=1e-5)
-    assert kept == [4]
+        found = waveform(await tasks[n])
+        assert len(found) == 480 * LENGTHS[n]
+    assert [128 in rows for rows in gate.steps[:4]] == [True, True, False, False]  # it left after the step that ran
+    for n in (0, 1, 2, 4):
+        alone = run_together(model, [prompts[n]])[0].waveform()
+        torch.testing.assert_close(waveform(tasks[n].result()), alone, rtol=0, atol=1e-5)
 
 
 async def test_a_waiting_prompt_that_is_cancelled_never_runs(
@@ -447,7 +484,7 @@ async def test_a_waiting_prompt_that_is_cancelled_never_runs(
     gate.open()
     await first
     assert len(waveform(await runner.run(prompt(), nothing))) == 20 * 480
-    assert gate.batches == [1, 1]
+    assert gate.steps == [[40]] * 4
 
 
 async def test_close_during_work_stops_between_steps(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,12 +495,12 @@ async def test_close_during_work_stops_between_steps(tiny_checkpoint: Path, monk
     tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in ragged(FAST)]
     await gate.reached.wait()
     closing = asyncio.create_task(runner.close())
-    waiting = await asyncio.gather(*tasks[2:], return_exceptions=True)  # these are told at once
+    results = await asyncio.gather(*tasks, return_exceptions=True)  # all are told at once
+    assert all(isinstance(result, EngineDead) for result in results)
+    assert not closing.done()
     gate.open()
     await closing
-    running = await asyncio.gather(*tasks[:2], return_exceptions=True)
-    assert all(isinstance(result, EngineDead) for result in [*waiting, *running])
-    assert len(gate.batches) == 1  # of one or two, as they came; none after it
+    assert len(gate.steps) == 2  # the one that was held was the last
     assert not runner.healthy
     await runner.close()
     with pytest.raises(EngineDead):
@@ -476,32 +513,3 @@ async def test_close_without_start_is_harmless(tiny_checkpoint: Path) -> None:
     with pytest.raises(EngineDead):
         await runner.run(prompt(), nothing)
     await runner.close()
-
-
-# The policy
-
-
-class Entry:
-    def __init__(self, units: int, group: str = "one") -> None:
-        self.cost = Cost(units, max(units, 256), group)
-
-
-def lengths(*units: int) -> list[Entry]:
-    return [Entry(n) for n in units]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "picked"),
-    [
-        ([], []),
-        (lengths(10), [0]),
-        (lengths(5000), [0]),  # over the budget: alone
-        (lengths(10, 250, 100), [0, 1, 2]),  # all short
-        (lengths(300, 601, 600, 150, 550), [0, 2, 4]),  # 600 is twice 300; 150 counts as 256, too short for 600
-        (lengths(900, 300, 500, 900), [0, 2]),  # 300 is too short, a third row is over the budget
-        ([Entry(10), Entry(10, "other"), Entry(10)], [0, 2]),
-        (lengths(*[10] * 9), [0, 1, 2, 3]),
-    ],
-)
-def test_the_oldest_picks_the_batch(waiting: list[Entry], picked: list[int]) -> None:
-    assert Batching(max_units=2000, max_rows=4).pick(waiting) == picked

@@ -14,7 +14,7 @@ import pytest_asyncio
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
-from tests.integration.runners.codec_prompts import args, codec_prompt, nothing, prompt, run_batch, waveform
+from tests.integration.runners.codec_prompts import args, codec_prompt, nothing, prompt, run_together, waveform
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import load_token2wav
 from workers.runners.ar.parameters import ArParameters
@@ -86,7 +86,7 @@ async def test_the_waveforms_are_those_of_the_model(engine: EngineProcess, tiny_
     prompts = [prompt(20), prompt(33, voice="Ethan"), prompt(7, seed=(1 << 63) - 1)]
     found = await asyncio.gather(*(engine.run(one, nothing) for one in prompts))
     for one, output in zip(prompts, found, strict=True):
-        torch.testing.assert_close(waveform(output), run_batch(model, [one])[0].waveform(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(waveform(output), run_together(model, [one])[0].waveform(), rtol=0, atol=1e-5)
     assert _spooled(engine) == []
 
 

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from workers.models.qwen2_5_omni.denoising import CodecRequest, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav, load_token2wav
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.saved_row import SavedRow
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import TensorTree
 
-# Mel frames, 100 in a second of speech. On a CPU larger batches are no faster, and all their rows wait for the last.
-_MAX_BATCH_FRAMES: Mapping[str, int] = {"cpu": 1024, "cuda": 16_384}
-_SHORT_FRAMES = 256  # a shorter row takes as long as this one, so all short rows may run together
+# Mel frames, 100 in a second of speech. On a CPU larger steps are no faster, and all their rows wait for the last.
+_MAX_STEP_FRAMES: Mapping[str, int] = {"cpu": 1024, "cuda": 16_384}
+_SAVED_BY = "code2wav 1"  # raised when a saved row comes to mean something else
 
 
 def load_code2wav(model: OmniModelConfig, device: torch.device, dtype: str | None) -> "Code2Wav":
@@ -25,60 +28,56 @@ def load_code2wav(model: OmniModelConfig, device: torch.device, dtype: str | Non
 
 
 class Code2Wav:
-    """A ``DiffusionModel``. A prompt has a tensor ``codes`` int64 [N] without end tokens, and a value ``voice``."""
+    """A ``ResumableModel``. A prompt has a tensor ``codes`` int64 [N] without end tokens, and a value ``voice``."""
 
     def __init__(self, token2wav: Token2Wav) -> None:
         self.token2wav = token2wav
-        self.max_batch_cost = _MAX_BATCH_FRAMES[token2wav.device.type]
+        self.max_batch_cost = _MAX_STEP_FRAMES[token2wav.device.type]
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the mel frames that the prompt takes. Raises ModelError naming the field that does not fit."""
-        request = _request(prompt)
+        request, parameters = _request(prompt), _parameters(prompt)
         self.token2wav.check(request.codes, request.voice)
-        frames = self.token2wav.frames(request.codes)
-        return Cost(frames, max(frames, _SHORT_FRAMES), prompt.parameters)
+        return Cost(self.token2wav.frames(request.codes), parameters.steps - 1, None)
 
-    def begin(self, prompts: Sequence[DiffusionPrompt]) -> "Code2WavBatch":
-        """Return a batch of prompts of equal parameters."""
-        parameters = _parameters(prompts[0])
-        return Code2WavBatch(self.token2wav, self.token2wav.denoise([_request(each) for each in prompts], parameters))
+    def begin(self, prompt: DiffusionPrompt) -> MelRow:
+        """Return the row of a prompt."""
+        return self.token2wav.begin(_request(prompt), _parameters(prompt))
 
-
-class Code2WavBatch:
-    """A ``DiffusionBatch``: it denoises the mels, and makes a waveform of each at the end."""
-
-    def __init__(self, token2wav: Token2Wav, denoising: Denoising) -> None:
-        self._token2wav = token2wav
-        self._denoising = denoising
-
-    @property
-    def steps(self) -> int:
-        return self._denoising.steps
-
-    @property
-    def steps_done(self) -> int:
-        return self._denoising.steps_done
-
-    @property
-    def done(self) -> bool:
-        return self._denoising.done
-
-    def step(self) -> None:
+    def step(self, rows: Sequence[MelRow]) -> None:
+        """Take one step of each row's solver."""
         with _exact_float32():
-            self._denoising.step()
+            self.token2wav.denoiser.step(rows)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self._denoising.keep(rows)
-
-    def finish(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+    def finish(self, rows: Sequence[MelRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``waveform`` float32 [S], and its ``sampling_rate`` in Hz."""
-        mels = self._denoising.mels()
-        for group in self._token2wav.vocoder_groups([len(mel) for mel in mels]):
-            rows = [row for row in group if wanted(row)]
+        for group in self.token2wav.vocoder_groups([len(row.mel) for row in rows]):
+            numbers = [number for number in group if wanted(number)]
             with _exact_float32():
-                waveforms = self._token2wav.vocode([mels[row] for row in rows]) if rows else []
-            for row, waveform in zip(rows, waveforms, strict=True):
-                yield row, RowOutput({"waveform": waveform}, {"sampling_rate": SAMPLING_RATE})
+                waveforms = self.token2wav.vocode([rows[number].mel for number in numbers]) if numbers else []
+            for number, waveform in zip(numbers, waveforms, strict=True):
+                yield number, RowOutput({"waveform": waveform}, {"sampling_rate": SAMPLING_RATE})
+
+    def save(self, row: MelRow) -> RowOutput:
+        """Return the row's ``mel`` float32 [T, mel] as it is between two steps."""
+        mel = row.mel.to("cpu", copy=True)
+        return RowOutput({"mel": mel}, {"steps_done": row.steps_done, **self._origin(row.parameters, row.seed)})
+
+    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> MelRow:
+        """Return the row that was saved. Raises ModelError naming what does not fit."""
+        row, saved = self.begin(prompt), SavedRow(tensors, values)
+        saved.check(**self._origin(row.parameters, row.seed))
+        row.mel = saved.tensor("mel", tuple(row.mel.shape), torch.float32).to(self.token2wav.device, copy=True)
+        row.steps_done = saved.steps_done(row.parameters.steps - 1)
+        return row
+
+    def _origin(self, parameters: OdeParameters, seed: int) -> dict[str, Any]:
+        return {
+            "saved_by": _SAVED_BY,
+            "model": self.token2wav.fingerprint,
+            "parameters": parameters.model_dump(mode="json"),
+            "seed": seed,
+        }
 
 
 def _request(prompt: DiffusionPrompt) -> CodecRequest:

@@ -1,10 +1,11 @@
 """The code2wav model of Qwen2.5-Omni: codes → mel (diffusion transformer) → waveform (BigVGAN).
 
     load_token2wav(checkpoint, …) → Token2Wav            load the ``token2wav.`` weights into Transformers' modules
-    Token2Wav.denoise(requests, parameters) → Denoising  begin a batch; step() until done, keep() drops rows
+    Token2Wav.begin(request, parameters) → MelRow        a row of noise
+    Token2Wav.denoiser.step(rows)                        one step of each row, whatever the step each is at
     Token2Wav.vocode(mels) → waveforms                   for mels of one length; vocoder_groups forms the groups
 
-A request's waveform is the one that Transformers computes from the same noise, in any batch.
+A request's waveform is the one that Transformers computes from the same noise, in any company.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising, Speaker
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
+from workers.runners.diffusion.saved_row import weights_fingerprint
 
 if TYPE_CHECKING:
     from transformers import Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
@@ -105,6 +107,8 @@ class Token2Wav:
         self._dit: Any = model.code2wav_dit_model
         self._vocoder: Any = model.code2wav_bigvgan_model
         self.device = next(model.parameters()).device
+        self.fingerprint = weights_fingerprint(model)
+        self.denoiser = Denoiser(self._dit, self.device)
         self._speakers = {name: self._encode(speaker) for name, speaker in speakers.items()}
 
     def check(self, codes: torch.Tensor, voice: str) -> None:
@@ -130,11 +134,9 @@ class Token2Wav:
         """Return the number of mel frames of these codes: two for each code."""
         return len(codes) * int(self._dit.repeats)
 
-    @torch.inference_mode()
-    def denoise(self, requests: Sequence[CodecRequest], parameters: OdeParameters) -> Denoising:
-        """Return the ``Denoising`` of a batch of requests that have passed ``check``; no step is taken yet."""
-        speakers = [self._speakers[request.voice] for request in requests]
-        return Denoising(self._dit, requests, speakers, parameters, self.device)
+    def begin(self, request: CodecRequest, parameters: OdeParameters) -> MelRow:
+        """Return the row of a request that has passed ``check``; no step is taken yet."""
+        return self.denoiser.begin(request, self._speakers[request.voice], parameters)
 
     def vocoder_groups(self, frames: Sequence[int]) -> list[list[int]]:
         """Group rows of these lengths (mel frames) for the vocoder; return the indices of each group.

@@ -1,18 +1,15 @@
-"""``DiffusionRunner``: a diffusion stage's engine. It batches prompts and runs the batches on one thread.
+"""``DiffusionRunner``: a diffusion stage's engine. It takes the steps of many prompts together, on one thread.
 
-``run`` puts a prompt into the bounded queue, and ``Batching`` chooses batches from it. The model runs them on a thread,
-so that the event loop never waits for it. A prompt in a batch is a row of it. Between denoising steps the rows whose
-callers have stopped waiting leave the batch.
+``run`` gives a prompt to the model runner as a row, and waits first while there are as many as the stage has slots.
+The model takes its steps on a thread, so that the event loop never waits for it. A row takes part from the next step
+on, and leaves between two steps, when its steps are taken or when its caller has stopped waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
@@ -25,67 +22,28 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 logger = logging.getLogger(__name__)
 
 
-class Batchable(Protocol):
-    """A waiting prompt, as ``Batching`` sees it."""
-
-    cost: Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """Chooses a ``DiffusionRunner``'s next batch among the waiting prompts; it has no state and no side effects."""
-
-    max_units: int  # of all rows together; a prompt that takes more runs alone
-    max_rows: int
-
-    def pick(self, waiting: Sequence[Batchable]) -> list[int]:
-        """Return the next batch as indices into ``waiting``, whose oldest prompt comes first and is always in it.
-
-        Others join in the order of their age when they are of the same group, the batch stays within ``max_units``,
-        and no row is more than twice as long as another, so that short ones do not wait for long ones.
-        """
-        if not waiting:
-            return []
-        oldest = waiting[0].cost
-        picked, units, shortest, longest = [0], oldest.units, oldest.length, oldest.length
-        for n, other in enumerate(each.cost for each in waiting[1:]):
-            if len(picked) >= self.max_rows:
-                break
-            low, high = min(shortest, other.length), max(longest, other.length)
-            fits = units + other.units <= self.max_units and high <= 2 * low
-            if fits and other.group == oldest.group:
-                picked.append(n + 1)
-                units, shortest, longest = units + other.units, low, high
-        return picked
-
-
 class DiffusionRunner:
-    """Runs the prompts of one diffusion model in this process, in batches. Implements ``Runner``."""
-
-    _batching: Batching  # from ``start`` on
+    """Runs the prompts of one diffusion model in this process, step by step together. Implements ``Runner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
-        self._max_rows = self._worker.engine.max_num_seqs or args.max_in_flight
         # One thread runs everything of the model, because torch keeps a group of threads for each thread that calls it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._stage}-diffusion")
         self._room = asyncio.Semaphore(args.max_in_flight)
-        self._waiting: list[_Entry] = []  # the oldest first
-        self._changed = asyncio.Event()
+        self._entries: set[_Entry] = set()
+        self._added = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self._dead: str | None = None  # why no more batches run
+        self._dead: str | None = None  # why no more steps are taken
 
     async def start(self) -> None:
         """Load the model on the runner's thread. Raises ConfigError when the checkpoint lacks a part of it."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
-        model = self._worker.model_runner.model
-        self._batching = Batching(self._worker.engine.max_batch_cost or model.max_batch_cost, self._max_rows)
         self._serving = asyncio.create_task(self._serve())
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        """Run one prompt in a batch with others; wait first while the queue is full.
+        """Run one prompt together with others; wait first while there are as many as the stage has slots.
 
         The output has the model's named tensors as ``multimodal_outputs``, on the CPU, and its values. Raises
         ModelError naming the field that the model cannot take, OutOfMemory when the prompt does not fit even alone,
@@ -98,13 +56,13 @@ class DiffusionRunner:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
             entry = _Entry(self, prompt, cost, progress)
-            self._waiting.append(entry)
-            self._changed.set()
+            self._entries.add(entry)
+            self._worker.model_runner.add(entry)
+            self._added.set()
             try:
                 return await entry.outcome
             finally:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
+                self._entries.remove(entry)
 
     async def close(self) -> None:
         """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""
@@ -116,49 +74,37 @@ class DiffusionRunner:
 
     @property
     def healthy(self) -> bool:
-        """True while the model is loaded and the runner can run another batch."""
+        """True while the model is loaded and the runner can take another step."""
         return self._serving is not None and self._dead is None
 
     def _stop(self, reason: str) -> None:
-        """Run no more batches: waiting prompts raise EngineDead, and the batch that runs ends before its next step."""
+        """Take no more steps: runs in progress raise EngineDead, and the step that runs now is the last."""
         self._dead = self._dead or reason
-        self._fail(self._waiting)
-        self._changed.set()
-
-    def _fail(self, entries: Sequence[_Entry]) -> None:
-        for entry in entries:
+        for entry in self._entries:
             if not entry.outcome.done():
                 entry.outcome.set_exception(EngineDead(self._dead, stage=self._stage))
+        self._added.set()
 
     async def _serve(self) -> None:
-        """Run batches until the runner stops."""
+        """Take steps on the runner's thread whenever there are rows, until the runner stops."""
         try:
             while self._dead is None:
-                await self._changed.wait()  # prompts that come in one turn of the loop are there when this returns
-                self._changed.clear()
-                while self._waiting and self._dead is None:
-                    await self._run_next()
+                await self._added.wait()  # prompts that come in one turn of the loop are there when this returns
+                self._added.clear()
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._take_all_steps)
         except Exception as error:
-            # The batch's runs have raised EngineDead, and ``healthy`` is False from here on.
+            # From here on ``healthy`` is False.
             logger.exception("%s: the diffusion engine broke", self._stage)
             self._stop(f"the diffusion engine broke: {error}")
 
-    async def _run_next(self) -> None:
-        """Run the next batch on the runner's thread. The frame of this function alone holds the batch's outputs."""
-        batch = [self._waiting[n] for n in self._batching.pick(self._waiting)]
-        self._waiting = [entry for entry in self._waiting if entry not in batch]
-        try:
-            execute_model = self._worker.model_runner.execute_model
-            await asyncio.get_running_loop().run_in_executor(self._thread, execute_model, batch)
-        except Exception as error:
-            self._stop(str(error))
-            raise
-        finally:
-            self._fail(batch)
+    def _take_all_steps(self) -> None:
+        """Take steps until no row is left."""
+        while self._worker.model_runner.execute_model():
+            pass
 
 
 class _Entry:
-    """One prompt in the queue or in a batch, and the future of its output. Implements ``BatchRow``."""
+    """One prompt in the engine, and the future of its output. Implements ``RowCaller``."""
 
     def __init__(self, runner: DiffusionRunner, prompt: DiffusionPrompt, cost: Cost, progress: ProgressSink) -> None:
         self._runner = runner
@@ -167,7 +113,6 @@ class _Entry:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
-        self._reported = 0  # steps; a row that is tried again alone starts over, and its progress does not
         self._settled = False
 
     @property
@@ -175,10 +120,8 @@ class _Entry:
         return self._runner.healthy and not self._settled and not self.outcome.done()
 
     def report(self, done: int, total: int) -> None:
-        """Send progress to the loop, unless it is behind what was sent before; for any thread."""
-        if done > self._reported:
-            self._reported = done
-            self._loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
+        """Send progress to the loop; for any thread."""
+        self._loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
         """Let ``run`` return the output or raise the error; for any thread."""

@@ -1,36 +1,48 @@
-"""``GPUDiffusionModelRunner``: one batch of a diffusion stage, from noise to output.
+"""``GPUDiffusionModelRunner``: the rows of a diffusion stage, from noise to output, step by step.
 
-A charter: only the run of one batch belongs here. Waiting, batching and threads belong to ``diffusion_runner``, the
-device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV cache, no sampler and no
+A charter: only the life of rows in the model belongs here: begin → step → finish, and what becomes of them when one
+of these fails. The choice of rows belongs to ``step_batching``, waiting callers and threads to ``diffusion_runner``,
+the device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV cache, no sampler and no
 attention metadata. The name follows vLLM's family of model runners; the code is the same on CPUs.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Sequence
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import DiffusionBatch, DiffusionModel, RowOutput
+from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_batching import StepBatching
+from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.types import OmniModelRunnerOutput, convert_tensors
 
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a primitive")
+_STEPS_AHEAD = 2  # that a GPU may have to do yet when the next one is chosen, so that a row soon leaves or joins
 
 
-class BatchRow(Protocol):
-    """A prompt in a diffusion batch. The thread that runs the batch gives the row its progress and its result."""
+class RowCaller(Protocol):
+    """The one who waits for a row's output. The thread that runs the model calls it."""
 
     @property
     def prompt(self) -> DiffusionPrompt:
         """The prompt, which the model's ``check`` has accepted."""
 
     @property
+    def cost(self) -> Cost:
+        """What ``check`` returned."""
+
+    @property
     def wanted(self) -> bool:
-        """Whether anyone still waits for the result; False for good once ``settle`` was called."""
+        """Whether anyone still waits for the output; False for good once ``settle`` was called."""
 
     def report(self, done: int, total: int) -> None:
         """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
@@ -40,64 +52,152 @@ class BatchRow(Protocol):
 
 
 class GPUDiffusionModelRunner:
-    """Runs batches of a diffusion model, for ``DiffusionRunner`` and on its thread."""
+    """Takes the steps of all rows of a diffusion model, for ``DiffusionRunner`` and on its thread."""
 
-    def __init__(self, model: DiffusionModel, device: torch.device) -> None:
+    def __init__(self, model: DiffusionModel, device: torch.device, budget: StepBudget) -> None:
         self.model = model
         self._device = device
+        self._budget = budget
+        self._batching = StepBatching(budget)
+        self._added: deque[RowCaller] = deque()
+        self._rows: list[_Row] = []  # the oldest first
+        self._enqueued: deque[torch.cuda.Event] = deque()  # the ends of the last steps on a GPU
 
-    def execute_model(self, rows: Sequence[BatchRow]) -> None:
-        """Run checked prompts of one group as one batch; call ``settle`` for every wanted row.
+    def add(self, caller: RowCaller) -> None:
+        """Let a row take part from the next step on. For any thread."""
+        self._added.append(caller)
 
-        When the batch fails, each row is tried once alone. So only a row that cannot run alone gets an error:
-        OutOfMemory or ModelError. Raises EngineDead when the device has failed; rows that are left are not settled.
+    @torch.inference_mode()
+    def execute_model(self) -> bool:
+        """Take one step of the rows whose turn it is, and finish those that are done; return False if none are left.
+
+        When memory lacks for a step, each of its rows takes it alone, and later steps are smaller. So only a row that
+        cannot run alone gets an error: OutOfMemory, or ModelError where the model failed. Raises EngineDead when the
+        device has failed; rows that are left are not settled.
         """
-        error = self._try(rows)
-        if error is None:
-            return
-        left = _wanted(rows)
-        if len(left) > 1:
-            logger.warning("a batch of %d failed, trying each alone: %s", len(left), error)
-        for row in left:
-            failure = self._try([row]) if len(left) > 1 else error
-            if failure is not None:
-                row.settle(failure)
+        self._rows = [row for row in self._rows if row.caller.wanted]  # the memory of the others is free from here on
+        while self._added:
+            self._rows.append(_Row(self._added.popleft()))
+        rows = self._batching.choose([row for row in self._rows if row.caller.wanted])
+        if not rows:
+            self._rows.clear()
+            return bool(self._added)
+        self._step(rows)
+        done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
+        if done:
+            self._finish(done)
+        return True
 
-    def _try(self, rows: Sequence[BatchRow]) -> StageError | None:
-        """Run these rows, and return the error on which they stopped or None."""
+    def _step(self, rows: Sequence[_Row]) -> None:
+        """Take one step of each row; rows that fail together are tried one by one, the smallest first."""
+        error = self._try(self._advance, rows)
+        if error is None:
+            self._budget.count_step()
+            return
+        fits = self._try_each(self._advance, sorted(rows, key=lambda row: row.cost.units), error)
+        if isinstance(error, OutOfMemory) and fits:
+            self._budget.shrink(sum(row.cost.units for row in rows))
+
+    def _advance(self, rows: Sequence[_Row]) -> None:
+        for row in rows:
+            row.begin(self.model)
+        left = [row.steps_left for row in rows]
+        self.model.step([row.under_way for row in rows])
+        if any(row.steps_left != before - 1 for row, before in zip(rows, left, strict=True)):
+            raise ModelError("the model's step is not one step of each row")
+        self._limit_enqueued()
+        for row in rows:
+            row.report()
+
+    def _limit_enqueued(self) -> None:
+        """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
+        if self._device.type != "cuda":
+            return
+        end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        end.record(torch.cuda.current_stream(self._device))
+        self._enqueued.append(end)
+        if len(self._enqueued) > _STEPS_AHEAD:
+            self._enqueued.popleft().synchronize()
+
+    def _finish(self, rows: Sequence[_Row]) -> None:
+        """Settle rows whose steps are all taken, each with its output or with the error that it has even alone."""
+        error = self._try(self._settle, rows)
+        if error is not None:
+            self._try_each(self._settle, [row for row in rows if row.caller.wanted], error)
+
+    def _settle(self, rows: Sequence[_Row]) -> None:
+        under_way = [row.under_way for row in rows]
+        for number, output in self.model.finish(under_way, lambda number: rows[number].caller.wanted):
+            rows[number].settle(output)
+        if any(row.caller.wanted for row in rows):
+            raise ModelError("the model made no output of a row")
+
+    def _try_each(self, call: _OfRows, rows: Sequence[_Row], error: StageError) -> bool:
+        """Make the call, which failed for all rows with ``error``, for each alone, and settle those for which it fails.
+
+        Returns whether it failed for none.
+        """
+        if len(rows) > 1:
+            logger.warning("%d rows failed together, trying each alone: %s", len(rows), error)
+        for row in rows:
+            row.release()
+        failed = False
+        for row in rows:
+            failure = self._try(call, [row]) if len(rows) > 1 else error
+            if failure is not None:
+                row.caller.settle(failure)
+                failed = True
+        return not failed
+
+    def _try(self, call: _OfRows, rows: Sequence[_Row]) -> StageError | None:
+        """Make the call, and return the error on which it stopped or None. Raises EngineDead."""
         try:
-            self._run(rows)
+            call(rows)
             return None
-        except (RuntimeError, MemoryError) as error:  # torch's own are RuntimeErrors
+        except Exception as error:  # noqa: BLE001 — any error of the model's code ends its rows alone
             failure = _stage_error(error)
-        # Here the exception is gone, whose traceback held the batch's tensors.
+        # Here the exception is gone, whose traceback held the step's tensors.
         if isinstance(failure, OutOfMemory) and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return failure
 
-    @torch.inference_mode()
-    def _run(self, rows: Sequence[BatchRow]) -> None:
-        batch = self.model.begin([row.prompt for row in rows])
-        rows = _take_steps(batch, rows)
-        if not rows:
-            return
-        for number, output in batch.finish(lambda row: rows[row].wanted):
-            rows[number].report(batch.steps + 1, batch.steps + 1)
-            rows[number].settle(_runner_output(output))
+
+class _Row:
+    """One prompt from its first step to its output. Implements ``SteppingRow``."""
+
+    def __init__(self, caller: RowCaller) -> None:
+        self.caller = caller
+        self.cost = caller.cost
+        self.under_way: DiffusionRow | None = None  # before its first step
+
+    @property
+    def begun(self) -> bool:
+        return self.under_way is not None
+
+    @property
+    def steps_left(self) -> int:
+        return self.cost.steps - (0 if self.under_way is None else self.under_way.steps_done)
+
+    def begin(self, model: DiffusionModel) -> None:
+        """Let the model make its row, unless it has."""
+        if self.under_way is None:
+            self.under_way = model.begin(self.caller.prompt)
+
+    def release(self) -> None:
+        """Free its memory if no step is lost by that, so that others may have it until it begins again."""
+        if self.under_way is not None and self.under_way.steps_done == 0:
+            self.under_way = None
+
+    def report(self) -> None:
+        self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1)
+
+    def settle(self, output: RowOutput) -> None:
+        result = _runner_output(output)
+        self.caller.report(self.cost.steps + 1, self.cost.steps + 1)
+        self.caller.settle(result)
 
 
-def _take_steps(batch: DiffusionBatch, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
-    """Take all steps of a batch, and return the rows that are still wanted after the last one."""
-    while wanted := _wanted(rows):
-        if len(wanted) < len(rows):
-            batch.keep([rows.index(row) for row in wanted])
-            rows = wanted
-        if batch.done:
-            return rows
-        batch.step()
-        for row in rows:
-            row.report(batch.steps_done, batch.steps + 1)
-    return []
+_OfRows = Callable[[Sequence[_Row]], None]
 
 
 def _runner_output(output: RowOutput) -> OmniModelRunnerOutput:
@@ -105,21 +205,23 @@ def _runner_output(output: RowOutput) -> OmniModelRunnerOutput:
     return OmniModelRunnerOutput(multimodal_outputs=tensors, values=output.values)
 
 
-def _wanted(rows: Sequence[BatchRow]) -> list[BatchRow]:
-    return [row for row in rows if row.wanted]
-
-
-def _stage_error(error: RuntimeError | MemoryError) -> StageError:
+def _stage_error(error: Exception) -> StageError:
     """Return the error of the rows that ran. Raises EngineDead when the device failed, on which no row can run."""
+    if isinstance(error, EngineDead):
+        raise error
+    if isinstance(error, StageError):
+        return error.with_traceback(None)
     if _is_out_of_memory(error):
-        return OutOfMemory(f"no memory for this batch: {error}")
+        return OutOfMemory(f"no memory for this step: {error}")
     if isinstance(error, torch.AcceleratorError):
         raise EngineDead(f"the device failed: {error}") from error
-    return ModelError(f"the model failed: {error}")
+    # As text, because a log record may be kept, and the traceback holds the step's tensors.
+    logger.warning("the model failed:\n%s", "".join(traceback.format_exception(error)))
+    return ModelError(f"the model failed: {error if isinstance(error, RuntimeError) else repr(error)}")
 
 
-def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # torch's CPU allocator, C++'s own and oneDNN raise plain RuntimeErrors.
-    return any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -12,6 +12,7 @@ from omni_jobs.pipelines.plugins import named_object
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.runners.diffusion.model import LoadDiffusionModel
+from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,10 @@ class GPUDiffusionWorker:
             torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
         load = cast("LoadDiffusionModel", named_object(self._implementation, object))
         model = load(self._model, self.device, self.engine.dtype)
-        self._model_runner = GPUDiffusionModelRunner(model, self.device)
+        budget = StepBudget(
+            self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
+        )
+        self._model_runner = GPUDiffusionModelRunner(model, self.device, budget)
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
 
     @property

@@ -2,19 +2,25 @@
 
     load(model, device, dtype) → DiffusionModel     a family's declaration names this function as text
     check(prompt) → Cost                            called for each prompt before it waits
-    begin(prompts) → DiffusionBatch                 a batch; the engine then calls step, keep and at last finish
+    begin(prompt) → DiffusionRow                    one prompt under way
+    step(rows)                                      one step of each of some rows; called until they are done
+    finish(rows, wanted) → outputs                  of rows whose steps are all taken
 
-The engine chooses the batches, and between two steps it drops the rows that nobody waits for any more. It calls
-``check`` on its event loop, everything else on one thread. Examples: workers.models.qwen2_5_omni.code2wav, and
-tests/example_diffusion, which docs/models.md explains.
+The engine chooses the rows of every step anew: a row may come, rest and leave between any two steps, and its company
+changes. So all that a step needs of a row belongs to the row: its own number of steps, times, guidance and scheduler
+state. The engine calls ``check`` on its event loop, everything else on one thread, in ``torch.inference_mode``.
+Examples: workers.models.qwen2_5_omni.code2wav, and tests/example_diffusion, which docs/models.md explains.
+
+Two more protocols are optional: ``ResumableModel`` and ``PreviewingModel``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from omni_jobs.errors import ModelError
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.types import TensorTree
 
@@ -29,62 +35,87 @@ LoadDiffusionModel = Callable[["OmniModelConfig", "torch.device", str | None], "
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one prompt takes of a batch.
+    """What one prompt takes of the engine.
 
-    units   counted in the model's own unit; the rows of a batch have at most ``max_batch_cost`` of them together
-    length  how long the row takes; rows of one batch differ by a factor of two at most
-    group   prompts of different groups never share a batch
+    units  of one step, counted in the model's own unit; the rows of a step have at most ``max_batch_cost`` together
+    steps  how many steps the row takes in all, at least one
+    group  rows of different groups never share a step
     """
 
     units: int
-    length: int
+    steps: int
     group: Hashable
+
+    def __post_init__(self) -> None:
+        """Raise ModelError for what no step could be made of."""
+        if self.units < 1 or self.steps < 1:
+            raise ModelError(f"a row of {self.units} units and {self.steps} steps", field="cost")
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """One row's output: named tensors, lists or dicts of tensors, and JSON values, for the stage's flow."""
+    """One row's output, or what ``save`` keeps of a row: named tensors, lists or dicts of tensors, and JSON values."""
 
     tensors: Mapping[str, TensorTree]
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DiffusionRow(Protocol):
+    """One prompt under way, as the model keeps it between steps. The engine lets go of a row to drop it."""
+
+    @property
+    def steps_done(self) -> int:
+        """The number of steps taken: 0 … ``steps`` of its cost."""
 
 
 class DiffusionModel(Protocol):
     """A loaded diffusion model."""
 
     max_batch_cost: int
-    """The units of a batch that are best on its device, where the stage config does not say."""
+    """The units of a step that are best on its device, where the stage config does not say: with fewer a step would
+    hardly end earlier, with more it would only take longer."""
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return what the prompt takes. Raises ModelError naming the field that the model cannot take."""
 
-    def begin(self, prompts: Sequence[DiffusionPrompt]) -> DiffusionBatch:
-        """Return a batch of prompts that ``check`` accepted, all of one group; no step is taken yet."""
+    def begin(self, prompt: DiffusionPrompt) -> DiffusionRow:
+        """Return the row of a prompt that ``check`` accepted; no step is taken yet. Its noise comes of the seed."""
 
+    def step(self, rows: Sequence[Any]) -> None:
+        """Take one step of each row. All are of one group and none is done; each may be at another step.
 
-class DiffusionBatch(Protocol):
-    """A batch under way. Its rows are numbered from 0, and renumbered by ``keep``."""
-
-    @property
-    def steps(self) -> int:
-        """The number of steps in all."""
-
-    @property
-    def steps_done(self) -> int:
-        """The number of steps taken."""
-
-    @property
-    def done(self) -> bool:
-        """Whether all steps are taken."""
-
-    def step(self) -> None:
-        """Take one step for all rows."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, at least one, in this order, and free the memory of the others."""
-
-    def finish(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield (row, its output) once the steps are done, in any order; rows that are not ``wanted`` may be left out.
-
-        ``wanted`` may turn False for a row at any time.
+        If it raises, no row has advanced, so that the engine may take the same step of fewer rows.
         """
+
+    def finish(self, rows: Sequence[Any], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+        """Yield (number of the row in ``rows``, its output) of rows that are done, all of one group, in any order.
+
+        Rows that are not ``wanted`` may be left out; ``wanted`` may turn False for a row at any time.
+        """
+
+
+@runtime_checkable
+class ResumableModel(DiffusionModel, Protocol):
+    """A model whose rows can be saved between two steps and resumed in another process, to the same result."""
+
+    def save(self, row: Any) -> RowOutput:
+        """Return what ``resume`` needs beside the prompt: latents and scheduler state, steps_done, what made them.
+
+        The tensors are on the CPU and do not change when the row goes on. Conditions are not among them, because they
+        come of the prompt.
+        """
+
+    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> Any:
+        """Return the row that ``save`` saw, for an equal prompt that ``check`` accepted.
+
+        Raises ModelError naming the tensor or value that is missing, of another shape or dtype, not finite, or of
+        another model, version, number of steps, size or seed.
+        """
+
+
+@runtime_checkable
+class PreviewingModel(DiffusionModel, Protocol):
+    """A model that can show cheaply what comes of a row."""
+
+    def preview(self, row: Any) -> torch.Tensor:
+        """Return a small picture of the row between two steps, uint8 [h, w, 3], on any device."""
