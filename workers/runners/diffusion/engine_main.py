@@ -15,13 +15,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from omni_jobs.errors import ModelError, OmniJobsError
+from omni_jobs.errors import ModelError, OmniJobsError, StorageUnavailable
 from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -32,7 +33,7 @@ from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import Progress
+from workers.stages.types import Progress, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class EngineMain:
             return
         gc.collect()
         gc.freeze()  # the loaded modules stay for the process's life, so the collector need not go through them again
-        self._send({"ready": True})
+        self._send({"ready": True, "resumable": runner.snapshot_origin is not None})
         while "close" not in (message := await self._receive()):
             if "cancel" in message:
                 if (task := self._runs.get(message["cancel"])) is not None:
@@ -80,12 +81,15 @@ class EngineMain:
         number = message["run"]
 
         def report(progress: Progress) -> None:
-            self._send({"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit})
+            message = {"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit}
+            self._send({**message, "resumed_at": progress.resumed_at})
 
         try:
             tensors, values = read_spooled(spool, message["prompt"])
             parameters = parameters_type.model_validate(message["parameters"], strict=False)
-            output = await runner.run(DiffusionPrompt(tensors, values, parameters, message["seed"]), report)
+            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"])
+            snapshots = SpooledSnapshots(number, spool, self._send, message["resume"]) if message["snapshots"] else None
+            output = await runner.run(prompt, report, snapshots)
             name = f"output{number}"
             write_spooled(spool, name, output.multimodal_outputs, output.values)
             self._send({"run": number, "output": name})
@@ -104,6 +108,49 @@ class EngineMain:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(json.dumps(message).encode() + b"\n")
+
+
+class SpooledSnapshots:
+    """The snapshots of one run on the engine's side, which the spool brings and takes. Implements ``Snapshots``."""
+
+    def __init__(
+        self,
+        number: int,
+        spool: SpoolFiles,
+        send: Callable[[dict[str, Any]], None],
+        resume: Mapping[str, Any] | None,
+    ) -> None:
+        """Read the snapshot from which the run is to go on. Raises PayloadError and StorageUnavailable."""
+        self._number = number
+        self._spool = spool
+        self._send = send
+        self._taken = 0
+        self._newest: Snapshot | None = None
+        if resume is not None:
+            self._newest = Snapshot(*read_spooled(spool, resume["snapshot"]), resume["steps_done"])
+
+    @property
+    def newest(self) -> Snapshot | None:
+        return self._newest
+
+    def put(self, snapshot: Snapshot) -> None:
+        self._taken += 1
+        name = f"snapshot{self._number}x{self._taken}"
+        try:
+            write_spooled(self._spool, name, snapshot.tensors, snapshot.values)
+        except OmniJobsError as error:
+            self.miss(error)
+        except OSError as error:  # the worker closes
+            self.miss(StorageUnavailable(f"the spool: {error}"))
+        else:
+            self._send({"run": self._number, "snapshot": name, "steps_done": snapshot.steps_done})
+
+    def refuse(self, error: OmniJobsError) -> None:
+        self._newest = None
+        self._send({"run": self._number, "refused": error.to_dict()})
+
+    def miss(self, error: OmniJobsError) -> None:
+        self._send({"run": self._number, "missed": error.to_dict()})
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:

@@ -1,14 +1,16 @@
 """``GPUDiffusionModelRunner``: the rows of a diffusion stage, from noise to output, step by step.
 
-A charter: only the life of rows in the model belongs here: begin → step → finish, and what becomes of them when one
-of these fails. The choice of rows belongs to ``step_batching``, waiting callers and threads to ``diffusion_runner``,
-the device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV cache, no sampler and no
-attention metadata. The name follows vLLM's family of model runners; the code is the same on CPUs.
+A charter: only the life of rows in the model belongs here: begin or resume → step, save → finish, and what becomes of
+them when one of these fails. The choice of rows belongs to ``step_batching``, waiting callers and threads to
+``diffusion_runner``, the device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV
+cache, no sampler and no attention metadata. The name follows vLLM's family of model runners; the code is the same on
+CPUs.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,11 +19,12 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, RowOutput
+from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, ResumableModel, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
-from workers.stages.types import OmniModelRunnerOutput, convert_tensors
+from workers.stages.types import OmniModelRunnerOutput, Snapshot, convert_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +47,28 @@ class RowCaller(Protocol):
     def wanted(self) -> bool:
         """Whether anyone still waits for the output; False for good once ``settle`` was called."""
 
-    def report(self, done: int, total: int) -> None:
-        """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot from which to go on; None: begin anew."""
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether ``keep`` is of use."""
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Take a snapshot of the row."""
+
+    def refuse(self, error: StageError) -> None:
+        """Take the error for which the row began anew instead of going on from ``snapshot``."""
+
+    def miss(self, error: StageError) -> None:
+        """Take the error for which a snapshot was not taken."""
+
+    def report(self, done: int, total: int, resumed_at: int | None) -> None:
+        """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``.
+
+        ``resumed_at``: the steps of the snapshot from which it went on.
+        """
 
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or the error with which this row failed."""
@@ -54,9 +77,13 @@ class RowCaller(Protocol):
 class GPUDiffusionModelRunner:
     """Takes the steps of all rows of a diffusion model, for ``DiffusionRunner`` and on its thread."""
 
-    def __init__(self, model: DiffusionModel, device: torch.device, budget: StepBudget) -> None:
+    def __init__(
+        self, model: DiffusionModel, device: torch.device, budget: StepBudget, interval: SnapshotInterval
+    ) -> None:
         self.model = model
+        self._resumable = model if isinstance(model, ResumableModel) else None
         self._device = device
+        self._interval = interval
         self._budget = budget
         self._batching = StepBatching(budget)
         self._added: deque[RowCaller] = deque()
@@ -83,6 +110,7 @@ class GPUDiffusionModelRunner:
             self._rows.clear()
             return bool(self._added)
         self._step(rows)
+        self._save(rows)
         done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
         if done:
             self._finish(done)
@@ -100,7 +128,7 @@ class GPUDiffusionModelRunner:
 
     def _advance(self, rows: Sequence[_Row]) -> None:
         for row in rows:
-            row.begin(self.model)
+            self._begin(row)
         left = [row.steps_left for row in rows]
         self.model.step([row.under_way for row in rows])
         if any(row.steps_left != before - 1 for row, before in zip(rows, left, strict=True)):
@@ -108,6 +136,44 @@ class GPUDiffusionModelRunner:
         self._limit_enqueued()
         for row in rows:
             row.report()
+
+    def _begin(self, row: _Row) -> None:
+        """Let the model make its row, unless it has: the snapshot's, or a new one if there is none of use."""
+        if row.under_way is None and row.snapshot is not None:
+            snapshot, row.snapshot = row.snapshot, None
+            try:
+                row.resume(self._resume(row, snapshot))
+            except Exception as error:
+                failure = _stage_error(error)
+                if isinstance(failure, OutOfMemory):
+                    row.snapshot = snapshot
+                    raise
+                row.under_way = None
+                row.caller.refuse(failure)
+        if row.under_way is None:
+            row.begin(self.model.begin(row.caller.prompt))
+
+    def _resume(self, row: _Row, snapshot: Snapshot) -> DiffusionRow:
+        if self._resumable is None:
+            raise ModelError("the model cannot be resumed", field="component")
+        under_way: DiffusionRow = self._resumable.resume(row.caller.prompt, snapshot.tensors, snapshot.values)
+        if not 0 < under_way.steps_done < row.cost.steps:
+            raise ModelError(f"{under_way.steps_done} steps of {row.cost.steps}", field="values.steps_done")
+        return under_way
+
+    def _save(self, rows: Sequence[_Row]) -> None:
+        """Take snapshots of the rows for which one is due. An error costs the snapshot alone."""
+        if self._resumable is None:
+            return
+        for row in rows:
+            if row.under_way is None or not row.is_due(self._interval):
+                continue
+            row.note_snapshot()
+            try:
+                saved = self._resumable.save(row.under_way)
+                row.caller.keep(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
+            except Exception as error:  # noqa: BLE001 — the row itself is well
+                row.caller.miss(_stage_error(error))
 
     def _limit_enqueued(self) -> None:
         """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
@@ -168,7 +234,11 @@ class _Row:
     def __init__(self, caller: RowCaller) -> None:
         self.caller = caller
         self.cost = caller.cost
+        self.snapshot = caller.snapshot  # from which it is to go on; None once that was tried
         self.under_way: DiffusionRow | None = None  # before its first step
+        self._resumed_at: int | None = None
+        self._saved_at = 0.0  # by the monotonic clock: its last snapshot, or its begin
+        self._saved_steps = 0
 
     @property
     def begun(self) -> bool:
@@ -178,10 +248,27 @@ class _Row:
     def steps_left(self) -> int:
         return self.cost.steps - (0 if self.under_way is None else self.under_way.steps_done)
 
-    def begin(self, model: DiffusionModel) -> None:
-        """Let the model make its row, unless it has."""
-        if self.under_way is None:
-            self.under_way = model.begin(self.caller.prompt)
+    def begin(self, under_way: DiffusionRow) -> None:
+        """Take the model's row."""
+        self.under_way = under_way
+        self.note_snapshot()
+
+    def resume(self, under_way: DiffusionRow) -> None:
+        """Take the model's row, which goes on from a snapshot."""
+        self.begin(under_way)
+        self._resumed_at = under_way.steps_done
+
+    def is_due(self, interval: SnapshotInterval) -> bool:
+        """Return whether a snapshot is to be taken now: not after the last step."""
+        if not self.caller.takes_snapshots or self.steps_left == 0 or not self.caller.wanted:
+            return False
+        steps = self.cost.steps - self.steps_left - self._saved_steps
+        return interval.is_due(time.monotonic() - self._saved_at, steps)
+
+    def note_snapshot(self) -> None:
+        """Count time and steps to the next snapshot from here on."""
+        self._saved_at = time.monotonic()
+        self._saved_steps = self.cost.steps - self.steps_left
 
     def release(self) -> None:
         """Free its memory if no step is lost by that, so that others may have it until it begins again."""
@@ -189,11 +276,11 @@ class _Row:
             self.under_way = None
 
     def report(self) -> None:
-        self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1)
+        self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1, self._resumed_at)
 
     def settle(self, output: RowOutput) -> None:
         result = _runner_output(output)
-        self.caller.report(self.cost.steps + 1, self.cost.steps + 1)
+        self.caller.report(self.cost.steps + 1, self.cost.steps + 1, self._resumed_at)
         self.caller.settle(result)
 
 
