@@ -130,34 +130,18 @@ class _Entry:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
-        self._snapshots = snapshots
-        self.snapshot = None if snapshots is None else snapshots.newest
-        self.takes_snapshots = snapshots is not None
+        self.snapshots = None if snapshots is None else _SnapshotsOnThread(snapshots, self._loop)
         self._settled = False
 
     @property
     def wanted(self) -> bool:
         return self._runner.healthy and not self._settled and not self.outcome.done()
 
-    def report(self, done: int, total: int, resumed_at: int | None) -> None:
+    def report(self, done: int, total: int) -> None:
         """Send progress to the loop; for any thread."""
-        progress = Progress(done, total, "steps", resumed_at=resumed_at)
+        newest = None if self.snapshots is None else self.snapshots.newest
+        progress = Progress(done, total, "steps", resumed_at=None if newest is None else newest.steps_done)
         self._loop.call_soon_threadsafe(self._on_progress, progress)
-
-    def keep(self, snapshot: Snapshot) -> None:
-        """Send a snapshot to the loop; for any thread."""
-        if self._snapshots is not None:
-            self._loop.call_soon_threadsafe(self._snapshots.put, snapshot)
-
-    def refuse(self, error: OmniJobsError) -> None:
-        """Send to the loop why the row began anew; for any thread."""
-        if self._snapshots is not None:
-            self._loop.call_soon_threadsafe(self._snapshots.refuse, error)
-
-    def miss(self, error: OmniJobsError) -> None:
-        """Send to the loop why there is no snapshot; for any thread."""
-        if self._snapshots is not None:
-            self._loop.call_soon_threadsafe(self._snapshots.miss, error)
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
         """Let ``run`` return the output or raise the error; for any thread."""
@@ -175,3 +159,22 @@ class _Entry:
             self.outcome.set_exception(result)
         else:
             self.outcome.set_result(result)
+
+
+class _SnapshotsOnThread:
+    """Snapshots of the loop for the thread that runs the model. Implements ``Snapshots``."""
+
+    def __init__(self, snapshots: Snapshots, loop: asyncio.AbstractEventLoop) -> None:
+        self._snapshots = snapshots
+        self._loop = loop
+        self.newest = snapshots.newest
+
+    def put(self, snapshot: Snapshot) -> None:
+        self._loop.call_soon_threadsafe(self._snapshots.put, snapshot)
+
+    def refuse(self, error: OmniJobsError) -> None:
+        self.newest = None
+        self._loop.call_soon_threadsafe(self._snapshots.refuse, error)
+
+    def miss(self, error: OmniJobsError) -> None:
+        self._loop.call_soon_threadsafe(self._snapshots.miss, error)

@@ -24,6 +24,7 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
+from workers.runners.runner import Snapshots
 from workers.stages.types import OmniModelRunnerOutput, Snapshot, convert_tensors
 
 logger = logging.getLogger(__name__)
@@ -48,27 +49,11 @@ class RowCaller(Protocol):
         """Whether anyone still waits for the output; False for good once ``settle`` was called."""
 
     @property
-    def snapshot(self) -> Snapshot | None:
-        """The snapshot from which to go on; None: begin anew."""
+    def snapshots(self) -> Snapshots | None:
+        """The row's snapshots; None: it begins anew, and none are taken."""
 
-    @property
-    def takes_snapshots(self) -> bool:
-        """Whether ``keep`` is of use."""
-
-    def keep(self, snapshot: Snapshot) -> None:
-        """Take a snapshot of the row."""
-
-    def refuse(self, error: StageError) -> None:
-        """Take the error for which the row began anew instead of going on from ``snapshot``."""
-
-    def miss(self, error: StageError) -> None:
-        """Take the error for which a snapshot was not taken."""
-
-    def report(self, done: int, total: int, resumed_at: int | None) -> None:
-        """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``.
-
-        ``resumed_at``: the steps of the snapshot from which it went on.
-        """
+    def report(self, done: int, total: int) -> None:
+        """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
 
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or the error with which this row failed."""
@@ -78,8 +63,13 @@ class GPUDiffusionModelRunner:
     """Takes the steps of all rows of a diffusion model, for ``DiffusionRunner`` and on its thread."""
 
     def __init__(
-        self, model: DiffusionModel, device: torch.device, budget: StepBudget, interval: SnapshotInterval
+        self,
+        model: DiffusionModel,
+        device: torch.device,
+        budget: StepBudget,
+        interval: SnapshotInterval = SnapshotInterval(every_s=0),  # noqa: B008 — frozen
     ) -> None:
+        """Hold what steps are taken with. By default no snapshots are taken."""
         self.model = model
         self._resumable = model if isinstance(model, ResumableModel) else None
         self._device = device
@@ -139,17 +129,15 @@ class GPUDiffusionModelRunner:
 
     def _begin(self, row: _Row) -> None:
         """Let the model make its row, unless it has: the snapshot's, or a new one if there is none of use."""
-        if row.under_way is None and row.snapshot is not None:
-            snapshot, row.snapshot = row.snapshot, None
+        snapshots = row.caller.snapshots
+        if row.under_way is None and snapshots is not None and snapshots.newest is not None:
             try:
-                row.resume(self._resume(row, snapshot))
+                row.begin(self._resume(row, snapshots.newest))
             except Exception as error:
                 failure = _stage_error(error)
                 if isinstance(failure, OutOfMemory):
-                    row.snapshot = snapshot
                     raise
-                row.under_way = None
-                row.caller.refuse(failure)
+                snapshots.refuse(failure)
         if row.under_way is None:
             row.begin(self.model.begin(row.caller.prompt))
 
@@ -166,14 +154,15 @@ class GPUDiffusionModelRunner:
         if self._resumable is None:
             return
         for row in rows:
-            if row.under_way is None or not row.is_due(self._interval):
+            snapshots = row.caller.snapshots
+            if snapshots is None or row.under_way is None or not row.is_due(self._interval):
                 continue
             row.note_snapshot()
             try:
                 saved = self._resumable.save(row.under_way)
-                row.caller.keep(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
+                snapshots.put(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
             except Exception as error:  # noqa: BLE001 — the row itself is well
-                row.caller.miss(_stage_error(error))
+                snapshots.miss(_stage_error(error))
 
     def _limit_enqueued(self) -> None:
         """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
@@ -234,9 +223,7 @@ class _Row:
     def __init__(self, caller: RowCaller) -> None:
         self.caller = caller
         self.cost = caller.cost
-        self.snapshot = caller.snapshot  # from which it is to go on; None once that was tried
         self.under_way: DiffusionRow | None = None  # before its first step
-        self._resumed_at: int | None = None
         self._saved_at = 0.0  # by the monotonic clock: its last snapshot, or its begin
         self._saved_steps = 0
 
@@ -249,18 +236,13 @@ class _Row:
         return self.cost.steps - (0 if self.under_way is None else self.under_way.steps_done)
 
     def begin(self, under_way: DiffusionRow) -> None:
-        """Take the model's row."""
+        """Take the model's row, which is new or resumed."""
         self.under_way = under_way
         self.note_snapshot()
 
-    def resume(self, under_way: DiffusionRow) -> None:
-        """Take the model's row, which goes on from a snapshot."""
-        self.begin(under_way)
-        self._resumed_at = under_way.steps_done
-
     def is_due(self, interval: SnapshotInterval) -> bool:
         """Return whether a snapshot is to be taken now: not after the last step."""
-        if not self.caller.takes_snapshots or self.steps_left == 0 or not self.caller.wanted:
+        if self.steps_left == 0 or not self.caller.wanted:
             return False
         steps = self.cost.steps - self.steps_left - self._saved_steps
         return interval.is_due(time.monotonic() - self._saved_at, steps)
@@ -276,11 +258,11 @@ class _Row:
             self.under_way = None
 
     def report(self) -> None:
-        self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1, self._resumed_at)
+        self.caller.report(self.cost.steps - self.steps_left, self.cost.steps + 1)
 
     def settle(self, output: RowOutput) -> None:
         result = _runner_output(output)
-        self.caller.report(self.cost.steps + 1, self.cost.steps + 1, self._resumed_at)
+        self.caller.report(self.cost.steps + 1, self.cost.steps + 1)
         self.caller.settle(result)
 
 
