@@ -128,6 +128,9 @@ class _Caller:
     def report(self, done: int, total: int) -> None:
         pass
 
+    def show(self, picture: torch.Tensor) -> None:
+        raise AssertionError("code2wav has no previews")
+
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         self.wanted = False
         if isinstance(result, StageError):

@@ -112,6 +112,7 @@ class ProgressView(_View):
     unit: str
     text: str | None = None  # the whole text so far; null for a stage that makes no text
     resumed_at: int | None = None  # where the attempt went on from a snapshot; null: it began anew
+    picture: str | None = None  # the newest preview while the stage runs, a data URL; for jobs that asked for previews
 
 
 class StageRunView(_View):

@@ -40,6 +40,7 @@ def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
                         "unit": report.unit,
                         "text": report.text,
                         "resumed_at": report.resumed_at,
+                        **({} if report.picture is None else {"picture": report.picture}),
                     },
                 }
                 for report in reports

@@ -11,7 +11,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
@@ -21,6 +22,9 @@ from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.runner import ProgressSink, Snapshots
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +136,7 @@ class _Entry:
         self._progress = progress
         self.snapshots = None if snapshots is None else _SnapshotsOnThread(snapshots, self._loop)
         self._settled = False
+        self._last = Progress(0, cost.steps + 1, "steps")
 
     @property
     def wanted(self) -> bool:
@@ -140,7 +145,15 @@ class _Entry:
     def report(self, done: int, total: int) -> None:
         """Send progress to the loop; for any thread."""
         newest = None if self.snapshots is None else self.snapshots.newest
-        progress = Progress(done, total, "steps", resumed_at=None if newest is None else newest.steps_done)
+        resumed_at = None if newest is None else newest.steps_done
+        self._send(replace(self._last, done=done, total=total, resumed_at=resumed_at))
+
+    def show(self, picture: torch.Tensor) -> None:
+        """Send a preview to the loop, with this progress and each that follows; for any thread."""
+        self._send(replace(self._last, picture=picture))
+
+    def _send(self, progress: Progress) -> None:
+        self._last = progress
         self._loop.call_soon_threadsafe(self._on_progress, progress)
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:

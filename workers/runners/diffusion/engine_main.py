@@ -9,6 +9,7 @@ SIGINT and SIGTERM, because its worker drains before it closes the socket.
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 import os
@@ -18,11 +19,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from omni_jobs.errors import ModelError, OmniJobsError, StorageUnavailable
+from omni_jobs.errors import ModelError, OmniJobsError, StorageError, StorageUnavailable
 from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -34,6 +35,9 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Progress, Snapshot
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -79,16 +83,14 @@ class EngineMain:
         message: dict[str, Any],
     ) -> None:
         number = message["run"]
-
-        def report(progress: Progress) -> None:
-            message = {"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit}
-            self._send({**message, "resumed_at": progress.resumed_at})
-
+        report = _ProgressOf(number, self._send, spool)
         try:
             tensors, values = read_spooled(spool, message["prompt"])
             parameters = parameters_type.model_validate(message["parameters"], strict=False)
-            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"])
-            snapshots = SpooledSnapshots(number, spool, self._send, message["resume"]) if message["snapshots"] else None
+            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"], message["previews"])
+            snapshots = (
+                _SpooledSnapshots(number, self._send, spool, message["resume"]) if message["snapshots"] else None
+            )
             output = await runner.run(prompt, report, snapshots)
             name = f"output{number}"
             write_spooled(spool, name, output.multimodal_outputs, output.values)
@@ -110,18 +112,42 @@ class EngineMain:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
 
-class SpooledSnapshots:
+class _ProgressOf:
+    """Sends one run's progress, and each new preview through the spool. A ``ProgressSink``."""
+
+    def __init__(self, run: int, send: Callable[[dict[str, Any]], None], spool: SpoolFiles) -> None:
+        self._run = run
+        self._send = send
+        self._spool = spool
+        self._picture: torch.Tensor | None = None  # the last that was sent
+        self._pictures = itertools.count()
+
+    def __call__(self, progress: Progress) -> None:
+        message = {"run": self._run, "done": progress.done, "total": progress.total, "unit": progress.unit}
+        message["resumed_at"] = progress.resumed_at
+        if progress.picture is not None and progress.picture is not self._picture:
+            self._picture = progress.picture
+            name = f"picture{self._run}x{next(self._pictures)}"
+            try:
+                write_spooled(self._spool, name, {"picture": progress.picture}, {})
+                message["picture"] = name
+            except StorageError as error:
+                logger.warning("run %d: no preview: %s", self._run, error)
+        self._send(message)
+
+
+class _SpooledSnapshots:
     """The snapshots of one run on the engine's side, which the spool brings and takes. Implements ``Snapshots``."""
 
     def __init__(
         self,
-        number: int,
-        spool: SpoolFiles,
+        run: int,
         send: Callable[[dict[str, Any]], None],
+        spool: SpoolFiles,
         resume: Mapping[str, Any] | None,
     ) -> None:
         """Read the snapshot from which the run is to go on. Raises PayloadError and StorageUnavailable."""
-        self._number = number
+        self._run = run
         self._spool = spool
         self._send = send
         self._taken = 0
@@ -135,7 +161,7 @@ class SpooledSnapshots:
 
     def put(self, snapshot: Snapshot) -> None:
         self._taken += 1
-        name = f"snapshot{self._number}x{self._taken}"
+        name = f"snapshot{self._run}x{self._taken}"
         try:
             write_spooled(self._spool, name, snapshot.tensors, snapshot.values)
         except OmniJobsError as error:
@@ -143,14 +169,14 @@ class SpooledSnapshots:
         except OSError as error:  # the worker closes
             self.miss(StorageUnavailable(f"the spool: {error}"))
         else:
-            self._send({"run": self._number, "snapshot": name, "steps_done": snapshot.steps_done})
+            self._send({"run": self._run, "snapshot": name, "steps_done": snapshot.steps_done})
 
     def refuse(self, error: OmniJobsError) -> None:
         self._newest = None
-        self._send({"run": self._number, "refused": error.to_dict()})
+        self._send({"run": self._run, "refused": error.to_dict()})
 
     def miss(self, error: OmniJobsError) -> None:
-        self._send({"run": self._number, "missed": error.to_dict()})
+        self._send({"run": self._run, "missed": error.to_dict()})
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:

@@ -5,16 +5,19 @@ processes (``workers.runners.diffusion.engine_main`` is the other) send each oth
 tensors through the spool:
 
     worker → engine   {args, engine, spool, min_free_bytes}              first: load the model
-                      {run, prompt, seed, parameters, snapshots, resume} run the prompt in that spool file; whether to
-                                                                         take snapshots; null, or {snapshot, steps_done}
+                      {run, prompt, seed, parameters, previews, snapshots, resume}
+                                                                         run the prompt in that spool file; ``resume``:
+                                                                         null, or {snapshot: its spool file, steps_done}
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
     engine → worker   {ready, resumable} or {error}                      the model is loaded, or why not
-                      {run, done, total, unit, resumed_at}               progress
-                      {run, snapshot, steps_done}                        a snapshot's spool file
-                      {run, refused} or {run, missed}                    the error of a snapshot that was given or taken
+                      {run, done, total, unit, resumed_at, picture?}     progress, and the spool file of a new preview
+                      {run, snapshot, steps_done}                        a new snapshot's spool file
+                      {run, refused} or {run, missed}                    why not to go on from one, or to have a new one
                       {run, output} or {run, error}                      the output's spool file, or the run's error
 """
+
+from __future__ import annotations
 
 import asyncio
 import itertools
@@ -27,7 +30,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -40,6 +43,9 @@ from workers.runners.runner import ProgressSink, Snapshots
 from workers.runners.spool import Spool, SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot, TensorTree
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +64,7 @@ class _Run:
     outcome: asyncio.Future[str]  # the spool file of its output
     progress: ProgressSink
     snapshots: Snapshots | None
+    picture: torch.Tensor | None = None  # the newest preview
 
 
 class EngineProcess:
@@ -156,6 +163,7 @@ class EngineProcess:
                 "prompt": name,
                 "seed": prompt.seed,
                 "parameters": prompt.parameters.model_dump(mode="json"),
+                "previews": prompt.previews,
                 "snapshots": snapshots is not None,
                 "resume": None,
             }
@@ -214,12 +222,13 @@ class EngineProcess:
     def _receive(self, message: dict[str, Any]) -> None:
         run = self._runs.get(message["run"])
         if run is None or run.outcome.done():  # nobody waits for it any more
-            for name in ("output", "snapshot"):
-                if name in message:
-                    self._spool.remove(message[name])
+            for name in message.keys() & {"output", "picture", "snapshot"}:
+                self._spool.remove(message[name])
         elif "done" in message:
-            done, total, unit = message["done"], message["total"], message["unit"]
-            run.progress(Progress(done, total, unit, resumed_at=message["resumed_at"]))
+            if "picture" in message:
+                run.picture = read_spooled(self._spool, message["picture"])[0]["picture"]
+            done, total, unit, resumed_at = (message[name] for name in ("done", "total", "unit", "resumed_at"))
+            run.progress(Progress(done, total, unit, resumed_at=resumed_at, picture=run.picture))
         elif run.snapshots is not None and "snapshot" in message:
             tensors, values = read_spooled(self._spool, message["snapshot"])
             run.snapshots.put(Snapshot(tensors, values, message["steps_done"]))

@@ -19,7 +19,15 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, ResumableModel, RowOutput
+from workers.runners.diffusion.model import (
+    Cost,
+    DiffusionModel,
+    DiffusionRow,
+    PreviewingModel,
+    ResumableModel,
+    RowOutput,
+)
+from workers.runners.diffusion.previews import Previews
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
@@ -55,6 +63,9 @@ class RowCaller(Protocol):
     def report(self, done: int, total: int) -> None:
         """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
 
+    def show(self, picture: torch.Tensor) -> None:
+        """Take a preview, uint8 [h, w, 3] on the CPU; called only if the prompt asks for previews."""
+
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or the error with which this row failed."""
 
@@ -67,10 +78,16 @@ class GPUDiffusionModelRunner:
         model: DiffusionModel,
         device: torch.device,
         budget: StepBudget,
+        *,
+        preview_every_steps: int = 5,
         interval: SnapshotInterval = SnapshotInterval(every_s=0),  # noqa: B008 — frozen
     ) -> None:
-        """Hold what steps are taken with. By default no snapshots are taken."""
+        """Run ``model``, which stands on ``device``; each step keeps to ``budget``. By default there are no snapshots.
+
+        ``interval``: between two snapshots of a row.
+        """
         self.model = model
+        self._previews = Previews(model, preview_every_steps) if isinstance(model, PreviewingModel) else None
         self._resumable = model if isinstance(model, ResumableModel) else None
         self._device = device
         self._interval = interval
@@ -101,6 +118,8 @@ class GPUDiffusionModelRunner:
             return bool(self._added)
         self._step(rows)
         self._save(rows)
+        if self._previews is not None:
+            self._previews.show(row for row in rows if row.caller.wanted)
         done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
         if done:
             self._finish(done)

@@ -54,8 +54,13 @@ class GPUDiffusionWorker:
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
         self._check_resumable(model)
-        interval = SnapshotInterval(self.engine.snapshot_every_s, self.engine.snapshot_every_steps)
-        self._model_runner = GPUDiffusionModelRunner(model, self.device, budget, interval)
+        self._model_runner = GPUDiffusionModelRunner(
+            model,
+            self.device,
+            budget,
+            preview_every_steps=self.engine.preview_every_steps,
+            interval=SnapshotInterval(self.engine.snapshot_every_s, self.engine.snapshot_every_steps),
+        )
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
 
     def _check_resumable(self, model: DiffusionModel) -> None:
