@@ -123,6 +123,7 @@ class _Caller:
         self.prompt = prompt
         self.cost = cost
         self.wanted = True
+        self.snapshots = None
 
     def report(self, done: int, total: int) -> None:
         pass

@@ -56,6 +56,7 @@ class StageView(_View):
     produces: str = ""  # a flow
     parameters: dict[str, Any]
     paused_at: datetime | None = None  # since then its workers claim nothing; null: it is not paused
+    resumable: bool = False  # whether a run of it goes on from a snapshot after a loss; else all its steps run again
 
 
 class FormatView(_View):

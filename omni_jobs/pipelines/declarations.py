@@ -47,6 +47,8 @@ class ComponentDeclaration:
     parameters      the ``StageParameters`` of such a stage, as "module:Class"; None: those of the runner
     implementation  the object that the runner loads in its process, as "module:name": an ``ArComponent`` for ``ar``,
                     the function that loads a ``DiffusionModel`` for ``diffusion``; None: the runner needs none
+    resumable       whether another attempt can go on from a snapshot of an earlier one: the ``DiffusionModel`` is a
+                    ``ResumableModel``
     """
 
     runner: str
@@ -55,6 +57,7 @@ class ComponentDeclaration:
     dtypes: frozenset[str] | None = None
     parameters: str | None = None
     implementation: str | None = None
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,11 @@ class StageConfig(_Frozen):
             return None
         return self.family.components.get(self.component)
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another attempt of a stage run can go on from a snapshot of an earlier one."""
+        return self.component_declaration is not None and self.component_declaration.resumable
+
     @cached_property
     def processor_declaration(self) -> ProcessorDeclaration:
         """The declaration of the stage's input processor, its family's or else its runner's."""

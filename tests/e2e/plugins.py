@@ -43,6 +43,7 @@ FAMILY = Family(
             produces=frozenset({"pixels"}),
             parameters="pastel.parameters:PastelParameters",
             implementation="liar.model:load_liar",
+            resumable=True,
         )
     },
     processors={"liar": ProcessorDeclaration("pastel.processors:PastelProcessor", "diffusion")},

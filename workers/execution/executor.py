@@ -21,6 +21,7 @@ from workers.execution.handoff import HandOff
 from workers.execution.ledger import Ledger
 from workers.execution.preview import Preview
 from workers.execution.run_time_limit import TimeLimit
+from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
 from workers.stages.types import Progress
 
@@ -75,6 +76,7 @@ class Executor:
         self._handoff = HandOff(
             self._stage, store, self._worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
         )
+        self._snapshots = StageSnapshots(self._stage, store, ledger, llm.snapshot_origin)
         self._stop_limit_s = settings.stop_limit_s
         self._poll_s = settings.poll_s
         self._on_room = on_room
@@ -180,16 +182,18 @@ class Executor:
         """Run one claimed stage run; record its end, whatever end that is, and free its slot."""
         claim = run.claim
         run.started = True
+        snapshots = self._snapshots.of(claim)
         try:
             if not self._may_run(run):
                 await self._hand_back(claim.stage_run_id, claim.attempt)
                 return
             async with TimeLimit(self._stage.config, on_over=lambda: self._expect_stop(run)) as limit:
                 stage_input = await self._handoff.load(claim)
-                output = await self._llm.generate(stage_input, partial(self._report, run, limit))
+                await snapshots.load()
+                output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
                 completion = await self._handoff.store(claim, stage_input, output)
             run.reporting = True
-            outcome = await self._ledger.complete(completion)
+            outcome = await self._ledger.complete(snapshots.warn(completion))
             if not outcome.won:
                 logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
                 await self._handoff.forget(completion)
@@ -204,6 +208,7 @@ class Executor:
             run.reporting = True
             await self._fail(claim, self._as_error(claim, error))
         finally:
+            snapshots.end()
             self._forget(run)
 
     def _may_run(self, run: _InFlight) -> bool:
@@ -222,6 +227,7 @@ class Executor:
                 progress.total,
                 progress.unit,
                 progress.text,
+                progress.resumed_at,
                 run.preview.url(progress.picture),
             )
         )
@@ -322,6 +328,7 @@ class Executor:
             self._stop(run)
         if tasks := self._tasks():
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        await self._snapshots.close()
         self._handoff.close()
 
     def _take_no_more(self) -> None:

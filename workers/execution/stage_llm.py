@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
@@ -12,7 +12,7 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
-from workers.runners.runner import ProgressSink, Runner
+from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput
@@ -32,6 +32,7 @@ class StageLLM:
         """Join a stage with the runner of its kind; nothing is loaded yet."""
         self.stage = stage
         self.runner = runner
+        self._resumable = runner if isinstance(runner, ResumableRunner) else None
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
@@ -44,6 +45,11 @@ class StageLLM:
         """Load the stage's input processor and its runner's model. Raises ConfigError, or EngineDead."""
         _ = self.stage.processor
         await self.runner.start()
+
+    @property
+    def snapshot_origin(self) -> Mapping[str, Any] | None:
+        """The ``snapshot_origin`` of the runner, once it has started; None for one that takes no snapshots."""
+        return None if self._resumable is None else self._resumable.snapshot_origin
 
     def input_of(
         self,
@@ -69,10 +75,14 @@ class StageLLM:
         )
 
     async def generate(
-        self, stage_input: StageInput, progress: ProgressSink = lambda progress: None
+        self,
+        stage_input: StageInput,
+        progress: ProgressSink = lambda progress: None,
+        snapshots: Snapshots | None = None,
     ) -> OmniModelRunnerOutput:
         """Turn a stage input into the engine's prompt, run that and return the runner's output.
 
+        ``snapshots`` are for a runner that can be resumed. Offline there are none.
         Call the output's ``free`` once its hidden states are stored, because they hold memory of the engine's budget.
         Raises OmniJobsError carrying the stage's name; other exceptions of the model's code pass as they are.
         """
@@ -82,6 +92,8 @@ class StageLLM:
                 prompt = await asyncio.to_thread(self.stage.make_prompt, stage_input)
             else:
                 prompt = self.stage.make_prompt(stage_input)
+            if snapshots is not None and self._resumable is not None:
+                return await self._resumable.run(prompt, progress, snapshots)
             return await self.runner.run(prompt, progress)
 
     async def close(self) -> None:

@@ -1,14 +1,15 @@
 """``Runner``: the interface of all runners. A runner loads one stage's model and runs its prompts in batches.
 
 A stage's ``kind`` names a runner: an entry point of ``omni_jobs.runners``. A charter: only what all runners share
-belongs here.
+belongs here, and ``ResumableRunner``, which a runner may implement.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
+from omni_jobs.errors import OmniJobsError
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot
 
 ProgressSink = Callable[[Progress], None]
 """Receives progress on the event loop, as often as the runner likes, because the receiver throttles it."""
@@ -38,3 +39,40 @@ class Runner(Protocol):
     @property
     def healthy(self) -> bool:
         """True while the engine can take another prompt."""
+
+
+class Snapshots(Protocol):
+    """The snapshots of one stage run: the one from which it goes on, and where its runner puts new ones.
+
+    All methods are called on the event loop, and return at once.
+    """
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest snapshot of the earlier attempts; None: there is none, so the run begins anew."""
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Store a snapshot while the run goes on. One that waits to be stored is dropped for a newer one."""
+
+    def refuse(self, error: OmniJobsError) -> None:
+        """Note why ``newest`` cannot be used, so that the run begins anew."""
+
+    def miss(self, error: OmniJobsError) -> None:
+        """Note why a snapshot could not be taken. The run goes on."""
+
+
+@runtime_checkable
+class ResumableRunner(Runner, Protocol):
+    """A runner that takes snapshots of its runs, and goes on from them."""
+
+    @property
+    def snapshot_origin(self) -> Mapping[str, Any] | None:
+        """What two workers must have in common to hand on a snapshot, as JSON: family, component, dtype.
+
+        It is known from ``start`` on. None: the model cannot be resumed.
+        """
+
+    async def run(
+        self, prompt: EnginePrompt, progress: ProgressSink, snapshots: Snapshots | None = None
+    ) -> OmniModelRunnerOutput:
+        """Run one prompt as ``Runner.run`` says; with ``snapshots`` go on from the newest, and put new ones there."""

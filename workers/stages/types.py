@@ -68,12 +68,26 @@ class Progress:
     total: int | None
     unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
     text: str | None = None  # all the text so far, of a stage that makes text
+    resumed_at: int | None = None  # the ``steps_done`` of the snapshot from which it went on; None: it began anew
     picture: torch.Tensor | None = None  # the newest preview, uint8 [h, w, 3], of a job that asked for previews
 
     @property
     def waiting(self) -> bool:
         """Whether the runner holds the stage run back until it has room."""
         return self.unit == WAITING
+
+
+class Snapshot(NamedTuple):
+    """The state of a stage run between two of its steps, from which another attempt can go on.
+
+    tensors     named tensors, lists or dicts of tensors of torch, on the CPU; nobody changes them any more
+    values      JSON values by name
+    steps_done  how many steps had been taken
+    """
+
+    tensors: Mapping[str, TensorTree]
+    values: Mapping[str, Any]
+    steps_done: int
 
 
 class ReservedMemory(Protocol):

@@ -39,6 +39,7 @@ def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str
                 inputs=dict(stage.inputs),
                 produces=stage.produces,
                 parameters=stage.parameters_with({}).model_dump(mode="json") if whole else {},
+                resumable=whole and stage.is_resumable,
                 paused_at=as_datetime(paused[key]) if (key := (pipeline.name, stage.name)) in paused else None,
             )
             for stage in pipeline.stages.values()

@@ -11,6 +11,7 @@ PASTEL = Family(
             produces=frozenset({"pixels"}),
             parameters="pastel.parameters:PastelParameters",
             implementation="pastel.model:load_pastel",
+            resumable=True,
         )
     },
     processors={"pastel": ProcessorDeclaration("pastel.processors:PastelProcessor", "diffusion")},

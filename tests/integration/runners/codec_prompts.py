@@ -66,6 +66,7 @@ class Row:
     def __init__(self, prompt: DiffusionPrompt, cost: Cost, leaves_after: int = 1 << 30) -> None:
         self.prompt = prompt
         self.cost = cost
+        self.snapshots = None
         self.seen: list[int] = []  # steps done, as they were reported
         self.result: OmniModelRunnerOutput | StageError | None = None
         self._leaves_after = leaves_after

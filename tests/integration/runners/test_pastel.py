@@ -69,6 +69,7 @@ class Caller:
     def __init__(self, prompt: DiffusionPrompt, cost: Cost, leaves_after: int = 1 << 30) -> None:
         self.prompt = prompt
         self.cost = cost
+        self.snapshots = None
         self.steps = 0
         self.pictures: dict[int, torch.Tensor] = {}  # by the steps that were done
         self.result: OmniModelRunnerOutput | StageError | None = None

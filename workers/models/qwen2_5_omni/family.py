@@ -25,6 +25,7 @@ QWEN2_5_OMNI = Family(
             dtypes=frozenset({"auto", "float32"}),
             parameters=f"{_HERE}.parameters:OdeParameters",
             implementation=f"{_HERE}.code2wav:load_code2wav",
+            resumable=True,
         ),
     },
     prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",

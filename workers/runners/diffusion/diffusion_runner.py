@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.runner import ProgressSink
+from workers.runners.diffusion.snapshot_origin import snapshot_origin
+from workers.runners.runner import ProgressSink, Snapshots
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class DiffusionRunner:
-    """Runs the prompts of one diffusion model in this process, step by step together. Implements ``Runner``."""
+    """Runs prompts of one diffusion model in this process, step by step together. Implements ``ResumableRunner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
+        self._args = args
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
         # One thread runs everything of the model, because torch keeps a group of threads for each thread that calls it.
@@ -47,7 +50,13 @@ class DiffusionRunner:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
         self._serving = asyncio.create_task(self._serve())
 
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    @property
+    def snapshot_origin(self) -> Mapping[str, Any] | None:
+        return snapshot_origin(self._args) if self.healthy and self._worker.is_resumable else None
+
+    async def run(
+        self, prompt: EnginePrompt, progress: ProgressSink, snapshots: Snapshots | None = None
+    ) -> OmniModelRunnerOutput:
         """Run one prompt together with others; wait first while there are as many as the stage has slots.
 
         The output has the model's named tensors as ``multimodal_outputs``, on the CPU, and its values. Raises
@@ -60,7 +69,7 @@ class DiffusionRunner:
         async with self._room:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
-            entry = _Entry(self, prompt, cost, progress)
+            entry = _Entry(self, prompt, cost, progress, snapshots)
             self._entries.add(entry)
             self._worker.model_runner.add(entry)
             self._added.set()
@@ -111,13 +120,21 @@ class DiffusionRunner:
 class _Entry:
     """One prompt in the engine, and the future of its output. Implements ``RowCaller``."""
 
-    def __init__(self, runner: DiffusionRunner, prompt: DiffusionPrompt, cost: Cost, progress: ProgressSink) -> None:
+    def __init__(
+        self,
+        runner: DiffusionRunner,
+        prompt: DiffusionPrompt,
+        cost: Cost,
+        progress: ProgressSink,
+        snapshots: Snapshots | None,
+    ) -> None:
         self._runner = runner
         self.prompt = prompt
         self.cost = cost
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
+        self.snapshots = None if snapshots is None else _SnapshotsOnThread(snapshots, self._loop)
         self._settled = False
         self._last = Progress(0, cost.steps + 1, "steps")
 
@@ -127,7 +144,9 @@ class _Entry:
 
     def report(self, done: int, total: int) -> None:
         """Send progress to the loop; for any thread."""
-        self._send(replace(self._last, done=done, total=total))
+        newest = None if self.snapshots is None else self.snapshots.newest
+        resumed_at = None if newest is None else newest.steps_done
+        self._send(replace(self._last, done=done, total=total, resumed_at=resumed_at))
 
     def show(self, picture: torch.Tensor) -> None:
         """Send a preview to the loop, with this progress and each that follows; for any thread."""
@@ -153,3 +172,22 @@ class _Entry:
             self.outcome.set_exception(result)
         else:
             self.outcome.set_result(result)
+
+
+class _SnapshotsOnThread:
+    """Snapshots of the loop for the thread that runs the model. Implements ``Snapshots``."""
+
+    def __init__(self, snapshots: Snapshots, loop: asyncio.AbstractEventLoop) -> None:
+        self._snapshots = snapshots
+        self._loop = loop
+        self.newest = snapshots.newest
+
+    def put(self, snapshot: Snapshot) -> None:
+        self._loop.call_soon_threadsafe(self._snapshots.put, snapshot)
+
+    def refuse(self, error: OmniJobsError) -> None:
+        self.newest = None
+        self._loop.call_soon_threadsafe(self._snapshots.refuse, error)
+
+    def miss(self, error: OmniJobsError) -> None:
+        self._loop.call_soon_threadsafe(self._snapshots.miss, error)

@@ -16,14 +16,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from omni_jobs.errors import ModelError, OmniJobsError, StorageError
+from omni_jobs.errors import ModelError, OmniJobsError, StorageError, StorageUnavailable
 from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -34,7 +34,7 @@ from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import Progress
+from workers.stages.types import Progress, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class EngineMain:
             return
         gc.collect()
         gc.freeze()  # the loaded modules stay for the process's life, so the collector need not go through them again
-        self._send({"ready": True})
+        self._send({"ready": True, "resumable": runner.snapshot_origin is not None})
         while "close" not in (message := await self._receive()):
             if "cancel" in message:
                 if (task := self._runs.get(message["cancel"])) is not None:
@@ -88,7 +88,10 @@ class EngineMain:
             tensors, values = read_spooled(spool, message["prompt"])
             parameters = parameters_type.model_validate(message["parameters"], strict=False)
             prompt = DiffusionPrompt(tensors, values, parameters, message["seed"], message["previews"])
-            output = await runner.run(prompt, report)
+            snapshots = (
+                _SpooledSnapshots(number, self._send, spool, message["resume"]) if message["snapshots"] else None
+            )
+            output = await runner.run(prompt, report, snapshots)
             name = f"output{number}"
             write_spooled(spool, name, output.multimodal_outputs, output.values)
             self._send({"run": number, "output": name})
@@ -121,6 +124,7 @@ class _ProgressOf:
 
     def __call__(self, progress: Progress) -> None:
         message = {"run": self._run, "done": progress.done, "total": progress.total, "unit": progress.unit}
+        message["resumed_at"] = progress.resumed_at
         if progress.picture is not None and progress.picture is not self._picture:
             self._picture = progress.picture
             name = f"picture{self._run}x{next(self._pictures)}"
@@ -130,6 +134,49 @@ class _ProgressOf:
             except StorageError as error:
                 logger.warning("run %d: no preview: %s", self._run, error)
         self._send(message)
+
+
+class _SpooledSnapshots:
+    """The snapshots of one run on the engine's side, which the spool brings and takes. Implements ``Snapshots``."""
+
+    def __init__(
+        self,
+        run: int,
+        send: Callable[[dict[str, Any]], None],
+        spool: SpoolFiles,
+        resume: Mapping[str, Any] | None,
+    ) -> None:
+        """Read the snapshot from which the run is to go on. Raises PayloadError and StorageUnavailable."""
+        self._run = run
+        self._spool = spool
+        self._send = send
+        self._taken = 0
+        self._newest: Snapshot | None = None
+        if resume is not None:
+            self._newest = Snapshot(*read_spooled(spool, resume["snapshot"]), resume["steps_done"])
+
+    @property
+    def newest(self) -> Snapshot | None:
+        return self._newest
+
+    def put(self, snapshot: Snapshot) -> None:
+        self._taken += 1
+        name = f"snapshot{self._run}x{self._taken}"
+        try:
+            write_spooled(self._spool, name, snapshot.tensors, snapshot.values)
+        except OmniJobsError as error:
+            self.miss(error)
+        except OSError as error:  # the worker closes
+            self.miss(StorageUnavailable(f"the spool: {error}"))
+        else:
+            self._send({"run": self._run, "snapshot": name, "steps_done": snapshot.steps_done})
+
+    def refuse(self, error: OmniJobsError) -> None:
+        self._newest = None
+        self._send({"run": self._run, "refused": error.to_dict()})
+
+    def miss(self, error: OmniJobsError) -> None:
+        self._send({"run": self._run, "missed": error.to_dict()})
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:

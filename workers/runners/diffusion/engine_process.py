@@ -5,11 +5,15 @@ processes (``workers.runners.diffusion.engine_main`` is the other) send each oth
 tensors through the spool:
 
     worker → engine   {args, engine, spool, min_free_bytes}              first: load the model
-                      {run, prompt, seed, parameters, previews}          run the prompt in that spool file
+                      {run, prompt, seed, parameters, previews, snapshots, resume}
+                                                                         run the prompt in that spool file; ``resume``:
+                                                                         null, or {snapshot: its spool file, steps_done}
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
-    engine → worker   {ready} or {error}                                 the model is loaded, or why not
-                      {run, done, total, unit, picture?}                 progress, and the spool file of a new preview
+    engine → worker   {ready, resumable} or {error}                      the model is loaded, or why not
+                      {run, done, total, unit, resumed_at, picture?}     progress, and the spool file of a new preview
+                      {run, snapshot, steps_done}                        a new snapshot's spool file
+                      {run, refused} or {run, missed}                    why not to go on from one, or to have a new one
                       {run, output} or {run, error}                      the output's spool file, or the run's error
 """
 
@@ -33,11 +37,12 @@ from pydantic import TypeAdapter
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.engine_environment import engine_environment
-from workers.runners.runner import ProgressSink
+from workers.runners.runner import ProgressSink, Snapshots
 from workers.runners.spool import Spool, SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, TensorTree
+from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot, TensorTree
 
 if TYPE_CHECKING:
     import torch
@@ -58,11 +63,12 @@ _CLOSE_S = 10.0  # then the process is killed
 class _Run:
     outcome: asyncio.Future[str]  # the spool file of its output
     progress: ProgressSink
+    snapshots: Snapshots | None
     picture: torch.Tensor | None = None  # the newest preview
 
 
 class EngineProcess:
-    """Runs the prompts of a diffusion model in a process that it starts. Implements ``Runner``."""
+    """Runs the prompts of a diffusion model in a process that it starts. Implements ``ResumableRunner``."""
 
     _spool: Spool  # from ``start`` on; it outlives ``close``
 
@@ -76,6 +82,7 @@ class EngineProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._dead: str | None = "the engine is not running"  # why nothing runs
+        self._is_resumable = False
 
     @property
     def pid(self) -> int | None:
@@ -122,10 +129,20 @@ class EngineProcess:
         line = await reader.readline()
         if not line:
             raise EngineDead("the engine's process ended during its start", stage=self._args.stage)
-        if (error := json.loads(line).get("error")) is not None:
+        answer = json.loads(line)
+        if (error := answer.get("error")) is not None:
             raise OmniJobsError.from_dict(error)
+        self._is_resumable = answer["resumable"]
+        if not self._is_resumable:
+            logger.info("%s: its model cannot be resumed: after a loss all steps are taken again", self._args.stage)
 
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    @property
+    def snapshot_origin(self) -> Mapping[str, Any] | None:
+        return snapshot_origin(self._args) if self._is_resumable else None
+
+    async def run(
+        self, prompt: EnginePrompt, progress: ProgressSink, snapshots: Snapshots | None = None
+    ) -> OmniModelRunnerOutput:
         """Run one prompt as ``DiffusionRunner.run`` does; the output's tensors are read-only views of a spool file.
 
         Raises EngineDead also when the process has ended, and StorageFull when the spool has no room.
@@ -137,13 +154,23 @@ class EngineProcess:
         if self._dead is not None:
             raise EngineDead(self._dead, stage=self._args.stage)
         number = next(self._numbers)
-        run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress)
-        name = f"prompt{number}"
+        run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress, snapshots)
+        name, resume = f"prompt{number}", f"resume{number}"
         try:
             await asyncio.to_thread(write_spooled, self._spool, name, prompt.tensors, prompt.values)
-            parameters = prompt.parameters.model_dump(mode="json")
-            settings = {"seed": prompt.seed, "parameters": parameters, "previews": prompt.previews}
-            self._send({"run": number, "prompt": name, **settings})
+            message = {
+                "run": number,
+                "prompt": name,
+                "seed": prompt.seed,
+                "parameters": prompt.parameters.model_dump(mode="json"),
+                "previews": prompt.previews,
+                "snapshots": snapshots is not None,
+                "resume": None,
+            }
+            if snapshots is not None and (newest := snapshots.newest) is not None:
+                await asyncio.to_thread(write_spooled, self._spool, resume, newest.tensors, newest.values)
+                message["resume"] = {"snapshot": resume, "steps_done": newest.steps_done}
+            self._send(message)
             return self._read_output(await run.outcome)
         except asyncio.CancelledError:
             self._send({"cancel": number})
@@ -153,6 +180,7 @@ class EngineProcess:
         finally:
             del self._runs[number]
             self._spool.remove(name)
+            self._spool.remove(resume)
 
     def _read_output(self, name: str) -> OmniModelRunnerOutput:
         tensors, values = read_spooled(self._spool, name)
@@ -194,12 +222,20 @@ class EngineProcess:
     def _receive(self, message: dict[str, Any]) -> None:
         run = self._runs.get(message["run"])
         if run is None or run.outcome.done():  # nobody waits for it any more
-            for name in message.keys() & {"output", "picture"}:
+            for name in message.keys() & {"output", "picture", "snapshot"}:
                 self._spool.remove(message[name])
         elif "done" in message:
             if "picture" in message:
                 run.picture = read_spooled(self._spool, message["picture"])[0]["picture"]
-            run.progress(Progress(message["done"], message["total"], message["unit"], picture=run.picture))
+            done, total, unit, resumed_at = (message[name] for name in ("done", "total", "unit", "resumed_at"))
+            run.progress(Progress(done, total, unit, resumed_at=resumed_at, picture=run.picture))
+        elif run.snapshots is not None and "snapshot" in message:
+            tensors, values = read_spooled(self._spool, message["snapshot"])
+            run.snapshots.put(Snapshot(tensors, values, message["steps_done"]))
+        elif run.snapshots is not None and "refused" in message:
+            run.snapshots.refuse(OmniJobsError.from_dict(message["refused"]))
+        elif run.snapshots is not None and "missed" in message:
+            run.snapshots.miss(OmniJobsError.from_dict(message["missed"]))
         elif "output" in message:
             run.outcome.set_result(message["output"])
         else:

@@ -22,6 +22,12 @@ class _Overrides(BaseModel):
         | None
     ) = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    snapshot_every_s: Annotated[
+        float, Field(ge=0, le=86_400, description="between two snapshots of a stage run, in seconds; 0: not by time")
+    ] = 10.0
+    snapshot_every_steps: (
+        Annotated[int, Field(ge=1, description="between two snapshots of a stage run; None: not by steps")] | None
+    ) = None
 
 
 class DiffusionEngine(_Overrides, EngineSettings):

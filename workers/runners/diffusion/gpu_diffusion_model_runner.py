@@ -1,14 +1,16 @@
 """``GPUDiffusionModelRunner``: the rows of a diffusion stage, from noise to output, step by step.
 
-A charter: only the life of rows in the model belongs here: begin → step → finish, and what becomes of them when one
-of these fails. The choice of rows belongs to ``step_batching``, waiting callers and threads to ``diffusion_runner``,
-the device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV cache, no sampler and no
-attention metadata. The name follows vLLM's family of model runners; the code is the same on CPUs.
+A charter: only the life of rows in the model belongs here: begin or resume → step, save → finish, and what becomes of
+them when one of these fails. The choice of rows belongs to ``step_batching``, waiting callers and threads to
+``diffusion_runner``, the device and loading to ``gpu_diffusion_worker``, the arithmetic to the model. There is no KV
+cache, no sampler and no attention metadata. The name follows vLLM's family of model runners; the code is the same on
+CPUs.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,12 +19,21 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, PreviewingModel, RowOutput
+from workers.runners.diffusion.model import (
+    Cost,
+    DiffusionModel,
+    DiffusionRow,
+    PreviewingModel,
+    ResumableModel,
+    RowOutput,
+)
 from workers.runners.diffusion.previews import Previews
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
-from workers.stages.types import OmniModelRunnerOutput, convert_tensors
+from workers.runners.runner import Snapshots
+from workers.stages.types import OmniModelRunnerOutput, Snapshot, convert_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +56,10 @@ class RowCaller(Protocol):
     def wanted(self) -> bool:
         """Whether anyone still waits for the output; False for good once ``settle`` was called."""
 
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """The row's snapshots; None: it begins anew, and none are taken."""
+
     def report(self, done: int, total: int) -> None:
         """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
 
@@ -59,12 +74,23 @@ class GPUDiffusionModelRunner:
     """Takes the steps of all rows of a diffusion model, for ``DiffusionRunner`` and on its thread."""
 
     def __init__(
-        self, model: DiffusionModel, device: torch.device, budget: StepBudget, *, preview_every_steps: int = 5
+        self,
+        model: DiffusionModel,
+        device: torch.device,
+        budget: StepBudget,
+        *,
+        preview_every_steps: int = 5,
+        interval: SnapshotInterval = SnapshotInterval(every_s=0),  # noqa: B008 — frozen
     ) -> None:
-        """Run ``model``, which stands on ``device``; each step keeps to ``budget``."""
+        """Run ``model``, which stands on ``device``; each step keeps to ``budget``. By default there are no snapshots.
+
+        ``interval``: between two snapshots of a row.
+        """
         self.model = model
         self._previews = Previews(model, preview_every_steps) if isinstance(model, PreviewingModel) else None
+        self._resumable = model if isinstance(model, ResumableModel) else None
         self._device = device
+        self._interval = interval
         self._budget = budget
         self._batching = StepBatching(budget)
         self._added: deque[RowCaller] = deque()
@@ -91,6 +117,7 @@ class GPUDiffusionModelRunner:
             self._rows.clear()
             return bool(self._added)
         self._step(rows)
+        self._save(rows)
         if self._previews is not None:
             self._previews.show(row for row in rows if row.caller.wanted)
         done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
@@ -110,7 +137,7 @@ class GPUDiffusionModelRunner:
 
     def _advance(self, rows: Sequence[_Row]) -> None:
         for row in rows:
-            row.begin(self.model)
+            self._begin(row)
         left = [row.steps_left for row in rows]
         self.model.step([row.under_way for row in rows])
         if any(row.steps_left != before - 1 for row, before in zip(rows, left, strict=True)):
@@ -118,6 +145,43 @@ class GPUDiffusionModelRunner:
         self._limit_enqueued()
         for row in rows:
             row.report()
+
+    def _begin(self, row: _Row) -> None:
+        """Let the model make its row, unless it has: the snapshot's, or a new one if there is none of use."""
+        snapshots = row.caller.snapshots
+        if row.under_way is None and snapshots is not None and snapshots.newest is not None:
+            try:
+                row.begin(self._resume(row, snapshots.newest))
+            except Exception as error:
+                failure = _stage_error(error)
+                if isinstance(failure, OutOfMemory):
+                    raise
+                snapshots.refuse(failure)
+        if row.under_way is None:
+            row.begin(self.model.begin(row.caller.prompt))
+
+    def _resume(self, row: _Row, snapshot: Snapshot) -> DiffusionRow:
+        if self._resumable is None:
+            raise ModelError("the model cannot be resumed", field="component")
+        under_way: DiffusionRow = self._resumable.resume(row.caller.prompt, snapshot.tensors, snapshot.values)
+        if not 0 < under_way.steps_done < row.cost.steps:
+            raise ModelError(f"{under_way.steps_done} steps of {row.cost.steps}", field="values.steps_done")
+        return under_way
+
+    def _save(self, rows: Sequence[_Row]) -> None:
+        """Take snapshots of the rows for which one is due. An error costs the snapshot alone."""
+        if self._resumable is None:
+            return
+        for row in rows:
+            snapshots = row.caller.snapshots
+            if snapshots is None or row.under_way is None or not row.is_due(self._interval):
+                continue
+            row.note_snapshot()
+            try:
+                saved = self._resumable.save(row.under_way)
+                snapshots.put(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
+            except Exception as error:  # noqa: BLE001 — the row itself is well
+                snapshots.miss(_stage_error(error))
 
     def _limit_enqueued(self) -> None:
         """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
@@ -179,6 +243,8 @@ class _Row:
         self.caller = caller
         self.cost = caller.cost
         self.under_way: DiffusionRow | None = None  # before its first step
+        self._saved_at = 0.0  # by the monotonic clock: its last snapshot, or its begin
+        self._saved_steps = 0
 
     @property
     def begun(self) -> bool:
@@ -188,10 +254,22 @@ class _Row:
     def steps_left(self) -> int:
         return self.cost.steps - (0 if self.under_way is None else self.under_way.steps_done)
 
-    def begin(self, model: DiffusionModel) -> None:
-        """Let the model make its row, unless it has."""
-        if self.under_way is None:
-            self.under_way = model.begin(self.caller.prompt)
+    def begin(self, under_way: DiffusionRow) -> None:
+        """Take the model's row, which is new or resumed."""
+        self.under_way = under_way
+        self.note_snapshot()
+
+    def is_due(self, interval: SnapshotInterval) -> bool:
+        """Return whether a snapshot is to be taken now: not after the last step."""
+        if self.steps_left == 0 or not self.caller.wanted:
+            return False
+        steps = self.cost.steps - self.steps_left - self._saved_steps
+        return interval.is_due(time.monotonic() - self._saved_at, steps)
+
+    def note_snapshot(self) -> None:
+        """Count time and steps to the next snapshot from here on."""
+        self._saved_at = time.monotonic()
+        self._saved_steps = self.cost.steps - self.steps_left
 
     def release(self) -> None:
         """Free its memory if no step is lost by that, so that others may have it until it begins again."""

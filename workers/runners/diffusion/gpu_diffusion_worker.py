@@ -11,7 +11,8 @@ from omni_jobs.pipelines.declarations import ComponentDeclaration, family
 from omni_jobs.pipelines.plugins import named_object
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
-from workers.runners.diffusion.model import LoadDiffusionModel
+from workers.runners.diffusion.model import DiffusionModel, LoadDiffusionModel, ResumableModel
+from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
@@ -35,6 +36,7 @@ class GPUDiffusionWorker:
                 stage=args.stage,
             )
         self._implementation = component.implementation or ""
+        self._is_declared_resumable = component.resumable
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")
         self._args = args
@@ -51,10 +53,29 @@ class GPUDiffusionWorker:
         budget = StepBudget(
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
+        self._check_resumable(model)
         self._model_runner = GPUDiffusionModelRunner(
-            model, self.device, budget, preview_every_steps=self.engine.preview_every_steps
+            model,
+            self.device,
+            budget,
+            preview_every_steps=self.engine.preview_every_steps,
+            interval=SnapshotInterval(self.engine.snapshot_every_s, self.engine.snapshot_every_steps),
         )
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
+
+    def _check_resumable(self, model: DiffusionModel) -> None:
+        """Raise ConfigError if the declaration promises what the model cannot do; log it if it does not say so."""
+        name = f"{self._model.family}/{self._model.component}"
+        is_resumable = isinstance(model, ResumableModel)
+        if self._is_declared_resumable and not is_resumable:
+            raise ConfigError(f"{name} is declared resumable and has no save and resume", field="component")
+        if is_resumable and not self._is_declared_resumable:
+            logger.warning("%s: %s can be resumed, and its declaration does not say so", self._args.stage, name)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the loaded model can be resumed. Raises EngineDead like ``model_runner``."""
+        return isinstance(self.model_runner.model, ResumableModel)
 
     @property
     def model_runner(self) -> GPUDiffusionModelRunner:
