@@ -135,9 +135,7 @@ ROWS = st.builds(
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    rows=st.lists(ROWS, min_size=12, max_size=12), late=st.lists(st.integers(0, 8), min_size=12, max_size=12)
-)
+@given(rows=st.lists(ROWS, min_size=12, max_size=12), late=st.lists(st.integers(0, 8), min_size=12, max_size=12))
 def test_rows_in_company_are_as_alone(model: Denoise, rows: list[DiffusionPrompt], late: list[int]) -> None:
     alone = [run(model, [row])[0] for row in rows]
     for one, other in zip(alone, run(model, rows, late), strict=True):
