@@ -22,18 +22,8 @@ from workers.models.tiny_directory import BYTES, TinyDirectory, randomise, write
 
 CODEBOOK = 16_384
 IMAGE_TOKENS = 16_512  # the codebook, the two marks of a picture, and ids that nothing uses
-_SPECIAL_TOKENS = [
-    "<|endoftext|>",
-    "[MASK]",
-    "[gMASK]",
-    "[sMASK]",
-    "<sop>",
-    "<eop>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|image|>",
-]
+_SPECIAL_TOKENS = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>"]
+_SPECIAL_TOKENS += ["<|assistant|>", "<|image|>"]
 _ROLES: dict[str, Any] = {
     "bos_token": "<|dit_token_16384|>",
     "eos_token": "<|dit_token_16385|>",
