@@ -1,4 +1,4 @@
-"""The diffusion runner: what a batch costs, beside its rows one by one and beside Transformers.
+"""The diffusion runner: what steps of many rows cost, beside the rows one by one and beside Transformers.
 
     python -m benchmarks.diffusion_runner --json FILE [--runs 5] [--quick]
 
@@ -19,9 +19,16 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoising
+from omni_jobs.errors import StageError
+from workers.models.qwen2_5_omni.code2wav import Code2Wav
+from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
+from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
+from workers.runners.diffusion.model import Cost
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import StepBudget
+from workers.stages.types import OmniModelRunnerOutput
 
 VOICE = "someone"
 RAGGED = (120, 60, 90, 75)  # codes; 50 are a second
@@ -49,6 +56,7 @@ def figures(*, runs: int, quick: bool) -> list[Figure]:
             found.append(figure(f"diffusion, {name}: batch against {other}", "x", ratio))
     found += _long_codes(model, ours, speaker, parameters, 40 if quick else 1000, runs)
     found += _vocoder(ours, ((2, 20),) if quick else ((8, 20), (4, 60), (4, 200)), runs)
+    found += _short_beside_long(ours, 12 if quick else 25, runs)
     if not quick:
         found += _compiled(ours, runs)
     return found
@@ -84,23 +92,80 @@ def _vocoder(ours: Token2Wav, batches: Sequence[tuple[int, int]], runs: int) -> 
     return found
 
 
+def _short_beside_long(ours: Token2Wav, length: int, runs: int) -> list[Figure]:
+    """A row of four steps comes while eight run that are far from their end: its time against its time alone."""
+    slow, quick = (OdeParameters(steps=1 + count, solver="euler") for count in (999, 4))
+    found = []
+    for rows in (1, 8):  # in a step
+        budget = partial(StepBudget, rows * 2 * length, 16)
+        busy = GPUDiffusionModelRunner(Code2Wav(ours), ours.device, budget())
+        for number in range(8):
+            prompt = _prompt(length, number, slow)
+            busy.add(_Caller(prompt, busy.model.check(prompt)))
+        for _ in range(8):
+            busy.execute_model()
+        sides: dict[str, Callable[[], object]] = {
+            "beside": partial(_until_done, busy, _prompt(length, 9, quick)),
+            "alone": lambda budget=budget: _until_done(  # type: ignore[misc]
+                GPUDiffusionModelRunner(Code2Wav(ours), ours.device, budget()), _prompt(length, 9, quick)
+            ),
+        }
+        times = _alternate(f"a short row beside long ones, {rows} in a step", sides, runs)
+        ratio = _ratios(times["beside"], times["alone"])
+        found.append(figure(f"4 steps beside eight long rows, {rows} in a step: against alone", "x", ratio))
+    return found
+
+
+class _Caller:
+    """Implements ``RowCaller``."""
+
+    def __init__(self, prompt: DiffusionPrompt, cost: Cost) -> None:
+        self.prompt = prompt
+        self.cost = cost
+        self.wanted = True
+
+    def report(self, done: int, total: int) -> None:
+        pass
+
+    def show(self, picture: torch.Tensor) -> None:
+        raise AssertionError("code2wav has no previews")
+
+    def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
+        self.wanted = False
+        if isinstance(result, StageError):
+            raise result
+
+
+def _prompt(length: int, seed: int, parameters: OdeParameters) -> DiffusionPrompt:
+    request = _request(length)
+    return DiffusionPrompt({"codes": request.codes}, {"voice": request.voice}, parameters, seed)
+
+
+def _until_done(runner: GPUDiffusionModelRunner, prompt: DiffusionPrompt) -> None:
+    caller = _Caller(prompt, runner.model.check(prompt))
+    runner.add(caller)
+    while caller.wanted:
+        runner.execute_model()
+
+
 def _compiled(ours: Token2Wav, runs: int) -> list[Figure]:
     """One evaluation of the transformer, plain and compiled with dynamic shapes, on batches of three shapes."""
-    plain = Denoising._velocity
+    plain = Denoiser._velocities
     compiled: Any = torch.compile(plain, dynamic=True)
     moment = torch.tensor(0.3)
     found, differences, compiling = [], [], 0.0
     for lengths in (RAGGED, RAGGED[:1], SHORT):
-        denoising = ours.denoise([_request(length) for length in lengths], OdeParameters())
-        state = torch.cat(denoising.mels())
+        rows = [ours.begin(_request(length), OdeParameters()) for length in lengths]
+        evaluations = [(moment, row.mel) for row in rows]
         with torch.inference_mode():
             begun = time.monotonic()
-            result = compiled(denoising, moment, state)
+            result = torch.cat(compiled(ours.denoiser, rows, evaluations))
             compiling += time.monotonic() - begun
-            differences.append(float((result - plain(denoising, moment, state)).abs().max()))
+            expected = torch.cat(plain(ours.denoiser, rows, evaluations))
+            differences.append(float((result - expected).abs().max()))
             sides: dict[str, Callable[[], object]] = {
-                "plain": partial(plain, denoising, moment, state),
-                "compiled": partial(compiled, denoising, moment, state),
+                "plain": partial(plain, ours.denoiser, rows, evaluations),
+                "compiled": partial(compiled, ours.denoiser, rows, evaluations),
             }
             times = _alternate(f"compiled, {len(lengths)} rows", sides, runs)
         ratio = _ratios(times["plain"], times["compiled"])
@@ -146,10 +211,10 @@ def _request(length: int) -> CodecRequest:
 
 
 def _mels(ours: Token2Wav, requests: Sequence[CodecRequest], parameters: OdeParameters) -> list[torch.Tensor]:
-    denoising = ours.denoise(requests, parameters)
-    while not denoising.done:
-        denoising.step()
-    return denoising.mels()
+    rows = [ours.begin(request, parameters) for request in requests]
+    for _ in range(parameters.steps - 1):
+        ours.denoiser.step(rows)
+    return [row.mel for row in rows]
 
 
 def _sample(

@@ -110,6 +110,7 @@ class ProgressView(_View):
     total: int | None
     unit: str
     text: str | None = None  # the whole text so far; null for a stage that makes no text
+    picture: str | None = None  # the newest preview while the stage runs, a data URL; for jobs that asked for previews
 
 
 class StageRunView(_View):

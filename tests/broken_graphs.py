@@ -159,6 +159,6 @@ BROKEN = [
     Broken(
         "unknown family", "family: qwen2_5_omni", "family: qwen9", 4, "model.family",
         "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, hibari, "
-        "qwen2_5_omni, whisper",
+        "qwen2_5_omni, qwen_image, whisper",
     ),
 ]  # fmt: skip

@@ -243,7 +243,7 @@ def _view(
                 queued_at=_time(run.queued_at),
                 started_at=_time(run.started_at),
                 finished_at=_time(run.finished_at),
-                progress=None if run.progress is None else ProgressView(**run.progress),
+                progress=_progress(run),
                 payload_bytes=run.payload_bytes,
                 worker=run.owner,
                 errors=errors.get(run.id, []),
@@ -264,6 +264,14 @@ def _view(
         tenant=row.tenant,
         priority=Priority(row.priority),
     )
+
+
+def _progress(run: Row[Any]) -> ProgressView | None:
+    """Return the stage run's progress; its preview is of no use once the stage run has ended."""
+    if run.progress is None:
+        return None
+    progress = ProgressView(**run.progress)
+    return progress if run.state == StageRunState.RUNNING else progress.model_copy(update={"picture": None})
 
 
 def _reason(run: _AnyRow, waiting: WaitingView | None) -> str | None:

@@ -39,6 +39,7 @@ def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
                         "total": report.total,
                         "unit": report.unit,
                         "text": report.text,
+                        **({} if report.picture is None else {"picture": report.picture}),
                     },
                 }
                 for report in reports

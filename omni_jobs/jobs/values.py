@@ -183,6 +183,7 @@ class ProgressReport:
     total: int | None
     unit: str
     text: str | None = None  # the whole text until now
+    picture: str | None = None  # the newest preview, a data URL
 
 
 @dataclass(frozen=True, slots=True)

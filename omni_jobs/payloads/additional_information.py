@@ -39,10 +39,13 @@ class AdditionalInformationPayload:
     key: str | None = field(default=None, compare=False)
     stage: str | None = field(default=None, compare=False)
 
-    def tensor(self, name: str, *, dtypes: frozenset[str] | None = None, rank: int | None = None) -> Tensor:
+    def tensor(
+        self, name: str, *, dtypes: frozenset[str] | None = None, rank: int | None = None, finite: bool = False
+    ) -> Tensor:
         """Return the tensor called ``name``.
 
-        Raises PayloadCorrupt when it is missing, is a list or dict, or its dtype or rank is not one asked for.
+        Raises PayloadCorrupt when it is missing, is a list or dict, its dtype or rank is not one asked for, or an
+        element is an infinity or a NaN and ``finite`` is asked for, which reads every byte.
         """
         entry = self.tensors.get(name)
         path = f"{TENSORS}.{name}"
@@ -54,6 +57,8 @@ class AdditionalInformationPayload:
             self._refuse(f"{entry.dtype}, not {' or '.join(sorted(dtypes))}", f"{path}.dtype")
         if rank is not None and len(entry.shape) != rank:
             self._refuse(f"rank {len(entry.shape)}, not {rank}", f"{path}.shape")
+        if finite and not entry.is_finite():
+            self._refuse("an element is not finite", path)
         return entry
 
     def value(self, name: str, type_: type[_Value]) -> _Value:

@@ -124,7 +124,7 @@ class Payload:
                 header, data, limits, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name)
             )
             embeds = tensors.pop(PROMPT_EMBEDS, None)
-            payload = cls(manifest, PromptEmbedsPayload(embeds) if embeds is not None else None)
+            payload = cls(manifest, None if embeds is None else PromptEmbedsPayload(embeds, key=key, stage=stage))
             if _STRUCTURE in metadata or _VALUES in metadata:
                 entries = load_structure(metadata.get(_STRUCTURE, "{}"), tensors)
                 values = load_values(metadata.get(_VALUES, "{}"), limits)

@@ -6,7 +6,7 @@ text and not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
@@ -27,10 +27,15 @@ PROMPT_EMBEDS: Final = "prompt_embeds"
 class PromptEmbedsPayload:
     """Prompt embeddings: one tensor [tokens, hidden size] of a float dtype.
 
+    key    the payload's key in the object store, for errors
+    stage  the stage that reads it, for errors
+
     Raises PayloadError, naming the field ``prompt_embeds.shape`` or ``prompt_embeds.dtype``, for another tensor.
     """
 
     embeds: Tensor
+    key: str | None = field(default=None, compare=False)
+    stage: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.embeds.shape) != 2:
@@ -63,14 +68,17 @@ class PromptEmbedsPayload:
             if PROMPT_EMBEDS not in header:
                 raise PayloadCorrupt("missing: the file has no tensor of that name", field=PROMPT_EMBEDS)
             tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
-            return cls(tensors[PROMPT_EMBEDS])
+            return cls(tensors[PROMPT_EMBEDS], key=key)
         except PayloadError as error:
             raise as_decode_error(error, key=key, within=PROMPT_EMBEDS) from error
 
     def check_finite(self, *, key: str | None = None) -> None:
-        """Raise PayloadCorrupt if an embedding holds an infinity or a NaN, which would spread through a batch."""
+        """Raise PayloadCorrupt if an embedding holds an infinity or a NaN, which would spread through a batch.
+
+        The error names ``key``, or else the payload's own.
+        """
         if not self.embeds.is_finite():
-            raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key)
+            raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key or self.key, stage=self.stage)
 
 
 def _check_metadata(metadata: object) -> None:

@@ -61,7 +61,8 @@ class AdmittedRequest:
                     ``prompt_embeds``, which is {"media": 0}),
                     ``modalities``, ``audio`` ({"voice", "format"}, if the job makes audio) and so each further output
                     that is stored as an artifact,
-                    ``parameters`` ({stage: {name: value}} as the request sets them), ``return_token_ids``
+                    ``parameters`` ({stage: {name: value}} as the request sets them), ``return_token_ids``,
+                    ``previews`` (if the job asks for them)
     media           in the order of their numbers
     stages          the stages that the job runs, each after its inputs
     seed            given or drawn, 0 … 2**63-1
@@ -129,6 +130,8 @@ def admit(
         "return_token_ids": request.return_token_ids,
     }
     admitted |= outputs
+    if request.previews:
+        admitted["previews"] = True
     if embeds is not None:
         from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
 

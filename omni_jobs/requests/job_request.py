@@ -202,6 +202,9 @@ class JobRequest(_Frozen):
         Field(description="among its tenant's jobs; default normal. A tenant may have to be permitted high"),
     ] = None
     return_token_ids: bool = False
+    previews: Annotated[
+        bool | None, Field(description="whether progress shows previews, of stages that make them: diffusion")
+    ] = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> JobRequest:

@@ -49,7 +49,7 @@ FAMILY = Family(
 )
 """,
     "model.py": """
-from pastel.model import Pastel, PastelBatch, load_pastel
+from pastel.model import Pastel, load_pastel
 from workers.runners.diffusion.model import RowOutput
 
 
@@ -58,15 +58,10 @@ def load_liar(model, device, dtype):
 
 
 class Liar(Pastel):
-    def begin(self, prompts):
-        return LyingBatch(self.network, prompts)
-
-
-class LyingBatch(PastelBatch):
     \"\"\"Of pictures 24 pixels wide it gives floats, channels first.\"\"\"
 
-    def finish(self, wanted):
-        for row, output in super().finish(wanted):
+    def finish(self, rows, wanted):
+        for row, output in super().finish(rows, wanted):
             pixels = output.tensors["pixels"]
             if pixels.shape[1] == 24:
                 output = RowOutput({"pixels": pixels.permute(2, 0, 1).float() / 255})

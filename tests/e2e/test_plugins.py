@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -131,6 +132,20 @@ def test_a_diffusion_model_of_ones_own_draws_what_it_draws_offline(client: Clien
 def image_of(output: object) -> bytes:
     assert isinstance(output, OmniOutput)
     return output.artifacts["image.png"].data
+
+
+def test_a_job_that_asks_shows_previews_while_it_runs(client: Client) -> None:
+    request = {**drawn("a lighthouse", 1, width=512, height=512, steps=1000), "previews": True}
+    shown = set[str]()
+
+    def look(job: JobView) -> None:
+        shown.update(stage.progress.picture for stage in job.stages if stage.progress and stage.progress.picture)
+
+    job = client.wait(client.submit({"model": "pastel", **request}).id, timeout=120, on_update=look)
+    picture(client, job)
+    assert shown
+    assert Image.open(BytesIO(b64decode(shown.pop().removeprefix("data:image/jpeg;base64,")))).size == (64, 64)
+    assert job.stages[0].progress is None or job.stages[0].progress.picture is None
 
 
 def test_a_job_may_ask_for_another_format(client: Client) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.oracles.qwen_image import QwenImageReference
-from workers.models.qwen_image.schedule import Schedules, Size
+from workers.models.qwen_image.latents import Size
+from workers.models.qwen_image.schedule import Schedules
 
 H = 128
 

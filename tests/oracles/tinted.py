@@ -16,9 +16,9 @@ _END = 256
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
-def metadata(directory: Path) -> Path:
+def metadata(directory: Path, example: Path = EXAMPLE) -> Path:
     """What installing the example would leave of its pyproject.toml: a directory for ``sys.path``."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((example / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = directory / f"{project['name']}-{project['version']}.dist-info"
     found.mkdir(parents=True)
     head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"

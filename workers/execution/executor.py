@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.ledger import Ledger
+from workers.execution.preview import Preview
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM
 from workers.stages.types import Progress
@@ -39,6 +40,7 @@ class _InFlight:
     stopping: bool = False  # it was asked to stop
     reporting: bool = False  # its end is on its way to the database: it is too late to stop it
     stop_timer: asyncio.TimerHandle | None = None  # by then it must have stopped
+    preview: Preview = field(default_factory=Preview)
 
 
 class Executor:
@@ -184,7 +186,7 @@ class Executor:
                 return
             async with TimeLimit(self._stage.config, on_over=lambda: self._expect_stop(run)) as limit:
                 stage_input = await self._handoff.load(claim)
-                output = await self._llm.generate(stage_input, partial(self._report, claim, limit))
+                output = await self._llm.generate(stage_input, partial(self._report, run, limit))
                 completion = await self._handoff.store(claim, stage_input, output)
             run.reporting = True
             outcome = await self._ledger.complete(completion)
@@ -210,9 +212,19 @@ class Executor:
             logger.error("%s.%s was claimed by %s", run.claim.pipeline, run.claim.stage, self._stage.name)
         return ours and self._taking and not run.stopping
 
-    def _report(self, claim: Claim, limit: TimeLimit, progress: Progress) -> None:
+    def _report(self, run: _InFlight, limit: TimeLimit, progress: Progress) -> None:
         limit.note(progress)
-        self._ledger.report_progress(ProgressReport(claim.stage_run_id, claim.attempt, **asdict(progress)))
+        self._ledger.report_progress(
+            ProgressReport(
+                run.claim.stage_run_id,
+                run.claim.attempt,
+                progress.done,
+                progress.total,
+                progress.unit,
+                progress.text,
+                run.preview.url(progress.picture),
+            )
+        )
 
     def _forget(self, run: _InFlight) -> None:
         del self._in_flight[run.claim.stage_run_id]

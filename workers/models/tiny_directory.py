@@ -140,7 +140,7 @@ def byte_tokenizer(
     symbols: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
     vocabulary = {symbol: byte for byte, symbol in symbols.items()}
     vocabulary |= {token: BYTES + n for n, token in enumerate(special_tokens)}
-    merges: list[tuple[str, str]] = []
+    merges: list[Any] = []  # pairs, whatever the annotation in Transformers says
     for word in whole_words:
         letters = [symbols[byte] for byte in word.encode()]
         for end in range(1, len(letters)):  # each merge adds one letter to the word's beginning

@@ -47,6 +47,11 @@ class StageInput(NamedTuple):
     wall: MediaWall | None = None  # decodes the media; None: media are refused
     has_successors: bool = False  # whether a later stage of the job takes this stage's payload
 
+    @property
+    def previews(self) -> bool:
+        """Whether the job asked for previews."""
+        return bool(self.request.get("previews"))
+
 
 EnginePrompt: TypeAlias = object
 """The prompt that an input processor makes for its stage's runner, which refuses a type that is not its own."""
@@ -63,6 +68,7 @@ class Progress:
     total: int | None
     unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
     text: str | None = None  # all the text so far, of a stage that makes text
+    picture: torch.Tensor | None = None  # the newest preview, uint8 [h, w, 3], of a job that asked for previews
 
     @property
     def waiting(self) -> bool:

@@ -201,8 +201,15 @@ class Engine:
             # The handler would log the end of its processes as their death, so end it before them.
             llm.output_handler.cancel()
             await asyncio.wait([llm.output_handler])
+        core: Any = llm.engine_core
         await asyncio.to_thread(self._shut_down, llm)
-        del llm
+        # vLLM leaves its ZMQ context to the garbage collector, which then warns; and to end a context is to wait for
+        # its sockets. vLLM closes them on this thread a little later, or, after a death, not all of them.
+        for socket in (core.resources.input_socket, core.resources.output_socket):
+            if socket is not None and not socket.closed:
+                socket.close(linger=0)
+        await asyncio.to_thread(core.resources.ctx.destroy, linger=0)
+        del llm, core
         gc.collect()  # AsyncLLM lies in reference cycles, and its __del__ fails once the interpreter is ending
 
     def _shut_down(self, llm: AsyncLLM) -> None:
@@ -210,9 +217,6 @@ class Engine:
             llm.shutdown(timeout=_CLOSE_S)
         finally:
             self._parent.shutdown(wait=False)
-        # vLLM leaves its ZMQ context to the garbage collector, which then warns.
-        core: Any = llm.engine_core
-        core.resources.ctx.destroy(linger=0)
 
 
 def _refuse(args: AsyncEngineArgs) -> None:

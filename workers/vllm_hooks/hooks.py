@@ -88,7 +88,7 @@ _FIELDS = (
     ("vllm.v1.core.sched.output:SchedulerOutput", "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens"),
     ("vllm.multimodal.inputs:PlaceholderRange", "offset length is_embed"),
     (_ENGINE, "errored"),
-    ("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    ("vllm.v1.engine.core_client:BackgroundResources", "ctx input_socket output_socket"),
     ("vllm.v1.engine.core:EngineCoreProc", "run_engine_core"),
     ("vllm.config.vllm:VllmConfig", "use_v2_model_runner lora_config"),
     ("vllm.lora.punica_wrapper.punica_cpu", "bgmv_shrink bgmv_expand bgmv_expand_slice"),

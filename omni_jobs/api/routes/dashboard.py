@@ -102,8 +102,8 @@ def _status(services: Services, caller: Caller) -> Status:
     ]
     recent = [
         RecentJob(
-            # without the text of a stage's progress, which may be long
-            **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text"}}}}),
+            # without the text and the preview of a stage's progress, which may be long
+            **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text", "picture"}}}}),
             artifacts=[artifact.url for artifact in job.artifacts],
         )
         for job in services.newest_jobs(caller.sees).get().jobs

@@ -1,17 +1,21 @@
 """The diffusion model: noise → ten steps → a picture."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import positive, read_json
-from pastel.network import CHANNELS, SCALE, PastelNetwork
+from pastel.network import CHANNELS, SCALE, PastelNetwork, as_pixels
 from pastel.parameters import PastelParameters
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.saved_row import SavedRow, weights_fingerprint
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import TensorTree
 
 __all__ = ["Pastel", "load_pastel"]
 
@@ -30,13 +34,26 @@ def load_pastel(model: OmniModelConfig, device: torch.device, dtype: str | None)
     return Pastel(network.to(device, torch.float64))
 
 
+@dataclass(eq=False)
+class Picture:
+    """A ``DiffusionRow``: one picture under way."""
+
+    parameters: PastelParameters
+    seed: int
+    text: torch.Tensor  # [width]
+    latents: torch.Tensor  # [4, h, w]
+    steps_done: int = 0
+
+
 class Pastel:
-    """A ``DiffusionModel``. A prompt has a value ``text``."""
+    """A ``ResumableModel`` and a ``PreviewingModel``. A prompt has a value ``text``."""
 
     max_batch_cost = 1 << 16  # latents
 
     def __init__(self, network: PastelNetwork) -> None:
         self.network = network
+        self._fingerprint = weights_fingerprint(network)
+        self._colours = network.mean_colours()
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the latents that the picture takes. Raises ModelError naming what the model cannot take."""
@@ -44,51 +61,55 @@ class Pastel:
         if len(text) > LONGEST_TEXT:
             raise ModelError(f"{len(text)} characters; at most {LONGEST_TEXT} are drawn", field="text")
         latents = parameters.width * parameters.height // SCALE**2
-        # The rows of a batch are one tensor and take the same steps. Each has its own guidance.
-        return Cost(latents, parameters.steps, (parameters.width, parameters.height, parameters.steps))
+        # The latents of a step's rows are one tensor. Each row has its own steps and guidance.
+        return Cost(latents, parameters.steps, group=(parameters.width, parameters.height))
 
-    def begin(self, prompts: Sequence[DiffusionPrompt]) -> "PastelBatch":
-        """Return a batch of pictures of one size and as many steps."""
-        return PastelBatch(self.network, prompts)
+    def begin(self, prompt: DiffusionPrompt) -> Picture:
+        """Return a picture that is noise yet."""
+        text, parameters = _request(prompt)
+        noise = _noise(prompt.seed, (CHANNELS, parameters.height // SCALE, parameters.width // SCALE))
+        latents = noise.to(self.network.time.device)
+        return Picture(parameters, prompt.seed, self.network.text(text), latents)
 
+    def step(self, rows: Sequence[Picture]) -> None:
+        """Take one step of Euler's method with classifier-free guidance, for pictures of one size."""
+        latents, texts = torch.stack([row.latents for row in rows]), torch.stack([row.text for row in rows])
+        steps = latents.new_tensor([row.parameters.steps for row in rows])
+        times = latents.new_tensor([row.steps_done for row in rows]) / steps
+        scales = latents.new_tensor([row.parameters.guidance_scale for row in rows])
+        plain = self.network.velocity(latents, times, torch.zeros_like(texts))
+        guided = self.network.velocity(latents, times, texts)
+        change = plain + scales[:, None, None, None] * (guided - plain)
+        latents = latents + change / steps[:, None, None, None]
+        for row, moved in zip(rows, latents, strict=True):
+            row.latents = moved
+            row.steps_done += 1
 
-class PastelBatch:
-    """A ``DiffusionBatch``: Euler's method with classifier-free guidance."""
-
-    def __init__(self, network: PastelNetwork, prompts: Sequence[DiffusionPrompt]) -> None:
-        requests = [_request(prompt) for prompt in prompts]
-        first = requests[0][1]
-        shape = (CHANNELS, first.height // SCALE, first.width // SCALE)
-        # Each row's noise comes of its own seed, and from the CPU, so that all devices draw the same picture.
-        noise = torch.stack([_noise(prompt.seed, shape) for prompt in prompts])
-        scales = torch.tensor([parameters.guidance_scale for _, parameters in requests], dtype=torch.float64)
-        self._network = network
-        self._latents = noise.to(network.time.device)
-        self._texts = network.texts([text for text, _ in requests])
-        self._scales = scales.to(network.time.device)[:, None, None, None]
-        self.steps = first.steps
-        self.steps_done = 0
-
-    @property
-    def done(self) -> bool:
-        return self.steps_done == self.steps
-
-    def step(self) -> None:
-        time = self.steps_done / self.steps
-        plain = self._network.velocity(self._latents, time, torch.zeros_like(self._texts))
-        guided = self._network.velocity(self._latents, time, self._texts)
-        self._latents = self._latents + (plain + self._scales * (guided - plain)) / self.steps
-        self.steps_done += 1
-
-    def keep(self, rows: Sequence[int]) -> None:
-        kept = list(rows)
-        self._latents, self._texts, self._scales = self._latents[kept], self._texts[kept], self._scales[kept]
-
-    def finish(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+    def finish(self, rows: Sequence[Picture], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``pixels`` uint8 [H, W, 3]."""
-        for row, latents in enumerate(self._latents):
-            if wanted(row):
-                yield row, RowOutput({"pixels": self._network.pixels(latents)})
+        for number, row in enumerate(rows):
+            if wanted(number):
+                yield number, RowOutput({"pixels": self.network.pixels(row.latents)})
+
+    def save(self, row: Picture) -> RowOutput:
+        """Return what another process needs beside the prompt to go on with this row."""
+        values = {"steps_done": row.steps_done, **self._origin(row)}
+        return RowOutput({"latents": row.latents.to("cpu", copy=True)}, values)
+
+    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> Picture:
+        """Return the row that was saved. Raises ModelError naming what does not fit."""
+        row, saved = self.begin(prompt), SavedRow(tensors, values)
+        saved.check(**self._origin(row))
+        row.latents = saved.tensor("latents", tuple(row.latents.shape), row.latents.dtype).to(row.latents.device)
+        row.steps_done = saved.steps_done(row.parameters.steps)
+        return row
+
+    def _origin(self, row: Picture) -> dict[str, Any]:
+        return {"model": self._fingerprint, "parameters": row.parameters.model_dump(mode="json"), "seed": row.seed}
+
+    def preview(self, row: Picture) -> torch.Tensor:
+        """Return a picture of one pixel for each latent, uint8 [h, w, 3]."""
+        return as_pixels(self._colours(row.latents))
 
 
 def _request(prompt: DiffusionPrompt) -> tuple[str, PastelParameters]:

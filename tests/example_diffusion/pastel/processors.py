@@ -26,7 +26,7 @@ class PastelProcessor:
         text = _text(stage_input.request["messages"][-1])
         if not text.strip():
             raise ModelError("the last message has no text", field="messages")
-        return DiffusionPrompt({}, {"text": text}, stage_input.parameters, stage_input.seed)
+        return DiffusionPrompt({}, {"text": text}, stage_input.parameters, stage_input.seed, stage_input.previews)
 
 
 def _text(message: Mapping[str, Any]) -> str:

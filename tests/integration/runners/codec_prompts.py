@@ -82,6 +82,9 @@ class Row:
         assert total == self.cost.steps + 1
         self.seen.append(done)
 
+    def show(self, picture: torch.Tensor) -> None:
+        raise AssertionError("code2wav has no previews")
+
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         assert self.result is None
         self.result = result

@@ -17,6 +17,7 @@ from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import Size
 from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.preview import Colours, load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -96,7 +97,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(ROWS, min_size=12, max_size=12),
     late=st.lists(st.integers(0, 8), min_size=12, max_size=12),
@@ -205,7 +206,7 @@ def test_another_job_does_not_take_a_snapshot(model: Denoiser, changes: dict[str
     saved = model.save(after(model, prompt(seed=3), 2))
     with pytest.raises(ModelError) as refused:
         model.resume(prompt(**{"seed": 3} | changes), saved.tensors, saved.values)
-    assert refused.value.field == field
+    assert refused.value.field == f"values.{field}"
 
 
 LATENTS = torch.zeros(12, 64)
@@ -214,20 +215,20 @@ LATENTS = torch.zeros(12, 64)
 @pytest.mark.parametrize(
     ("tensors", "values", "field"),
     [
-        ({}, {}, "latents"),
-        ({"latents": [LATENTS]}, {}, "latents"),
-        ({"latents": LATENTS[:11]}, {}, "latents.shape"),
-        ({"latents": LATENTS[None]}, {}, "latents.shape"),
-        ({"latents": LATENTS.bfloat16()}, {}, "latents.dtype"),
-        ({"latents": LATENTS.long()}, {}, "latents.dtype"),
-        ({"latents": LATENTS + torch.nan}, {}, "latents"),
-        ({"latents": LATENTS}, {"steps_done": 5}, "steps_done"),
-        ({"latents": LATENTS}, {"steps_done": -1}, "steps_done"),
-        ({"latents": LATENTS}, {"steps_done": True}, "steps_done"),
-        ({"latents": LATENTS}, {"steps_done": None}, "steps_done"),
-        ({"latents": LATENTS}, {"version": 2}, "version"),
-        ({"latents": LATENTS}, {"model": "another"}, "model"),
-        ({"latents": LATENTS}, {"dtype": "bfloat16"}, "dtype"),
+        ({}, {}, "tensors.latents"),
+        ({"latents": [LATENTS]}, {}, "tensors.latents"),
+        ({"latents": LATENTS[:11]}, {}, "tensors.latents"),
+        ({"latents": LATENTS[None]}, {}, "tensors.latents"),
+        ({"latents": LATENTS.bfloat16()}, {}, "tensors.latents"),
+        ({"latents": LATENTS.long()}, {}, "tensors.latents"),
+        ({"latents": LATENTS + torch.nan}, {}, "tensors.latents"),
+        ({"latents": LATENTS}, {"steps_done": 5}, "values.steps_done"),
+        ({"latents": LATENTS}, {"steps_done": -1}, "values.steps_done"),
+        ({"latents": LATENTS}, {"steps_done": True}, "values.steps_done"),
+        ({"latents": LATENTS}, {"steps_done": None}, "values.steps_done"),
+        ({"latents": LATENTS}, {"version": 2}, "values.version"),
+        ({"latents": LATENTS}, {"model": "another"}, "values.model"),
+        ({"latents": LATENTS}, {"dtype": "bfloat16"}, "values.dtype"),
     ],
 )
 def test_a_snapshot_that_is_wrong_is_refused_with_its_field(
@@ -243,7 +244,7 @@ def test_another_checkpoint_or_dtype_does_not_take_a_snapshot(
     model: Denoiser, checkpoint: Path, tiny_qwen_images: Callable[[int], Path]
 ) -> None:
     saved = model.save(after(model, prompt(), 1))
-    for other, field in ((load(tiny_qwen_images(1)), "model"), (load(checkpoint, "bfloat16"), "dtype")):
+    for other, field in ((load(tiny_qwen_images(1)), "values.model"), (load(checkpoint, "bfloat16"), "values.dtype")):
         with pytest.raises(ModelError) as refused:
             other.resume(prompt(), saved.tensors, saved.values)
         assert refused.value.field == field
@@ -252,6 +253,38 @@ def test_another_checkpoint_or_dtype_does_not_take_a_snapshot(
 def test_it_is_resumable_and_shows_previews(model: Denoiser) -> None:
     assert isinstance(model, ResumableModel)
     assert isinstance(model, PreviewingModel)
+
+
+def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: Denoiser) -> None:
+    loads = list[int]()
+
+    def load_once() -> Colours:
+        loads.append(1)
+        return load_colours(checkpoint, CPU)
+
+    other = Denoiser(model._transformer, model._schedules, "identity", load_once)
+    row = after(other, prompt(), 3)
+    other.save(row)
+    assert loads == []
+    with torch.inference_mode():
+        early = other.preview(row)
+        other.step([row])
+        last = other.preview(row)
+    assert loads == [1]
+    assert (early.dtype, early.shape) == (torch.uint8, (48 // 8, 64 // 8, 3))
+    assert torch.equal(last, load_colours(checkpoint, CPU).picture(row.latents, row.size))
+
+
+def test_an_early_preview_is_nearer_to_the_end_than_the_noise_is(model: Denoiser) -> None:
+    """Because it shows where the row would end if it went straight on."""
+    with torch.inference_mode():
+        row = model.begin(prompt(steps=20))
+        previews = [model.preview(row).float()]
+        for _ in range(20):
+            model.step([row])
+            previews.append(model.preview(row).float())
+    distances = [(each - previews[-1]).abs().mean() for each in previews]
+    assert distances[10] < 0.5 * distances[0]
 
 
 # Bad input

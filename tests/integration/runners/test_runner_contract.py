@@ -30,10 +30,14 @@ from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
 from workers.runners.echo.prompt import EchoPrompt
+from workers.runners.pooling.engine_settings import PoolingEngine
+from workers.runners.pooling.parameters import PoolingParameters
+from workers.runners.pooling.pooling_runner import PoolingRunner
+from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.remote.remote_runner import RemoteRunner
-from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
-COVERED = {"ar", "diffusion", "echo", "hibari", "remote", "whisper"}
+COVERED = {"ar", "diffusion", "echo", "hibari", "pooling", "remote", "whisper"}
 
 
 def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
@@ -82,6 +86,35 @@ async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
             lambda number: prompt("word " * (1 + number), 8),
             prompt("word", 2000),
             echo(),
+        )
+    )
+
+
+async def test_pooling(tiny_causal_lm: Path) -> None:
+    context = 24_576  # a prompt of this length takes the tiny model some seconds
+    engine = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 32 << 20,
+        "max_num_seqs": 4,
+        "max_model_len": context,
+        "max_num_batched_tokens": context,
+        "hf_overrides": {"max_position_embeddings": context},
+    }
+    model = OmniModelConfig(tiny_causal_lm, "causal_lm", "encoder")
+    args = OmniEngineArgs("encode", model, "cpu", None, 4, PoolingEngine.model_validate(engine))
+
+    def prompt(tokens: int) -> PoolingPrompt:
+        token_ids = [n * 7 % 250 for n in range(tokens)]
+        return PoolingPrompt(token_ids, PoolingParameters(), 0, negative_token_ids=token_ids[::-1])
+
+    await check(
+        Subject(
+            lambda: PoolingRunner(args),
+            lambda number: prompt(5 + number),
+            prompt(context),
+            echo(),
+            exact=False,
         )
     )
 

@@ -482,6 +482,30 @@ def test_limits_are_the_readers() -> None:
     assert refused(data, replace(LIMITS, max_rank=1)).field == "tensors.hidden_states.shape"
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_reader_asks_for_finite_numbers(value: float) -> None:
+    rows = np.zeros((3, 4), np.float32)
+    rows[2, 1] = value
+    sent = Payload(
+        MANIFEST,
+        PromptEmbedsPayload(Tensor.from_numpy(rows)),
+        AdditionalInformationPayload({"spoiled": Tensor.from_numpy(rows), "ids": Tensor.from_numpy(np.arange(3))}),
+    )
+    received = Payload.decode(written(sent), LIMITS, key="jobs/1", stage="draw")
+    assert received.prompt_embeds is not None
+    assert received.additional_information is not None
+    information = received.additional_information
+    assert information.tensor("ids", finite=True).shape == (3,)
+    assert information.tensor("spoiled").shape == (3, 4)
+    for check, field in (
+        (lambda: information.tensor("spoiled", finite=True), "tensors.spoiled"),
+        (received.prompt_embeds.check_finite, "prompt_embeds"),
+    ):
+        with pytest.raises(PayloadCorrupt, match="an element is not finite") as raised:
+            check()
+        assert (raised.value.field, raised.value.key, raised.value.stage) == (field, "jobs/1", "draw")
+
+
 def test_a_bool_that_is_neither() -> None:
     sent = payload({"mask": Tensor.from_numpy(np.array([True, False, True]))})
     assert Payload.decode(written(sent), LIMITS) == sent
@@ -538,6 +562,7 @@ def test_readers_ask_for_what_they_need() -> None:
         (lambda: found.tensor("mrope_positions"), "tensors.mrope_positions"),
         (lambda: found.tensor("hidden_states", rank=3), "tensors.hidden_states.shape"),
         (lambda: found.tensor("token_ids", dtypes=FLOAT_DTYPES), "tensors.token_ids.dtype"),
+        (lambda: found.tensor("token_ids", dtypes=FLOAT_DTYPES, finite=True), "tensors.token_ids.dtype"),
         (lambda: found.value("mrope_delta", int), "values.mrope_delta"),
         (lambda: found.value("voice", int), "values.voice"),
     ):

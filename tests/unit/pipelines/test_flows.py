@@ -52,7 +52,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "bytes": {"tensors": {"bytes": tensor(0, dtype=np.uint8)}},
     "text": {"tensors": {"text": tensor(5, dtype=np.uint8)}},
     "token_ids": {"tensors": {"token_ids": tensor(1, dtype=np.int64)}},
-    "embeds": {"tensors": {}, "embeds": PromptEmbedsPayload(tensor(3, 8))},
+    "embeds": {"tensors": {"negative_prompt_embeds": tensor(2, 8)}, "embeds": PromptEmbedsPayload(tensor(3, 8))},
     "hidden_states": hidden_states(),
     "codes": {"tensors": {"codes": tensor(7, dtype=np.int64)}, "values": {"voice": "Ethan"}},
     "waveform": {"tensors": {"waveform": tensor(480)}, "values": {"sampling_rate": 24_000}},
@@ -94,6 +94,20 @@ def test_a_payload_that_breaks_its_flow_is_told_where(
     assert problem is not None
     assert problem.field == field
     assert re.search(message, problem.message)
+
+
+def test_negative_prompt_embeds_are_optional_and_as_wide_as_the_others() -> None:
+    embeds = PromptEmbedsPayload(tensor(3, 8))
+    assert flow("embeds").problem(payload({}, embeds=embeds)) is None
+    for made, field, message in (
+        (tensor(2, 9), "shape", "9 hidden_size, and 8 elsewhere"),
+        (tensor(8), "shape", "rank 1, not 2"),
+        (tensor(2, 8, dtype=np.int64), "dtype", "I64, not"),
+    ):
+        problem = flow("embeds").problem(payload({"negative_prompt_embeds": made}, embeds=embeds))
+        assert problem is not None
+        assert problem.field == f"tensors.negative_prompt_embeds.{field}"
+        assert message in problem.message
 
 
 @given(rows=st.integers(1, 12), prompt=st.integers(1, 6), tokens=st.integers(1, 6), positions=st.integers(1, 6))

@@ -126,6 +126,11 @@ def test_the_voice_defaults_to_the_pipelines_first(pipelines: Pipelines, setting
     assert admitted(pipelines, settings, modalities=["audio"]).request["audio"]["voice"] == "Chelsie"
 
 
+def test_previews_are_made_for_those_who_ask(pipelines: Pipelines, settings: Settings) -> None:
+    assert admitted(pipelines, settings, previews=True).request["previews"] is True
+    assert admitted(pipelines, settings, previews=False).request == admitted(pipelines, settings).request
+
+
 def test_nulls_are_as_good_as_absent(pipelines: Pipelines, settings: Settings) -> None:
     optional = [name for name, field in JobRequest.model_fields.items() if not field.is_required()]
     nulls = {name: None for name in optional if name not in ("messages", "return_token_ids")}

@@ -263,5 +263,9 @@ def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
     return _TINY.build(directory, seed=seed)
 
 
-if __name__ == "__main__":
+def main() -> None:
     _TINY.main("workers.models.qwen2_5_omni.tiny_checkpoint", __doc__.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()

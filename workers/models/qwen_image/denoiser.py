@@ -15,13 +15,14 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError
 from workers.models.diffusers_checkpoint import fingerprint, load_part
-from workers.models.qwen_image.latents import TOKEN, Size, check_latents, noise
+from workers.models.qwen_image.latents import TOKEN, Size, noise
 from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.preview import Colours, load_colours
 from workers.models.qwen_image.schedule import Schedule, Schedules
 from workers.models.qwen_image.template import MAX_TEXT_TOKENS
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.saved_row import SavedRow
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
@@ -147,17 +148,11 @@ class Denoiser:
         self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
     ) -> DenoiseRow:
         """Return the row that ``save`` saw. Raises ModelError naming what is missing, wrong, or of another job."""
-        row = self.begin(prompt)
-        for name, due in self._state(row).items():
-            if values.get(name) != due:
-                raise ModelError(f"{values.get(name)!r:.60} where {due!r} is due", field=name)
-        done = values.get("steps_done")
-        if type(done) is not int or not 0 <= done <= row.schedule.steps:
-            raise ModelError(f"{done!r:.40} is none of 0 … {row.schedule.steps}", field="steps_done")
-        latents = check_latents(tensors.get("latents"), row.size)
-        if latents.dtype != torch.float32:
-            raise ModelError(f"{latents.dtype}, not float32", field="latents.dtype")
-        row.latents, row.steps_done = latents.to(self.device, copy=True), done
+        row, saved = self.begin(prompt), SavedRow(tensors, values)
+        saved.check(**self._state(row))
+        row.steps_done = saved.steps_done(row.schedule.steps)
+        latents = saved.tensor("latents", (row.size.tokens, TOKEN), torch.float32)
+        row.latents = latents.to(self.device, copy=True)
         return row
 
     def preview(self, row: DenoiseRow) -> torch.Tensor:
@@ -253,7 +248,8 @@ class Denoiser:
         scales = torch.tensor([row.scale for row in rows], device=self.device)[:, None, None]
         combined = negative + (scales * (plain - negative).float()).to(self.dtype)
         lengths = [torch.norm(each, dim=-1, keepdim=True) for each in (plain, combined)]
-        return combined * (lengths[0] / lengths[1])
+        guided: torch.Tensor = combined * (lengths[0] / lengths[1])
+        return guided
 
 
 def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -6,6 +6,7 @@ tokens of a picture by rows; unpacked ones are [16, H / 8, W / 8].
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Size(NamedTuple):
         return rows * columns
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Size:
+    def of(cls, values: Mapping[str, Any]) -> Size:
         """Return the size that a payload's values name. Raises ModelError naming the one that is wrong."""
         for name in ("height", "width"):
             side = values.get(name)
@@ -48,8 +49,8 @@ class Size(NamedTuple):
 def noise(size: Size, seed: int) -> torch.Tensor:
     """Return packed noise float32 [N, 64] on the CPU.
 
-    It is drawn on the CPU in float32, so that it depends on the seed alone. Diffusers draws the same in float32 from a CPU
-    generator of this seed.
+    It is drawn on the CPU in float32, so that it depends on the seed alone. Diffusers draws the same, in float32 from a
+    CPU generator of this seed.
     """
     rows, columns = size.grid
     generator = torch.Generator().manual_seed(seed)

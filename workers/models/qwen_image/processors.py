@@ -34,7 +34,7 @@ class DescribeProcessor:
         renderer = load_renderer(model.family, model.path)
         if not isinstance(renderer, QwenImagePromptRenderer):
             raise ConfigError("processor describe is Qwen-Image's own", field="processor", stage=stage.name)
-        self._renderer = renderer
+        self._renderer: QwenImagePromptRenderer = renderer
 
     def __call__(self, stage_input: StageInput) -> PoolingPrompt:
         """Return the token ids of description and negative prompt. Raises InvalidRequest, and ModelError."""

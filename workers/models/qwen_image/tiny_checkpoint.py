@@ -56,7 +56,8 @@ def _write(directory: Path, seed: int) -> None:
             randomise(path, parameter.data, generator, _GAIN)
         model.save_pretrained(directory / name)
     _tokenizer().save_pretrained(directory / "tokenizer")
-    FlowMatchEulerDiscreteScheduler(**_SCHEDULER).save_pretrained(directory / "scheduler")
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(**_SCHEDULER)  # type: ignore[no-untyped-call]
+    scheduler.save_pretrained(directory / "scheduler")
     write_json(
         directory / "model_index.json",
         {
@@ -74,7 +75,7 @@ def _transformer() -> Any:
     from diffusers import QwenImageTransformer2DModel
 
     with torch.random.fork_rng(devices=[]):
-        return QwenImageTransformer2DModel(
+        return QwenImageTransformer2DModel(  # type: ignore[no-untyped-call]
             num_layers=2,
             attention_head_dim=32,
             num_attention_heads=2,
@@ -87,7 +88,7 @@ def _vae() -> Any:
     from diffusers import AutoencoderKLQwenImage
 
     with torch.random.fork_rng(devices=[]):
-        return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)
+        return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)  # type: ignore[no-untyped-call]
 
 
 def _text_encoder() -> Any:
@@ -143,5 +144,9 @@ def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
     return _TINY.build(directory, seed=seed)
 
 
-if __name__ == "__main__":
+def main() -> None:
     _TINY.main("workers.models.qwen_image.tiny_checkpoint", __doc__.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()

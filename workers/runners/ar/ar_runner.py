@@ -69,7 +69,7 @@ class ARRunner:
         self._engine_args = engine_args(args, self._component)
         self._adapters = args.engine.lora_modules if isinstance(args.engine, ArEngine) else {}
         self._engine: Engine | None = None
-        self._runs = OpenRuns(args.stage)
+        self._runs = OpenRuns(args.stage, lambda: self.healthy)
         self._forgetting: set[asyncio.Task[None]] = set()
         self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
         self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
@@ -18,6 +20,9 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +119,7 @@ class _Entry:
         self.outcome: asyncio.Future[OmniModelRunnerOutput] = self._loop.create_future()
         self._progress = progress
         self._settled = False
+        self._last = Progress(0, cost.steps + 1, "steps")
 
     @property
     def wanted(self) -> bool:
@@ -121,7 +127,15 @@ class _Entry:
 
     def report(self, done: int, total: int) -> None:
         """Send progress to the loop; for any thread."""
-        self._loop.call_soon_threadsafe(self._on_progress, Progress(done, total, "steps"))
+        self._send(replace(self._last, done=done, total=total))
+
+    def show(self, picture: torch.Tensor) -> None:
+        """Send a preview to the loop, with this progress and each that follows; for any thread."""
+        self._send(replace(self._last, picture=picture))
+
+    def _send(self, progress: Progress) -> None:
+        self._last = progress
+        self._loop.call_soon_threadsafe(self._on_progress, progress)
 
     def settle(self, result: OmniModelRunnerOutput | OmniJobsError) -> None:
         """Let ``run`` return the output or raise the error; for any thread."""

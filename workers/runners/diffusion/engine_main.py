@@ -9,19 +9,21 @@ SIGINT and SIGTERM, because its worker drains before it closes the socket.
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from omni_jobs.errors import ModelError, OmniJobsError
+from omni_jobs.errors import ModelError, OmniJobsError, StorageError
 from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -33,6 +35,9 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Progress
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +83,12 @@ class EngineMain:
         message: dict[str, Any],
     ) -> None:
         number = message["run"]
-
-        def report(progress: Progress) -> None:
-            self._send({"run": number, "done": progress.done, "total": progress.total, "unit": progress.unit})
-
+        report = _ProgressOf(number, self._send, spool)
         try:
             tensors, values = read_spooled(spool, message["prompt"])
             parameters = parameters_type.model_validate(message["parameters"], strict=False)
-            output = await runner.run(DiffusionPrompt(tensors, values, parameters, message["seed"]), report)
+            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"], message["previews"])
+            output = await runner.run(prompt, report)
             name = f"output{number}"
             write_spooled(spool, name, output.multimodal_outputs, output.values)
             self._send({"run": number, "output": name})
@@ -104,6 +107,29 @@ class EngineMain:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(json.dumps(message).encode() + b"\n")
+
+
+class _ProgressOf:
+    """Sends one run's progress, and each new preview through the spool. A ``ProgressSink``."""
+
+    def __init__(self, run: int, send: Callable[[dict[str, Any]], None], spool: SpoolFiles) -> None:
+        self._run = run
+        self._send = send
+        self._spool = spool
+        self._picture: torch.Tensor | None = None  # the last that was sent
+        self._pictures = itertools.count()
+
+    def __call__(self, progress: Progress) -> None:
+        message = {"run": self._run, "done": progress.done, "total": progress.total, "unit": progress.unit}
+        if progress.picture is not None and progress.picture is not self._picture:
+            self._picture = progress.picture
+            name = f"picture{self._run}x{next(self._pictures)}"
+            try:
+                write_spooled(self._spool, name, {"picture": progress.picture}, {})
+                message["picture"] = name
+            except StorageError as error:
+                logger.warning("run %d: no preview: %s", self._run, error)
+        self._send(message)
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:

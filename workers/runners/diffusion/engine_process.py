@@ -5,13 +5,15 @@ processes (``workers.runners.diffusion.engine_main`` is the other) send each oth
 tensors through the spool:
 
     worker → engine   {args, engine, spool, min_free_bytes}              first: load the model
-                      {run, prompt, seed, parameters}                    run the prompt in that spool file
+                      {run, prompt, seed, parameters, previews}          run the prompt in that spool file
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
     engine → worker   {ready} or {error}                                 the model is loaded, or why not
-                      {run, done, total, unit}                           progress
+                      {run, done, total, unit, picture?}                 progress, and the spool file of a new preview
                       {run, output} or {run, error}                      the output's spool file, or the run's error
 """
+
+from __future__ import annotations
 
 import asyncio
 import itertools
@@ -24,7 +26,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -36,6 +38,9 @@ from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool, SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, TensorTree
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,7 @@ _CLOSE_S = 10.0  # then the process is killed
 class _Run:
     outcome: asyncio.Future[str]  # the spool file of its output
     progress: ProgressSink
+    picture: torch.Tensor | None = None  # the newest preview
 
 
 class EngineProcess:
@@ -136,7 +142,8 @@ class EngineProcess:
         try:
             await asyncio.to_thread(write_spooled, self._spool, name, prompt.tensors, prompt.values)
             parameters = prompt.parameters.model_dump(mode="json")
-            self._send({"run": number, "prompt": name, "seed": prompt.seed, "parameters": parameters})
+            settings = {"seed": prompt.seed, "parameters": parameters, "previews": prompt.previews}
+            self._send({"run": number, "prompt": name, **settings})
             return self._read_output(await run.outcome)
         except asyncio.CancelledError:
             self._send({"cancel": number})
@@ -187,10 +194,12 @@ class EngineProcess:
     def _receive(self, message: dict[str, Any]) -> None:
         run = self._runs.get(message["run"])
         if run is None or run.outcome.done():  # nobody waits for it any more
-            if "output" in message:
-                self._spool.remove(message["output"])
+            for name in message.keys() & {"output", "picture"}:
+                self._spool.remove(message[name])
         elif "done" in message:
-            run.progress(Progress(message["done"], message["total"], message["unit"]))
+            if "picture" in message:
+                run.picture = read_spooled(self._spool, message["picture"])[0]["picture"]
+            run.progress(Progress(message["done"], message["total"], message["unit"], picture=run.picture))
         elif "output" in message:
             run.outcome.set_result(message["output"])
         else:

@@ -11,12 +11,12 @@ class _Overrides(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="rows in one batch; None: the slots")] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="rows in one step; None: the slots")] | None = None
     max_batch_cost: (
         Annotated[
             int,
             Field(
-                ge=1, description="the cost of all rows of a batch, in the model's own unit; None: the model's choice"
+                ge=1, description="the cost of all rows of a step, in the model's own unit; None: the model's choice"
             ),
         ]
         | None
@@ -27,6 +27,9 @@ class _Overrides(BaseModel):
 class DiffusionEngine(_Overrides, EngineSettings):
     """The settings of a diffusion stage's engine, and those that replace them on one kind of host."""
 
+    preview_every_steps: Annotated[
+        int, Field(ge=1, le=1000, description="a job that asks for previews has one after so many steps each")
+    ] = 5
     cpu: _Overrides | None = None
     cuda: _Overrides | None = None
 

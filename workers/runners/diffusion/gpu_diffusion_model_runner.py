@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, RowOutput
+from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, PreviewingModel, RowOutput
+from workers.runners.diffusion.previews import Previews
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
@@ -47,6 +48,9 @@ class RowCaller(Protocol):
     def report(self, done: int, total: int) -> None:
         """Take the row's progress: ``done`` of ``total`` steps. The last one is the model's ``finish``."""
 
+    def show(self, picture: torch.Tensor) -> None:
+        """Take a preview, uint8 [h, w, 3] on the CPU; called only if the prompt asks for previews."""
+
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         """Take the row's output, or the error with which this row failed."""
 
@@ -54,8 +58,12 @@ class RowCaller(Protocol):
 class GPUDiffusionModelRunner:
     """Takes the steps of all rows of a diffusion model, for ``DiffusionRunner`` and on its thread."""
 
-    def __init__(self, model: DiffusionModel, device: torch.device, budget: StepBudget) -> None:
+    def __init__(
+        self, model: DiffusionModel, device: torch.device, budget: StepBudget, *, preview_every_steps: int = 5
+    ) -> None:
+        """Run ``model``, which stands on ``device``; each step keeps to ``budget``."""
         self.model = model
+        self._previews = Previews(model, preview_every_steps) if isinstance(model, PreviewingModel) else None
         self._device = device
         self._budget = budget
         self._batching = StepBatching(budget)
@@ -83,6 +91,8 @@ class GPUDiffusionModelRunner:
             self._rows.clear()
             return bool(self._added)
         self._step(rows)
+        if self._previews is not None:
+            self._previews.show(row for row in rows if row.caller.wanted)
         done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
         if done:
             self._finish(done)

@@ -51,7 +51,9 @@ class GPUDiffusionWorker:
         budget = StepBudget(
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
-        self._model_runner = GPUDiffusionModelRunner(model, self.device, budget)
+        self._model_runner = GPUDiffusionModelRunner(
+            model, self.device, budget, preview_every_steps=self.engine.preview_every_steps
+        )
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
 
     @property

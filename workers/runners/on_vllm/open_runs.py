@@ -1,36 +1,63 @@
-"""``OpenRuns``: the runs under way in a runner's engine, which end with EngineDead when the runner closes."""
+"""``OpenRuns``: the runs under way in a runner's engine, which end with EngineDead when the engine is no more.
+
+vLLM tells its requests of the engine's death, but for those that come at that very moment: they would wait forever.
+"""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from omni_jobs.errors import EngineDead
 from workers.stages.types import OmniModelRunnerOutput
 
+_LIVENESS_S = 1.0  # between two looks at the engine while there are runs
+
 
 class OpenRuns:
     """Runs each prompt in a task of its own, for coroutines of one event loop."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage: str, healthy: Callable[[], bool]) -> None:
+        """Watch the engine of a stage by ``healthy``, which says whether it can still answer."""
         self._stage = stage
+        self._healthy = healthy
         self._tasks: set[asyncio.Task[OmniModelRunnerOutput]] = set()
-        self._closed = False
+        self._watch: asyncio.Task[None] | None = None
+        self._ended: str | None = None  # why no run goes on
 
     async def run(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
         """Return the run's output. Cancelling the caller cancels the run. Raises its errors, and EngineDead."""
         task = asyncio.create_task(run)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._watch is None and self._ended is None:
+            self._watch = asyncio.create_task(self._watch_engine())
         try:
             return await task
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self._closed and caller is not None and not caller.cancelling():
-                raise EngineDead("the engine was closed", stage=self._stage) from None
+            if self._ended is not None and caller is not None and not caller.cancelling():
+                raise EngineDead(self._ended, stage=self._stage) from None
             raise
 
     def close(self) -> None:
         """Cancel all runs: their callers get EngineDead. Safe to call twice."""
-        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._end("the engine was closed")
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
         for task in self._tasks:
             task.cancel()
+
+    async def _watch_engine(self) -> None:
+        """Return when there are no more runs, or when the engine died: a second later the runs that are left end."""
+        try:
+            while self._tasks:
+                dead = not self._healthy()
+                await asyncio.sleep(_LIVENESS_S)
+                if dead:
+                    self._end("the engine under the runner is gone")
+                    return
+        finally:
+            self._watch = None

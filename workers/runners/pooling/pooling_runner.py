@@ -56,7 +56,7 @@ class PoolingRunner:
         self._component = component_of(args)
         self._engine_args = engine_args(args, self._component)
         self._engine: Engine | None = None
-        self._runs = OpenRuns(args.stage)
+        self._runs = OpenRuns(args.stage, lambda: self.healthy)
 
     async def start(self) -> None:
         """Start vLLM's processes and load the model there. Raises ConfigError as ``Engine.start`` does, and EngineDead.

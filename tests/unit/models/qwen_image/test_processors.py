@@ -21,6 +21,7 @@ from workers.models.qwen_image.processors import (
 )
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.stage import Stage
 from workers.stages.tensors import from_torch
 from workers.stages.types import StageInput
 
@@ -131,3 +132,16 @@ def test_latents_that_do_not_fit(pipeline: Pipeline, given: Payload, field: str)
     with pytest.raises(PayloadCorrupt) as refused:
         processor(stage_input({"denoise": given}, StageParameters()))
     assert (refused.value.field, refused.value.key) == (field, "payloads/job-1")
+
+
+def test_a_stage_names_itself_and_the_payloads_key(pipeline: Pipeline, tiny_qwen_images: Callable[[int], Path]) -> None:
+    for name, upstream, field in (
+        ("denoise", {"encode": payload(ROWS / 0)}, "prompt_embeds"),
+        ("decode", {"denoise": payload(None, SIZE, latents=LATENTS / 0)}, "tensors.latents"),
+    ):
+        stage = Stage(pipeline, pipeline.stage(name), tiny_qwen_images(0))
+        given = stage.input_of(job_id="job-1", request={}, media=(), upstream=upstream, seed=1, has_successors=False)
+        with pytest.raises(PayloadCorrupt) as refused:
+            stage.make_prompt(given)
+        error = refused.value
+        assert (error.stage, error.key, error.field) == (name, "payloads/job-1", field)
