@@ -1,5 +1,4 @@
-"""The mistakes of GLM-Image's reference, Diffusers 0.40: each is shown here, so that a version without it is noticed."""
-
+"""The mistakes of GLM-Image's reference, Diffusers 0.40, are shown here, so that a version without them is noticed."""
 
 import pytest
 import torch

@@ -79,9 +79,7 @@ class Denoise:
     list of texts.
     """
 
-    def __init__(
-        self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules, fingerprint: str
-    ) -> None:
+    def __init__(self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules, fingerprint: str) -> None:
         self._transformer = transformer
         self._glyphs = glyphs
         self._schedules = schedules
@@ -123,7 +121,7 @@ class Denoise:
         )
 
     def step(self, rows: Sequence[LatentRow]) -> None:
-        """Take one step of each row by Euler's method, all in one forward pass unless their texts differ much in length.
+        """Take one step of each row by Euler's method, in one forward pass unless texts differ much in length.
 
         A row that is alone takes its two passes one after the other: so its latents are those of Diffusers bit for bit,
         and a large picture needs less memory.
@@ -136,7 +134,7 @@ class Denoise:
         ]
         velocities: dict[tuple[int, bool], torch.Tensor] = {}
         for run in _runs(passes) if len(rows) > 1 else [[each] for each in passes]:
-            for each, velocity in zip(run, self._velocities(run).split(1), strict=True):
+            for each, velocity in zip(run, self._velocities(run), strict=True):
                 velocities[each.row_number, each.guided] = velocity
         latents = []
         for number, row in enumerate(rows):
@@ -150,11 +148,12 @@ class Denoise:
             row.latents = each
             row.steps_done += 1
 
-    def _velocities(self, passes: Sequence[_Pass]) -> torch.Tensor:
+    def _velocities(self, passes: Sequence[_Pass]) -> Sequence[torch.Tensor]:
         rows = [each.row for each in passes]
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
         latents = torch.cat([row.latents for row in rows])
-        return self._transformer.velocities(latents, [each.condition for each in passes], times, rows[0].size)
+        velocities = self._transformer.velocities(latents, [each.condition for each in passes], times, rows[0].size)
+        return torch.tensor_split(velocities, len(rows))
 
     def finish(self, rows: Sequence[LatentRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``latents`` float32 [C, h, w]."""
@@ -167,7 +166,9 @@ class Denoise:
         latents = row.latents[0].to("cpu", copy=True)
         return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self._origin(row)})
 
-    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> LatentRow:
+    def resume(
+        self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+    ) -> LatentRow:
         """Return the row that was saved. Raises ModelError naming what does not fit."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
         saved.check(**self._origin(row))

@@ -22,15 +22,17 @@ def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtyp
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"no tokenizer of bytes: {error}", file=file) from error
     file = str(checkpoint / "text_encoder")
+    kind: Any = T5EncoderModel
     try:
-        encoder, info = T5EncoderModel.from_pretrained(
+        encoder, info = kind.from_pretrained(
             file, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # Transformers and safetensors raise many kinds for wrong files
         raise ConfigError(f"the text_encoder cannot be loaded: {error}", file=file) from error
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:
-            raise ConfigError(f"the text_encoder has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
+            found = sorted(info[problem])[:3]
+            raise ConfigError(f"the text_encoder has {problem.replace('_', ' ')}: {found}", file=file)
     return GlyphEncoder(tokenizer, encoder.eval().requires_grad_(False).to(device))
 
 

@@ -47,8 +47,12 @@ class GlmImagePromptRenderer:
         return False  # its checkpoints have a model_index.json, and no config.json
 
     def check(self, request: Mapping[str, Any]) -> None:
-        self._tokenizer.check(_messages(request))
-        check_glyph_texts(text_of(request))
+        """Raise InvalidRequest for anything but one user message with a text, and for text that the model reserves."""
+        text = text_of(request)
+        self._tokenizer.check(request["messages"])
+        if not text.strip():
+            raise InvalidRequest("says nothing of the picture", field="messages.0.content")
+        check_glyph_texts(text)
 
     def render(self, request: Mapping[str, Any]) -> str:
         return self._template.render(_messages(request))

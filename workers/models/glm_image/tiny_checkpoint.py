@@ -12,20 +12,24 @@ least that attention on CPUs takes.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from workers.models.tiny_directory import BYTES, TinyDirectory, randomise, write_json
 
-if TYPE_CHECKING:
-    from transformers import GlmImageProcessor
-
 CODEBOOK = 16_384
 IMAGE_TOKENS = 16_512  # the codebook, the two marks of a picture, and ids that nothing uses
-_SPECIAL_TOKENS = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>")
-_SPECIAL_TOKENS += ("<|assistant|>", "<|image|>")
+_SPECIAL_TOKENS = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>"]
+_SPECIAL_TOKENS += ["<|assistant|>", "<|image|>"]
+_ROLES: dict[str, Any] = {
+    "bos_token": "<|dit_token_16384|>",
+    "eos_token": "<|dit_token_16385|>",
+    "pad_token": "<|endoftext|>",
+    "extra_special_tokens": {"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
+}
 _TOKEN_IDS = {token: IMAGE_TOKENS + BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 16_832  # the embedding table is padded past the tokenizer, as the real one is
 _HEAD_DIM = 32
@@ -45,21 +49,22 @@ _CHAT_TEMPLATE = (
 
 
 def _write(directory: Path, seed: int) -> None:
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
-    from transformers import ByT5Tokenizer, T5EncoderModel
-
+    diffusers, transformers = _libraries()
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = GlmImagePipeline(
-            tokenizer=ByT5Tokenizer(),
+        pipeline = diffusers.GlmImagePipeline(
+            tokenizer=transformers.ByT5Tokenizer(),
             processor=_processor(),
-            text_encoder=T5EncoderModel(_glyph_config()),
+            text_encoder=transformers.T5EncoderModel(_glyph_config()),
             vision_language_encoder=_language_model(),
-            vae=AutoencoderKL(**_vae_config()),
-            transformer=GlmImageTransformer2DModel(**_transformer_config()),
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                base_image_seq_len=256, base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True,
+            vae=diffusers.AutoencoderKL(**_vae_config()),
+            transformer=diffusers.GlmImageTransformer2DModel(**_transformer_config()),
+            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
+                base_image_seq_len=256,
+                base_shift=0.25,
+                max_shift=0.75,
+                use_dynamic_shifting=True,
                 time_shift_type="linear",
             ),
         )
@@ -69,7 +74,13 @@ def _write(directory: Path, seed: int) -> None:
     pipeline.save_pretrained(directory)
     write_json(
         directory / "vision_language_encoder" / "generation_config.json",
-        {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "eos_token_id": CODEBOOK + 1, "pad_token_id": CODEBOOK + 1},
+        {
+            "do_sample": True,
+            "temperature": 0.9,
+            "top_p": 0.75,
+            "eos_token_id": CODEBOOK + 1,
+            "pad_token_id": CODEBOOK + 1,
+        },
     )
 
 
@@ -80,11 +91,16 @@ def _randomise(name: str, weight: torch.Tensor, generator: torch.Generator, gain
         randomise(name, weight, generator, gain)
 
 
-def _processor() -> GlmImageProcessor:
+def _libraries() -> tuple[Any, Any]:
+    """Return the modules diffusers and transformers, whose classes have incomplete types."""
+    return import_module("diffusers"), import_module("transformers")
+
+
+def _processor() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GlmImageImageProcessor, GlmImageProcessor, PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+    _, transformers = _libraries()
     image_tokens = [f"<|dit_token_{n}|>" for n in range(IMAGE_TOKENS)]
     vocabulary = {token: n for n, token in enumerate(image_tokens)}
     vocabulary |= {symbol: IMAGE_TOKENS + byte for byte, symbol in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
@@ -92,24 +108,22 @@ def _processor() -> GlmImageProcessor:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*image_tokens, *_SPECIAL_TOKENS)])
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<|dit_token_16384|>",
-        eos_token="<|dit_token_16385|>",
-        pad_token="<|endoftext|>",
         padding_side="left",
         model_max_length=_CONTEXT,
-        extra_special_tokens={"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
+        **_ROLES,
     )
-    return GlmImageProcessor(
-        image_processor=GlmImageImageProcessor(patch_size=16, merge_size=1), tokenizer=fast, chat_template=_CHAT_TEMPLATE
+    return transformers.GlmImageProcessor(
+        image_processor=transformers.GlmImageImageProcessor(patch_size=16, merge_size=1),
+        tokenizer=fast,
+        chat_template=_CHAT_TEMPLATE,
     )
 
 
 def _language_model() -> Any:
-    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
-
-    config = GlmImageConfig(
+    _, transformers = _libraries()
+    config = transformers.GlmImageConfig(
         text_config={
             "vocab_size": _VOCAB_SIZE,
             "hidden_size": 2 * _HEAD_DIM,
@@ -135,7 +149,7 @@ def _language_model() -> Any:
         image_end_token_id=CODEBOOK + 1,
     )
     config.architectures = ["GlmImageForConditionalGeneration"]
-    return GlmImageForConditionalGeneration(config)
+    return transformers.GlmImageForConditionalGeneration(config)
 
 
 def _glyph_config() -> Any:
@@ -181,10 +195,20 @@ def _vae_config() -> dict[str, Any]:
     }
 
 
-TINY = TinyDirectory(version=1, write=_write)
+_TINY = TinyDirectory(version=1, write=_write)
 
-build_tiny_checkpoint = TINY.build
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
+
+    It is ``TinyDirectory.build``, and raises ConfigError as that does.
+    """
+    return _TINY.build(directory, seed=seed)
+
+
+def main() -> None:
+    _TINY.main("workers.models.glm_image.tiny_checkpoint", __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":
-    TINY.main("workers.models.glm_image.tiny_checkpoint", __doc__.splitlines()[0])
+    main()

@@ -40,7 +40,7 @@ class MaskedAttention(GlmImageAttnProcessor):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        image_rotary_emb: Any = None,
         kv_cache: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if attention_mask is None:
@@ -72,7 +72,7 @@ class Transformer:
         self.codebook: int = model.config.prior_vq_quantizer_codebook_size
         self.patch: int = model.config.patch_size
         for block in model.transformer_blocks:
-            block.attn1.set_processor(MaskedAttention())
+            block.attn1.set_processor(MaskedAttention())  # type: ignore[no-untyped-call]
         self._rotary = lru_cache(maxsize=16)(self._new_rotary)
 
     def condition(self, glyphs: torch.Tensor, image_tokens: torch.Tensor | None, patches: int) -> Condition:

@@ -1,0 +1,157 @@
+"""Prompts and payloads between GLM-Image's stages: what does not fit is refused with key and field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.pipelines.flows import flow
+from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.stage_config import Pipeline
+from tests.services.checkpoint import TinyCheckpoints
+from workers.models.glm_image.ar_component import GENERATE
+from workers.models.glm_image.latents2pixels import Latents2PixelsProcessor
+from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters, GenerateParameters
+from workers.models.glm_image.text2tokens import Text2TokensProcessor
+from workers.models.glm_image.tokens2latents import Tokens2LatentsProcessor
+from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import from_torch
+from workers.stages.types import OmniModelRunnerOutput, StageInput
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return load_pipelines(Path(__file__).parents[4] / "stage_configs").named("glm_image")
+
+
+def stage_input(upstream: dict[str, Payload], parameters: StageParameters, text: str = "A sign 'Open'") -> StageInput:
+    request = {"messages": [{"role": "user", "content": text}]}
+    return StageInput("job-1", request, (), upstream, parameters, seed=11, capture=False)
+
+
+def payload(values: dict[str, Any] | None = None, **tensors: torch.Tensor) -> Payload:
+    information = AdditionalInformationPayload(
+        {name: from_torch(tensor) for name, tensor in tensors.items()}, values or {}, key="payloads/job-1"
+    )
+    return Payload(Manifest(kind="any", job_id="job-1", stage="any", attempt=1), additional_information=information)
+
+
+EMPTY = Payload(Manifest(kind="any", job_id="job-1", stage="any", attempt=1))
+
+
+# text2tokens, and what becomes of the tokens
+
+
+def test_a_message_becomes_token_ids_and_grids(pipeline: Pipeline, tiny_glm_images: TinyCheckpoints) -> None:
+    model = OmniModelConfig(tiny_glm_images(0), "glm_image", "generate")
+    processor = Text2TokensProcessor(pipeline.stage("generate"), model)
+    parameters = GenerateParameters(width=96, height=64, temperature=0.5, top_p=0.9, top_k=7)
+    prompt = processor(stage_input({}, parameters))
+    assert prompt.additional_information["grids"].tolist() == [[13, 19], [2, 3]]
+    assert prompt.prompt_token_ids[-1] == 16_384
+    assert prompt.parameters == ArParameters(
+        temperature=0.5, top_p=0.9, top_k=7, max_tokens=13 * 19 + 6, ignore_eos=True
+    )
+    assert prompt.seed == 11
+    with pytest.raises(ModelError, match="image tokens"):
+        processor(stage_input({}, DecodeParameters()))
+    with pytest.raises(ConfigError, match="needs a model"):
+        Text2TokensProcessor(pipeline.stage("generate"), None)
+
+
+GRIDS = OmniTokensPrompt([1], {"grids": torch.tensor([[2, 2], [2, 3]])}, ArParameters(), seed=0, capture=False)
+
+
+def test_the_target_grid_alone_is_handed_on() -> None:
+    written = OmniModelRunnerOutput(token_ids=list(range(10)), finish_reason="length", prompt_token_ids=[1])
+    output = GENERATE.finish(GRIDS, written)
+    assert list(output.token_ids) == [4, 5, 6, 7, 8, 9]
+    assert output.values == {"height": 64, "width": 96}
+    assert output.finish_reason == "stop"
+    assert output.usage == {"prompt_tokens": 1, "completion_tokens": 10}
+
+
+def test_tokens_that_lack_are_an_error() -> None:
+    with pytest.raises(ModelError, match="9 of 10 image tokens") as refused:
+        GENERATE.finish(GRIDS, OmniModelRunnerOutput(token_ids=list(range(9))))
+    assert refused.value.field == "token_ids"
+    with pytest.raises(ModelError) as refused:
+        GENERATE.finish(OmniTextPrompt("x", {}, ArParameters(), 0, False), OmniModelRunnerOutput())
+    assert refused.value.field == "grids"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "values", "field"),
+    [
+        (6, {"height": 64, "width": 96}, None),
+        (5, {"height": 64, "width": 96}, "tensors.token_ids.shape"),
+        (6, {"height": 64}, "values.width"),
+        (6, {"height": 64, "width": 1}, "values.width"),
+        (6, {"height": "64", "width": 96}, "values.height"),
+    ],
+)
+def test_the_flow_knows_how_many_tokens_a_size_has(tokens: int, values: dict[str, Any], field: str | None) -> None:
+    problem = flow("image_tokens").problem(payload(values, token_ids=torch.arange(tokens)))
+    assert (problem and problem.field) == field
+
+
+# tokens2latents
+
+
+def test_image_tokens_and_glyph_texts_become_a_prompt(pipeline: Pipeline) -> None:
+    processor = Tokens2LatentsProcessor(pipeline.stage("denoise"), None)
+    given = payload({"height": 64, "width": 96}, token_ids=torch.arange(6))
+    prompt = processor(stage_input({"generate": given}, DenoiseParameters(steps=3), "'a' and \"b\""))
+    assert torch.equal(prompt.tensors["token_ids"], torch.arange(6))  # type: ignore[arg-type]
+    assert prompt.values == {"height": 64, "width": 96, "glyph_texts": ["a", "b"]}
+    assert (prompt.parameters, prompt.seed) == (DenoiseParameters(steps=3), 11)
+    with pytest.raises(ModelError):
+        processor(stage_input({"generate": given}, DecodeParameters()))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (EMPTY, "additional_information"),
+        (payload({"height": 64, "width": 96}), "tensors.token_ids"),
+        (payload({"height": 64, "width": 96}, token_ids=torch.zeros(6)), "tensors.token_ids.dtype"),
+        (payload({"height": 64, "width": 96}, token_ids=torch.zeros(2, 3, dtype=torch.int64)), "tensors.token_ids"),
+        (payload({"width": 96}, token_ids=torch.arange(6)), "values.height"),
+    ],
+)
+def test_image_tokens_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:
+    with pytest.raises(PayloadCorrupt) as refused:
+        Tokens2LatentsProcessor(pipeline.stage("denoise"), None)(stage_input({"generate": given}, DenoiseParameters()))
+    assert str(refused.value.field).startswith(field)
+
+
+# latents2pixels
+
+
+def test_latents_become_a_prompt(pipeline: Pipeline) -> None:
+    processor = Latents2PixelsProcessor(pipeline.stage("decode"), None)
+    latents = torch.randn(16, 8, 12)
+    prompt = processor(stage_input({"denoise": payload(latents=latents)}, DecodeParameters()))
+    assert torch.equal(prompt.tensors["latents"], latents)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (EMPTY, "additional_information"),
+        (payload(), "tensors.latents"),
+        (payload(latents=torch.zeros(16, 8)), "tensors.latents"),
+        (payload(latents=torch.zeros(16, 8, 8, dtype=torch.int64)), "tensors.latents.dtype"),
+        (payload(latents=torch.full((16, 8, 8), torch.nan)), "tensors.latents"),
+    ],
+)
+def test_latents_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:
+    with pytest.raises(PayloadCorrupt) as refused:
+        Latents2PixelsProcessor(pipeline.stage("decode"), None)(stage_input({"denoise": given}, DecodeParameters()))
+    assert str(refused.value.field).startswith(field)
