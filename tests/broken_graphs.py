@@ -158,7 +158,7 @@ BROKEN = [
     ),
     Broken(
         "unknown family", "family: qwen2_5_omni", "family: qwen9", 4, "model.family",
-        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, hibari, "
+        "no such plug-in 'qwen9' of omni_jobs.families is installed; known: causal_lm, glm_image, hibari, "
         "qwen2_5_omni, qwen_image, whisper",
     ),
 ]  # fmt: skip

@@ -165,7 +165,7 @@ def test_list() -> None:
     assert "thinker → talker → code2wav" in run("pipelines", "list").output
     listed = json.loads(run("pipelines", "list", "--json").output)
     named = [pipeline["name"] for pipeline in listed]
-    assert named == ["chat", "echo", "qwen2_5_omni", "qwen_image", "speech", "transcribe", "voice"]
+    assert named == ["chat", "echo", "glm_image", "qwen2_5_omni", "qwen_image", "speech", "transcribe", "voice"]
 
 
 def test_the_worker_command_is_stock_celery() -> None:
