@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.glm_image import GlmImageReference
+from tests.services.checkpoint import TinyCheckpoints
 from workers.models.glm_image.parameters import GenerateParameters
 from workers.models.glm_image.text2tokens import Text2TokensProcessor
-from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.prompts import OmniTokensPrompt
@@ -51,8 +52,10 @@ class Generate:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def generate(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Generate]:
-    checkpoint = build_tiny_checkpoint(tmp_path_factory.mktemp("glm") / "tiny", seed=0)
+async def generate(
+    tiny_glm_images: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Generate]:
+    checkpoint = tiny_glm_images(0)
     args = OmniEngineArgs.for_stage(
         STAGE,
         Stage(PIPELINE, STAGE, checkpoint).model,
@@ -92,3 +95,31 @@ async def test_a_batch_of_different_sizes_in_chunks_with_preemption(generate: Ge
     after = await generate.runner.stats()
     assert after["resumed"] > before["resumed"]
     assert (after["informed"], after["loaded"]) == (0, 0)
+
+
+async def test_sampled_tokens_depend_on_the_seed_and_not_on_their_company(generate: Generate) -> None:
+    """Greedy requests beside sampled ones of every kind, because vLLM samples them all in one step."""
+    kinds: list[dict[str, float | int]] = [
+        {"temperature": 0.9, "top_p": 0.75},
+        {"temperature": 1.0, "top_k": 50},
+        {"temperature": 0},
+        {"temperature": 1.5, "top_p": 1.0},
+    ]
+    prompts = [generate.prompt("A lighthouse", 64, 64, seed=seed, **kind) for kind in kinds for seed in (1, 2)]
+    together = await generate.run(*prompts)
+    alone = [(await generate.run(prompt))[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+    assert all(0 <= token < 16_384 for output in together for token in output.token_ids)
+    pairs = list(zip(together[::2], together[1::2], strict=True))
+    assert [one.token_ids == other.token_ids for one, other in pairs] == [False, False, True, False]
+
+
+async def test_a_picture_that_the_context_cannot_hold_fails_alone(generate: Generate) -> None:
+    large, small = generate.prompt("A lighthouse", 1024, 1024), generate.prompt("A lighthouse", 64, 64)
+    with pytest.raises(ModelError, match="the model takes 1024") as refused:
+        await generate.runner.run(large, quiet)
+    assert (refused.value.field, refused.value.stage) == ("grids", "generate")
+    (output,) = await generate.run(small)
+    assert len(output.token_ids) == 4
+    stats = await generate.runner.stats()
+    assert (stats["informed"], stats["loaded"]) == (0, 0)
