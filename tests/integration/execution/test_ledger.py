@@ -26,6 +26,7 @@ from omni_jobs.jobs import (
     Failure,
     Jobs,
     NewJob,
+    NewSnapshot,
     NewStage,
     NewWorker,
     Outcome,
@@ -37,6 +38,7 @@ from omni_jobs.jobs import (
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import ObjectRef, snapshot_key
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 
@@ -192,6 +194,31 @@ async def test_completions_and_the_claim_in_their_place_share_a_transaction(benc
     assert [claim.job_id for claim in more] == ids[30:]
     assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
     assert (bench.jobs.shared, bench.jobs.transactions) == (1, 2)
+
+
+async def test_snapshots_of_the_attempts_that_run_are_recorded(bench: Bench) -> None:
+    """Those that come together in one transaction, with an end of one of them."""
+    one, two = await bench.claim_new(2)
+    before = bench.jobs.transactions
+    recorded, again, outcome, late = await asyncio.gather(
+        bench.ledger.record_snapshot(snapshot(bench, one, 1)),
+        bench.ledger.record_snapshot(snapshot(bench, one, 2)),
+        bench.ledger.complete(bench.done(two)),
+        bench.ledger.record_snapshot(snapshot(bench, two, 1)),
+    )
+    assert (recorded, again, outcome.won, late) == (True, True, True, False)
+    assert bench.jobs.transactions == before + 1  # of the completion; snapshots are counted by nobody
+    await bench.ledger.release(one.stage_run_id, one.attempt)
+    [next_one] = await bench.claim()
+    assert next_one.snapshot is not None
+    assert (next_one.snapshot.attempt, next_one.snapshot.steps_done) == (1, 2)
+
+
+def snapshot(bench: Bench, claim: Claim, number: int) -> NewSnapshot:
+    ref = ObjectRef(
+        key=snapshot_key(claim.job_id, claim.stage, claim.attempt, number), size=1, digest="xxh3:" + "0" * 32
+    )
+    return NewSnapshot(claim.stage_run_id, claim.attempt, bench.worker.worker_id, ref, steps_done=number)
 
 
 async def test_a_claim_says_whether_more_may_wait(bench: Bench) -> None:

@@ -89,8 +89,8 @@ class Bench:
         return {each.key for each in self.store.list()}
 
 
-async def idle(run: RunSnapshots) -> None:
-    async with asyncio.timeout(20):
+async def idle(run: RunSnapshots, within_s: float = 20.0) -> None:
+    async with asyncio.timeout(within_s):
         while run._storing is not None:
             await asyncio.sleep(0.001)
 
@@ -182,6 +182,18 @@ async def test_one_that_cannot_be_stored_is_a_warning(bench: Bench, error: Excep
     assert code == "snapshot_not_stored"
     assert message.startswith("2 snapshots were not stored: ")
     assert "stage first" in message
+
+
+async def test_on_a_full_disk_it_is_a_warning(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.store._min_free_bytes = 1 << 62  # more than the disk has
+    run = bench.stage_snapshots().of(CLAIM)
+    run.put(SNAPSHOT)
+    await idle(run)
+    [(code, message)] = warnings(run)
+    assert code == "snapshot_not_stored"
+    assert "free" in message
+    assert bench.keys() == set()
 
 
 async def test_one_larger_than_a_payload_may_be_is_not_stored(bench: Bench) -> None:
