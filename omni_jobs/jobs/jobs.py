@@ -91,10 +91,18 @@ class Jobs:
         return self._db.run(lambda tx: submit.submit(tx, prepared))
 
     def claim(
-        self, worker_id: str, at_most: int, *, is_idle: bool = True, held: Collection[int] = (), again: bool = False
+        self,
+        worker_id: str,
+        at_most: int,
+        *,
+        of_high: int = 0,
+        is_idle: bool = True,
+        held: Collection[int] = (),
+        again: bool = False,
     ) -> Claims:
-        """Claim up to ``at_most`` (1 or more) stage runs for this worker: those of its stage with the lowest turns.
+        """Claim up to ``at_most`` stage runs for this worker: those of its stage with the lowest turns.
 
+        Claim up to ``of_high`` further ones of jobs with the priority high. One of the two numbers is above 0.
         Left out are stage runs that are not due, whose rows are locked, or whose job was submitted with another
         pipeline file than the worker's. A suspect is claimed by itself, if the worker ``is_idle``: it runs nothing.
         Otherwise it is set apart for this worker, and nothing is claimed. ``held`` are the ids of all stage runs that
@@ -102,7 +110,9 @@ class Jobs:
         they are returned, and no others. Raises Fenced when the worker has no live lease.
         """
         tries = count(int(again))
-        return self._db.run(lambda tx: claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None))
+        return self._db.run(
+            lambda tx: claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None)
+        )
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record the progress of attempts. Drop reports of attempts that no longer run or whose rows are locked."""
@@ -123,6 +133,7 @@ class Jobs:
         worker_id: str,
         at_most: int,
         *,
+        of_high: int = 0,
         is_idle: bool = True,
         held: Collection[int] = (),
         again: bool = False,
@@ -135,7 +146,7 @@ class Jobs:
         return self._db.run(
             lambda tx: (
                 complete.complete(tx, completions, self._prune_after_s),
-                claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None),
+                claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None),
             )
         )
 

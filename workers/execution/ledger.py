@@ -126,12 +126,13 @@ class Ledger:
 
     # The executor's calls.
 
-    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
-        """Claim up to ``at_most`` stage runs, and return the claims; :meth:`omni_jobs.jobs.Jobs.claim` explains it.
+    async def claim(self, at_most: int, *, of_high: int = 0, is_idle: bool) -> Claims:
+        """Claim up to ``at_most`` stage runs and up to ``of_high`` further ones of high jobs, and return the claims.
 
-        Ask for no other before this is answered. Raises Fenced, and StageError when the database refuses.
+        :meth:`omni_jobs.jobs.Jobs.claim` explains it. Ask for no other before this is answered. Raises Fenced, and
+        StageError when the database refuses.
         """
-        return await self._ask(self._asked.claims, Wanted(at_most, is_idle))
+        return await self._ask(self._asked.claims, Wanted(at_most, of_high, is_idle))
 
     async def complete(self, completion: Completion) -> Outcome:
         """Record that an attempt has succeeded, ring for its successors, and return the outcome, perhaps not ``won``.
@@ -306,6 +307,7 @@ class Ledger:
                 completions,
                 self.worker.worker_id,
                 ask.argument.at_most,
+                of_high=ask.argument.of_high,
                 is_idle=ask.argument.is_idle,
                 held=self._held.keys(),
                 again=again,
@@ -363,6 +365,7 @@ class Ledger:
         claims = self._jobs.claim(
             self.worker.worker_id,
             wanted.at_most,
+            of_high=wanted.of_high,
             is_idle=wanted.is_idle,
             held=self._held.keys(),
             again=again,

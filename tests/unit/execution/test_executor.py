@@ -51,6 +51,7 @@ class RecordingLedger:
     def __init__(self) -> None:
         self.waiting: list[Claim] = []
         self.asked: list[tuple[int, bool]] = []  # at_most, is_idle
+        self.asked_of_high: list[int] = []
         self.answers = asyncio.Event()  # to claims
         self.answers.set()
         self.reports: list[tuple[Any, ...]] = []
@@ -66,8 +67,9 @@ class RecordingLedger:
             raise StageError("the database refused it")
         self.reports.append((name, *report))
 
-    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
+    async def claim(self, at_most: int, *, of_high: int, is_idle: bool) -> Claims:
         self.asked.append((at_most, is_idle))
+        self.asked_of_high.append(of_high)
         await self.answers.wait()
         if "lease" in self.refuses:
             raise Fenced("worker-1")
@@ -77,8 +79,10 @@ class RecordingLedger:
         if suspects and not is_idle:
             return Claims((), suspect_waits=True)
         granted = suspects[:1] or self.waiting[:at_most]
-        self.waiting = [claim for claim in self.waiting if claim not in granted]
-        return Claims(granted, more=bool(suspects) or len(granted) == at_most)
+        more = bool(suspects) or len(granted) == at_most > 0
+        further = [] if suspects else [claim for claim in self.waiting[at_most:] if claim.is_high][:of_high]
+        self.waiting = [claim for claim in self.waiting if claim not in granted and claim not in further]
+        return Claims([*granted, *further], more, more_high=bool(suspects) or len(further) == of_high > 0)
 
     async def complete(self, completion: Completion) -> Outcome:
         self._answer("complete", completion.stage_run_id, completion.attempt)
@@ -101,26 +105,25 @@ class RecordingLedger:
 class Bench:
     """An executor of the echo pipeline's first stage; ``run`` lets it claim one stage run and waits for its end."""
 
-    def __init__(self, directory: Path, *, slots: int = 8, time_limit_s: float = 60.0, poll_s: float = 60.0) -> None:
+    def __init__(
+        self, directory: Path, *, slots: int = 8, kept: int = 0, time_limit_s: float = 60.0, poll_s: float = 60.0
+    ) -> None:
         config = PIPELINE.stage("first").model_copy(update={"time_limit_s": time_limit_s})
         self.runner = ScriptedRunner()
         self.ledger = RecordingLedger()
         self.store = LocalObjectStore(directory, sync=False)
         self.broken: list[str] = []
-        self.passed_on = 0  # doorbells, to other workers
+        self.passed_on: list[Priority] = []  # doorbells, to other workers
         self.executor = Executor(
             StageLLM(Stage(PIPELINE, config, None), self.runner),
             self.ledger,  # type: ignore[arg-type]
             self.store,
             Settings(data_dir=directory).model_copy(update={"stop_limit_s": 0.1, "poll_s": poll_s}),
-            slots=slots,
+            slots=Slots(slots, kept),
             on_room=lambda: None,
-            on_more=self._pass_on,
+            on_more=self.passed_on.append,
             on_broken=self.broken.append,
         )
-
-    def _pass_on(self) -> None:
-        self.passed_on += 1
 
     def queue(self, stage_run_id: int = 1, **changes: Any) -> None:
         """Let a stage run wait to be claimed, without a doorbell."""
