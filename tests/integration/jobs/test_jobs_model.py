@@ -433,7 +433,7 @@ class JobsMachine(RuleBasedStateMachine):
         is_lost=st.booleans(),
     )
     def claim(self, data: st.DataObject, wanted: tuple[int, int], is_idle: bool, is_lost: bool) -> None:
-        """``wanted``: of any jobs, and further ones of high jobs. ``is_lost``: the answer is, and the worker asks again."""
+        """``wanted``: of any jobs, and further ones of high jobs. ``is_lost``: the answer is."""
         worker = self.draw_worker(data, self.has_work)
         at_most, of_high = wanted
         if not self.is_live(worker):
