@@ -114,6 +114,18 @@ UPDATE workers SET turn = (SELECT max(turn) FROM stage_runs WHERE id {ids})
 WHERE id = :worker AND coalesce(turn, -1) < (SELECT max(turn) FROM stage_runs WHERE id {ids})
 RETURNING id
 
+-- High jobs that were claimed before others do not show how far the line has got: what waits does.
+-- name: turn_of_line
+(SELECT min(turn) FROM (
+    SELECT max(turn) AS turn FROM stage_runs WHERE id {ids}
+    UNION ALL
+    SELECT turn FROM (SELECT run.turn FROM stage_runs AS run WHERE {in_line} ORDER BY run.turn LIMIT 1)))
+
+-- name: note_turn_of_line
+UPDATE workers SET turn = {turn_of_line}
+WHERE id = :worker AND coalesce(turn, -1) < {turn_of_line}
+RETURNING id
+
 
 -- Submit.
 

@@ -284,7 +284,8 @@ class WorkerRow(Base):
     pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one with the same pid
     loading: Mapped[bool | None]  # true while it loads its engine: it holds its slot and claims nothing
     heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build
-    turn: Mapped[int | None] = mapped_column(BigInteger)  # the highest that it, or who had its slot before, has claimed
+    # The highest that it, or who had its slot before, has claimed when no lower one waited; None: none yet.
+    turn: Mapped[int | None] = mapped_column(BigInteger)
     # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.
     run_s: Mapped[float | None] = mapped_column(Double)
 

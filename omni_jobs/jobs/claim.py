@@ -32,7 +32,7 @@ def claim(
     an earlier try may be lost. Raises Fenced when the worker has no live lease.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):
-        return Claims(_read(tx, worker_id, lost), more=True, more_high=True)
+        return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)
     worker = {"worker": worker_id}
     wanted = {name: number for name, number in (("claim_next", at_most), ("claim_next_high", of_high)) if number}
     [(has_lease, suspect)], *granted = execute_pipelined(
@@ -47,7 +47,7 @@ def claim(
     if suspect is None:
         claimed = dict(zip(wanted, granted, strict=True))
         return Claims(
-            _read(tx, worker_id, [id_ for rows in granted for (id_,) in rows]),
+            _read(tx, worker_id, [id_ for rows in granted for (id_,) in rows], of_high),
             more=len(claimed.get("claim_next", ())) == at_most > 0,
             more_high=len(claimed.get("claim_next_high", ())) == of_high > 0,
         )
@@ -57,7 +57,7 @@ def claim(
         return Claims(())
     if not is_idle:
         return Claims((), suspect_waits=True)
-    return Claims(_read(tx, worker_id, [suspect]), more=True, more_high=True)
+    return Claims(_read(tx, worker_id, [suspect], of_high), more=True, more_high=True)
 
 
 def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[int]:
@@ -66,7 +66,7 @@ def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[
     return sorted({id_ for (id_,) in running}.difference(held))
 
 
-def _read(tx: Connection, worker_id: str, ids: Sequence[int]) -> list[Claim]:
+def _read(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -> list[Claim]:
     """Start the jobs of stage runs that the worker has claimed, and return the claims in the order of their turns."""
     if not ids:
         return []
@@ -78,7 +78,7 @@ def _read(tx: Connection, worker_id: str, ids: Sequence[int]) -> list[Claim]:
             (statement("claimed_stage_runs"), claimed),
             (statement("claimed_jobs"), claimed),
             (statement("claimed_payloads"), claimed),
-            (statement("note_turn"), claimed | {"worker": worker_id}),
+            (statement("note_turn_of_line" if of_high else "note_turn"), claimed | {"worker": worker_id}),
         ],
     )
     job_of_id = {job[0]: job for job in jobs}

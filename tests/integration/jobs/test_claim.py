@@ -371,18 +371,12 @@ PARAMETERS = {
 }
 OF_A_CLAIM = (
     *("lease_and_suspect", "claim_next", "claim_next_high", "claim_suspect", "set_suspect_apart"),
-    *(
-        "running_of_worker",
-        "start_unless_locked",
-        "claimed_stage_runs",
-        "claimed_jobs",
-        "claimed_payloads",
-        "note_turn",
-    ),
+    *("running_of_worker", "start_unless_locked", "claimed_stage_runs", "claimed_jobs", "claimed_payloads"),
+    *("note_turn", "note_turn_of_line"),
 )
 OF_A_SUBMIT = ("first_turn", "weights_and_limits", "lock_turns", "highest_turn")
 OF_A_QUOTA = ("count_let_in", "let_in", "queue_if_held", "stage_runs_of_jobs")
-IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "first_turn", "let_in")
+IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "note_turn_of_line", "first_turn", "let_in")
 
 
 def plan(tx: Connection, name: str) -> str:

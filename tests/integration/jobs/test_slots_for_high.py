@@ -128,6 +128,34 @@ def test_a_high_job_of_an_older_build_is_claimed_as_others_are_and_kept_for_by_i
     assert job_ids(jobs.claim("w", 0, of_high=1)) == [job_id]
 
 
+def test_what_is_claimed_for_kept_slots_moves_the_virtual_time_no_further_than_the_line(
+    jobs: Jobs, database: Database
+) -> None:
+    def claimed_turn() -> int:
+        with database.begin() as tx:
+            turn: int = tx.execute(text("SELECT turn FROM workers")).scalar_one()
+        return turn
+
+    def turns_of(job_ids: list[str]) -> list[int]:
+        with database.begin() as tx:
+            rows = dict(tx.execute(text("SELECT job_id, turn FROM stage_runs")).tuples().all())
+        return [rows[job_id] for job_id in job_ids]
+
+    Tenants(database).create("few", limits={"running_jobs": 1})
+    register(jobs, "w")
+    held = submit(jobs, Priority.NORMAL, 4, tenant="few")
+    others = submit(jobs, Priority.NORMAL, 3, tenant="others")
+    high = submit(jobs, Priority.HIGH, 30, tenant="hasty")
+    [first] = claim(jobs, "w", 1)
+    assert first.job_id == held[0]
+    assert job_ids(jobs.claim("w", 0, of_high=25)) == high[:25]
+    assert claimed_turn() == turns_of(others)[0] < turns_of(high)[24], "where the line has got to"
+    jobs.complete([done(first, "w")])
+    assert turns_of(held)[1] < turns_of(others)[2], "a job that is let in comes into the line, not behind it"
+    assert len(jobs.claim("w", 100, of_high=9).claims) == 9
+    assert claimed_turn() == turns_of(high)[-1], "nothing waits before it"
+
+
 # estimates
 
 
