@@ -7,15 +7,16 @@ batch and completes it, one after the other. What is counted are batches and sta
 machine's speed does not matter.
 
 A flushed broker and high jobs: the embedded stack with its workers. All times are the database's.
-High jobs of a tenant arrive one by one, in turns at an idle stack, while its low jobs that do nothing
-keep the machine busy, and while low jobs of 1 to 3 s keep the slots busy.
+High jobs of a tenant arrive one by one, in turns at an idle stack and while its low jobs keep it busy. Stages of 64
+slots are held by low jobs of 1 to 3 s, once with 8 slots kept for high jobs and once with none. Stages of 512 slots,
+of which 8 are kept, are held by the same, and by jobs that do nothing, which keep the machine busy.
 """
 
 import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import redis
+import yaml
 from rich.progress import track
 from sqlalchemy import Connection, TextClause, bindparam, text
 
@@ -41,9 +43,11 @@ from omni_jobs.stack.embedded import EmbeddedStack
 T = TypeVar("T")
 
 _SLOTS = 64  # of the worker that claims here
+_MANY_SLOTS = 512  # of the workers of the stack
 _AT_ONCE = 256  # jobs in one transaction of a submit
 _LIMIT_S = 300.0
-_LOW_S = {"that do nothing": (0.0,), "of 1 to 3 s": tuple(1 + number / 40 for number in range(81))}
+_NOTHING = {"that do nothing": (0.0,)}
+_SECONDS = {"of 1 to 3 s": tuple(1 + number / 40 for number in range(81))}
 """By kind of low jobs: the seconds that they take in each stage, of which slots become free one by one."""
 _PARTS = 4  # of the high jobs of a run; before each the low jobs are replenished
 _PAUSE_S = (0.01, 0.06)  # between two high jobs; not in step with any poll
@@ -232,7 +236,6 @@ class _Stack:
         self.db = db
         self.jobs = Jobs(db)
         self.echo = EchoJobs(stack.settings)
-        self.slots = self.echo.pipeline.stage("first").slots
         self._url = stack.settings.broker_url.get_secret_value()
         self._broker = broker
 
@@ -282,9 +285,16 @@ class _Stack:
 
 
 @contextmanager
-def _stack(kind: str) -> Iterator[_Stack]:
+def _stack(kind: str, slots: int, kept: int) -> Iterator[_Stack]:
+    """A context manager that yields a stack whose stages have so many slots, some of them kept for high jobs."""
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory, database(kind) as url:
-        settings = Settings(data_dir=Path(directory) / "data", database_url=url)
+        config = yaml.safe_load((Settings().resolved_stage_configs / "echo.yaml").read_text(encoding="utf-8"))
+        for stage in config["stages"].values():
+            stage |= {"slots": slots, "slots_for_high": kept}
+        configs = Path(directory) / "stage_configs"
+        configs.mkdir()
+        (configs / "echo.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        settings = Settings(data_dir=Path(directory) / "data", database_url=url, stage_configs=configs)
         with EmbeddedStack(settings, pipelines=["echo"]) as stack:
             db = Database(stack.settings.resolved_database_url)
             broker = Broker(stack.settings, load_pipelines(stack.settings.resolved_stage_configs))
@@ -303,13 +313,15 @@ def _execute(statement: TextClause, tx: Connection) -> None:
 
 
 def _on_the_stack(kind: str, sizes: Sizes) -> Iterator[Figure]:
-    with _stack(kind) as stack:
-        yield from _high_jobs(kind, sizes, stack)
-        yield _flushed_broker(kind, sizes, stack)
+    for slots, kept, seconds in ((64, 8, _SECONDS), (64, 0, _SECONDS), (_MANY_SLOTS, 8, _SECONDS | _NOTHING)):
+        with _stack(kind, slots, kept) as stack:
+            yield from _high_jobs(f"{kind}, {slots} slots, {kept} kept", sizes, stack, seconds)
+            if slots == _MANY_SLOTS:
+                yield _flushed_broker(kind, sizes, stack)
 
 
-def _high_jobs(kind: str, sizes: Sizes, stack: _Stack) -> Iterator[Figure]:
-    low = {name: [EchoJobs(Settings(), delay_s) for delay_s in seconds] for name, seconds in _LOW_S.items()}
+def _high_jobs(of: str, sizes: Sizes, stack: _Stack, of_low: Mapping[str, Sequence[float]]) -> Iterator[Figure]:
+    low = {name: [EchoJobs(Settings(), delay_s) for delay_s in seconds] for name, seconds in of_low.items()}
     waits: dict[str, list[list[float]]] = {name: [] for name in ("idle", *low)}
     stack.waits_of_high(10)  # warm
     for _ in range(sizes.runs):
@@ -324,11 +336,11 @@ def _high_jobs(kind: str, sizes: Sizes, stack: _Stack) -> Iterator[Figure]:
         beside = name if name == "idle" else f"before {sizes.low} low ones {name}"
         for share, percent in ((0.5, "p50"), (0.99, "p99")):
             values = [_percentile(each, share) for each in found]
-            yield figure(f"{kind}: high, submit → started, {beside}, {percent}", "ms", values)
+            yield figure(f"{of}: high, submit → started, {beside}, {percent}", "ms", values)
         if name != "idle":
             pairs = zip(waits["idle"], found, strict=True)
             ratios = [_percentile(late, 0.99) / _percentile(soon, 0.99) for soon, late in pairs]
-            yield figure(f"{kind}: high, submit → started, p99, {beside} / idle", "×", ratios, at_most=1.5)
+            yield figure(f"{of}: high, submit → started, p99, {beside} / idle", "×", ratios, at_most=1.5)
 
 
 def _flushed_broker(kind: str, sizes: Sizes, stack: _Stack) -> Figure:
@@ -339,7 +351,7 @@ def _flushed_broker(kind: str, sizes: Sizes, stack: _Stack) -> Figure:
     stack.flush_broker()
     _wait_for(lambda: stack.waiting("small-%") == 0 or None)
     started = stack.db.read(lambda tx: tx.execute(_STARTED_BESIDE).scalar_one())
-    in_flight = 2 * stack.slots  # a claim under way at the submit, and one that ends with the last of them
+    in_flight = 2 * _MANY_SLOTS  # a claim under way at the submit, and one that ends with the last of them
     name = f"{kind}: flushed broker: stage runs until a job of each of {sizes.tenants} tenants"
     return figure(name, "stage runs", [started], at_most=sizes.tenants + 1 + in_flight)
 

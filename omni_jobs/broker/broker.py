@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.broker.doorbell import doorbell
 from omni_jobs.errors import BrokerUnavailable, ConfigError
 from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.priority import Priority, queue_of
 from omni_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,11 +40,17 @@ class Broker:
     """
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
-        self.slots = {  # a stage's, by queue
-            pipeline.queue(name): stage.slots
-            for pipeline in pipelines.values()
-            for name, stage in pipeline.stages.items()
-        }
+        self.slots: dict[str, int] = {}  # a stage's, by queue
+        self._instead: dict[str, str] = {}  # the queue that is rung, by that of high jobs for which no slots are kept
+        for pipeline in pipelines.values():
+            for name, stage in pipeline.stages.items():
+                queue = pipeline.queue(name)
+                of_high = queue_of(queue, Priority.HIGH)
+                self.slots[queue] = stage.slots
+                if stage.slots_for_high:
+                    self.slots[of_high] = stage.slots
+                else:
+                    self._instead[of_high] = queue
         self._settings = settings
 
     @cached_property
@@ -66,8 +73,9 @@ class Broker:
 
         A queue that belongs to no pipeline is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
         """
-        known = [name for name in queues if name in self.slots]
-        if unknown := set(queues).difference(known):
+        wanted = {self._instead.get(name, name) for name in queues}
+        known = sorted(wanted.intersection(self.slots))
+        if unknown := wanted.difference(known):
             logger.error("no queue %s: is its pipeline gone?", ", ".join(sorted(unknown)))
         if not known:
             return
@@ -83,6 +91,11 @@ class Broker:
             push()
         except BrokerUnavailable:
             push()  # a broker that was restarted may have closed the connection
+
+    def wait_for_doorbell(self, queue_name: str, within_s: int) -> bool:
+        """Take a doorbell out of a queue, and return whether one came in time. Raises BrokerUnavailable."""
+        with _broker_errors("gives no doorbell"):
+            return self._redis.brpop([self._key(queue_name)], within_s) is not None
 
     def depth(self, queue_name: str) -> int:
         """Return how many doorbells a queue holds. Raises BrokerUnavailable."""

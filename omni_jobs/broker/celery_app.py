@@ -34,7 +34,11 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
             task_ignore_result=True,
             task_serializer="json",
             accept_content=["json"],
-            task_queues=[Queue(name, routing_key=name, no_ack=True) for name in self.broker.slots],  # type: ignore[no-untyped-call]
+            task_queues=[
+                Queue(name, routing_key=name, no_ack=True)  # type: ignore[no-untyped-call]
+                for pipeline in pipelines.values()
+                for name in map(pipeline.queue, pipeline.stages)
+            ],
             task_create_missing_queues=False,
             worker_prefetch_multiplier=1,
             worker_disable_prefetch=True,

@@ -22,13 +22,16 @@ SELECT {now}
 
 -- Claim.
 
--- What waits in the worker's line: the due stage runs of its stage that were submitted with its pipeline file.
--- name: in_line
+-- The due stage runs of the worker's stage that were submitted with its pipeline file.
+-- name: of_worker
 run.pipeline = (SELECT pipeline FROM workers WHERE id = :worker)
     AND run.stage = (SELECT stage FROM workers WHERE id = :worker)
     AND run.pipeline_digest = (SELECT pipeline_digest FROM workers WHERE id = :worker)
-    AND run.state = 'queued'
     AND run.due <= {now}
+
+-- What waits in the worker's line.
+-- name: in_line
+{of_worker} AND run.state = 'queued'
 
 -- A suspect that no other live worker waits to run.
 -- name: is_free_suspect
@@ -49,11 +52,24 @@ SELECT {has_lease}, ({suspect})
 UPDATE stage_runs
 SET state = 'running', attempt = attempt + 1, owner = :worker, started_at = {now}, reason = NULL, progress = NULL
 
+-- name: is_claimable
+run.apart IS NULL AND {has_lease} AND NOT EXISTS ({suspect})
+
 -- name: claim_next
 {claimed}
 WHERE id IN (
     SELECT run.id FROM stage_runs AS run
-    WHERE {in_line} AND run.apart IS NULL AND {has_lease} AND NOT EXISTS ({suspect})
+    WHERE {in_line} AND {is_claimable}
+    ORDER BY run.turn, run.id
+    LIMIT CAST(:at_most AS integer))
+RETURNING id
+
+-- The index of high jobs alone serves it, because the state is written as in its predicate.
+-- name: claim_next_high
+{claimed}
+WHERE id IN (
+    SELECT run.id FROM stage_runs AS run
+    WHERE {of_worker} AND run.is_high AND run.state || '' = 'queued' AND {is_claimable}
     ORDER BY run.turn, run.id
     LIMIT CAST(:at_most AS integer))
 RETURNING id
@@ -82,7 +98,7 @@ WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids}) AND state || '' = 'qu
 RETURNING id
 
 -- name: claimed_stage_runs
-SELECT id, job_id, stage, attempt, inputs, capture, retries, failures, snapshot FROM stage_runs
+SELECT id, job_id, stage, attempt, inputs, capture, retries, failures, is_high, snapshot FROM stage_runs
 WHERE id {ids}
 ORDER BY turn, id
 
@@ -96,6 +112,18 @@ WHERE job_id IN (SELECT job_id FROM stage_runs WHERE id {ids} AND inputs <> '[]'
 -- name: note_turn
 UPDATE workers SET turn = (SELECT max(turn) FROM stage_runs WHERE id {ids})
 WHERE id = :worker AND coalesce(turn, -1) < (SELECT max(turn) FROM stage_runs WHERE id {ids})
+RETURNING id
+
+-- High jobs that were claimed before others do not show how far the line has got: what waits does.
+-- name: turn_of_line
+(SELECT min(turn) FROM (
+    SELECT max(turn) AS turn FROM stage_runs WHERE id {ids}
+    UNION ALL
+    SELECT turn FROM (SELECT run.turn FROM stage_runs AS run WHERE {in_line} ORDER BY run.turn LIMIT 1)))
+
+-- name: note_turn_of_line
+UPDATE workers SET turn = {turn_of_line}
+WHERE id = :worker AND coalesce(turn, -1) < {turn_of_line}
 RETURNING id
 
 
@@ -135,10 +163,10 @@ ON CONFLICT DO NOTHING
 
 -- name: insert_stage_runs_unless_there
 INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, capture, retries,
-                        queue_limit_s, state, turn, queued_at, due, queue_deadline, reason, attempt,
+                        queue_limit_s, is_high, state, turn, queued_at, due, queue_deadline, reason, attempt,
                         payload_gone)
 VALUES (:job_id, :position, :pipeline, :pipeline_digest, :stage, :queue, :inputs, :capture, :retries,
-        :queue_limit_s, :state, :turn, :queued_at, :due, :queue_deadline, :reason, 0, 0)
+        :queue_limit_s, :is_high, :state, :turn, :queued_at, :due, :queue_deadline, :reason, 0, 0)
 ON CONFLICT DO NOTHING
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import orjson
-from sqlalchemy import ForeignKey, Index, MetaData, UniqueConstraint, literal_column, text
+from sqlalchemy import ForeignKey, Index, MetaData, UniqueConstraint, false, literal_column, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.elements import ColumnElement
@@ -163,6 +163,8 @@ class StageRunRow(Base):
         # The queued stage runs of a stage and a pipeline file, in the order in which they are claimed.
         _index("ix_stage_runs_queued", *_ORDER, "id", where="state = 'queued'"),
         _index("ix_stage_runs_apart", *_ORDER, where="state = 'queued' AND apart IS NOT NULL"),
+        # Those of high jobs. The state is written so that no query for these can be served by the index of all.
+        _index("ix_stage_runs_high", *_ORDER, "id", where="is_high AND state || '' = 'queued'"),
         # The stage runs that a worker runs.
         _index("ix_stage_runs_running", "owner", "pipeline", "stage", where="state = 'running'"),
         # Pending stage runs, which are only counted.
@@ -179,7 +181,8 @@ class StageRunRow(Base):
     stage: Mapped[str] = mapped_column(Name)
     # JobRow.pipeline_digest. "" until a worker of the stage serves, whose file the stage run then gets.
     pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))
-    queue: Mapped[str] = mapped_column(String(200))  # where its stage's doorbells go
+    queue: Mapped[str] = mapped_column(String(200))  # where its doorbells go
+    is_high: Mapped[bool] = mapped_column(server_default=false())  # its job's priority: it may take a kept slot
     turn: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))  # its job's: the lowest is claimed first
     inputs: Mapped[Any] = mapped_column(JsonText)  # the names of the job's stages whose payloads it takes
     has_successors: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
@@ -273,6 +276,7 @@ class WorkerRow(Base):
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     slots: Mapped[int]  # the number of stage runs that it runs at a time
+    slots_for_high: Mapped[int] = mapped_column(server_default=text("0"))  # so many of them are kept for high jobs
     pipeline_version: Mapped[str] = mapped_column(String(20), server_default=text("''"))
     pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))  # Pipeline.digest
     started_at: Mapped[float] = mapped_column(Seconds)
@@ -282,7 +286,8 @@ class WorkerRow(Base):
     pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one with the same pid
     loading: Mapped[bool | None]  # true while it loads its engine: it holds its slot and claims nothing
     heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build
-    turn: Mapped[int | None] = mapped_column(BigInteger)  # the highest that it, or who had its slot before, has claimed
+    # The highest that it, or who had its slot before, has claimed when no lower one waited; None: none yet.
+    turn: Mapped[int | None] = mapped_column(BigInteger)
     # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.
     run_s: Mapped[float | None] = mapped_column(Double)
 

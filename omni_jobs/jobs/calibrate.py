@@ -137,7 +137,7 @@ def _sample(tx: Connection, each: Line, count: int) -> None:
     pace, factors = line.pace(tx, each), line.factors_of(tx, each)
     numbers = random.choices(range(count), k=1 + min(count // 8, _SAMPLED_AT_MOST))  # noqa: S311
     for standing in line.standing_at(tx, each, numbers):
-        wait = line.expected_wait(line.place(tx, each, standing), pace, factors)
+        wait = line.expected_wait(line.place(tx, each, standing), pace, factors, standing.is_high)
         if wait is not None and wait.point_s:
             insert_unless_there(
                 tx,

@@ -4,6 +4,9 @@ A claim waits for no lock: it passes over stage runs that another transaction ha
 that another has locked, because that one is about to end the job or to start it. A suspect (``omni_jobs.retry``) is
 claimed by itself, before all others, and only by a worker that runs nothing else. A busy worker that meets one sets it
 apart for itself and claims nothing more until it is idle; other workers pass over it.
+
+A worker that keeps slots for high jobs asks for so many stage runs of any jobs, and for so many further ones of high
+jobs. The latter are found by an index of their own, because none may stand at the beginning of a long line.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,28 +23,41 @@ from omni_jobs.retry import is_last_chance
 from omni_jobs.storage import ObjectRef
 
 
-def claim(tx: Connection, worker_id: str, at_most: int, is_idle: bool, held: Collection[int] | None = None) -> Claims:
-    """Claim up to ``at_most`` (1 or more) stage runs for a worker; :meth:`omni_jobs.jobs.Jobs.claim` explains it.
+def claim(
+    tx: Connection, worker_id: str, at_most: int, of_high: int, is_idle: bool, held: Collection[int] | None = None
+) -> Claims:
+    """Claim up to ``at_most`` stage runs for a worker, and up to ``of_high`` further ones of high jobs.
 
-    With ``held``, the ids that the worker knows it holds, the answer of an earlier try may be lost. Raises Fenced when
-    the worker has no live lease.
+    :meth:`omni_jobs.jobs.Jobs.claim` explains it. With ``held``, the ids that the worker knows it holds, the answer of
+    an earlier try may be lost. Raises Fenced when the worker has no live lease.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):
-        return Claims(_read(tx, worker_id, lost), more=True)
+        return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)
     worker = {"worker": worker_id}
-    [(has_lease, suspect)], claimed = execute_pipelined(
+    wanted = {name: number for name, number in (("claim_next", at_most), ("claim_next_high", of_high)) if number}
+    [(has_lease, suspect)], *granted = execute_pipelined(
         tx,
-        [(statement("lease_and_suspect"), worker), (statement("claim_next"), worker | {"at_most": str(at_most)})],
+        [
+            (statement("lease_and_suspect"), worker),
+            *((statement(name), worker | {"at_most": str(number)}) for name, number in wanted.items()),
+        ],
     )
     if not has_lease:
         raise Fenced(f"worker {worker_id} has no lease")
     if suspect is None:
-        return Claims(_read(tx, worker_id, [id_ for (id_,) in claimed]), more=len(claimed) == at_most)
+        claimed = dict(zip(wanted, granted, strict=True))
+        return Claims(
+            _read(tx, worker_id, [id_ for rows in granted for (id_,) in rows], of_high),
+            more=len(claimed.get("claim_next", ())) == at_most > 0,
+            more_high=len(claimed.get("claim_next_high", ())) == of_high > 0,
+        )
     name = "claim_suspect" if is_idle else "set_suspect_apart"
     [changed] = execute_pipelined(tx, [(statement(name), worker | {"suspect": str(suspect)})])
     if not changed:  # another worker was faster, and passes the ring on; or its row is locked, and a poll finds it
         return Claims(())
-    return Claims(_read(tx, worker_id, [suspect]), more=True) if is_idle else Claims((), suspect_waits=True)
+    if not is_idle:
+        return Claims((), suspect_waits=True)
+    return Claims(_read(tx, worker_id, [suspect], of_high), more=True, more_high=True)
 
 
 def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[int]:
@@ -50,7 +66,7 @@ def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[
     return sorted({id_ for (id_,) in running}.difference(held))
 
 
-def _read(tx: Connection, worker_id: str, ids: Sequence[int]) -> list[Claim]:
+def _read(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -> list[Claim]:
     """Start the jobs of stage runs that the worker has claimed, and return the claims in the order of their turns."""
     if not ids:
         return []
@@ -62,7 +78,7 @@ def _read(tx: Connection, worker_id: str, ids: Sequence[int]) -> list[Claim]:
             (statement("claimed_stage_runs"), claimed),
             (statement("claimed_jobs"), claimed),
             (statement("claimed_payloads"), claimed),
-            (statement("note_turn"), claimed | {"worker": worker_id}),
+            (statement("note_turn_of_line" if of_high else "note_turn"), claimed | {"worker": worker_id}),
         ],
     )
     job_of_id = {job[0]: job for job in jobs}
@@ -74,7 +90,7 @@ def _claim(
     stage_run: Sequence[Any], job: Sequence[Any], payload_of: dict[tuple[str, str], ObjectRef | bytes | None]
 ) -> Claim:
     """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``, and of payloads by job and stage."""
-    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, snapshot = stage_run
+    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, snapshot = stage_run
     _, pipeline, request, media, seed = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
@@ -91,6 +107,7 @@ def _claim(
         has_successors=bool(has_successors),
         failures=failures,
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
+        is_high=bool(is_high),
         snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
     )
 

@@ -92,18 +92,28 @@ class Jobs:
         return self._db.run(lambda tx: submit.submit(tx, prepared))
 
     def claim(
-        self, worker_id: str, at_most: int, *, is_idle: bool = True, held: Collection[int] = (), again: bool = False
+        self,
+        worker_id: str,
+        at_most: int,
+        *,
+        of_high: int = 0,
+        is_idle: bool = True,
+        held: Collection[int] = (),
+        again: bool = False,
     ) -> Claims:
-        """Claim up to ``at_most`` (1 or more) stage runs for this worker: those of its stage with the lowest turns.
+        """Claim for this worker ``at_most`` stage runs of its stage, and ``of_high`` further ones of high jobs.
 
-        Left out are stage runs that are not due, whose rows are locked, or whose job was submitted with another
-        pipeline file than the worker's. A suspect is claimed by itself, if the worker ``is_idle``: it runs nothing.
-        Otherwise it is set apart for this worker, and nothing is claimed. ``held`` are the ids of all stage runs that
-        the worker knows it holds. Call ``again`` after a claim whose answer was lost: if that had claimed stage runs,
-        they are returned, and no others. Raises Fenced when the worker has no live lease.
+        Those with the lowest turns; one of the two numbers is above 0. Left out are stage runs that are not due, whose
+        rows are locked, or whose job was submitted with another pipeline file than the worker's. A suspect is claimed
+        by itself, if the worker ``is_idle``: it runs nothing. Otherwise it is set apart for this worker, and nothing is
+        claimed. ``held`` are the ids of all stage runs that the worker knows it holds. Call ``again`` after a claim
+        whose answer was lost: if that had claimed stage runs, they are returned, and no others. Raises Fenced when the
+        worker has no live lease.
         """
         tries = count(int(again))
-        return self._db.run(lambda tx: claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None))
+        return self._db.run(
+            lambda tx: claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None)
+        )
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Record the progress of attempts. Drop reports of attempts that no longer run or whose rows are locked."""
@@ -132,6 +142,7 @@ class Jobs:
         worker_id: str,
         at_most: int,
         *,
+        of_high: int = 0,
         is_idle: bool = True,
         held: Collection[int] = (),
         again: bool = False,
@@ -144,7 +155,7 @@ class Jobs:
         return self._db.run(
             lambda tx: (
                 complete.complete(tx, completions, self._prune_after_s),
-                claim.claim(tx, worker_id, at_most, is_idle, held if next(tries) else None),
+                claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None),
             )
         )
 
@@ -264,10 +275,6 @@ class Jobs:
         """End a stage's pause, if there is one. The caller rings the stage's queue."""
         self._db.run(lambda tx: pause.resume(tx, pipeline, stage))
 
-    def is_paused(self, pipeline: str, stage: str) -> bool:
-        """Return whether a stage is paused."""
-        return self._db.read(lambda tx: pause.is_paused(tx, pipeline, stage))
-
     def paused_stages(self) -> Mapping[tuple[str, str], float]:
         """Return when each paused stage was paused, in seconds since 1970, by (pipeline, stage)."""
         return self._db.read(pause.paused_stages)
@@ -314,9 +321,7 @@ class Jobs:
         """
         return self._db.read(lambda tx: prune.orphans(tx, keys))
 
-    # Queries.
-
-    # ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
+    # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
     def get(self, job_id: str, tenant: str | None = None) -> JobView:
         """Return the view of a job. Raises NotFound."""

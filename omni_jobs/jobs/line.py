@@ -6,7 +6,7 @@ Each read costs a few lookups in indexes, however long the line is: at most ``CO
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, func, select, tuple_
+from sqlalchemy import BigInteger, Connection, bindparam, case, func, select, tuple_
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import CalibrationRow, JobRow, StageRunRow, WorkerRow, state_is
@@ -31,6 +31,7 @@ class Standing(NamedTuple):
     turn: int
     stage_run_id: int
     tenant: str
+    is_high: bool  # its job's priority
 
 
 class Place(NamedTuple):
@@ -38,14 +39,17 @@ class Place(NamedTuple):
 
     own: int  # stage runs of its tenant
     before: float  # stage runs of all tenants; beyond COUNTED by the distance of their turns
+    high_before: int  # those of high jobs among them, of all tenants
     is_counted: bool  # False: more stand before it than are counted, so ``own`` may be too low
 
 
 class Pace(NamedTuple):
     """What the live workers of a line can do."""
 
-    slots: int
-    free: int  # slots that run nothing
+    slots: int  # but for kept ones
+    free: int  # slots that run nothing, but for kept ones
+    kept: int  # slots that only stage runs of high jobs may take
+    kept_free: int
     run_s: float | None  # how long a stage run took them lately, in the mean; None: none of them knows yet
 
 
@@ -68,13 +72,17 @@ _is_before = tuple_(*_IN_ORDER) < tuple_(
     bindparam("turn", type_=BigInteger), bindparam("stage_run_id", type_=BigInteger)
 )
 _first = (
-    select(StageRunRow.job_id, StageRunRow.turn).where(*_IN_LINE, _is_before).order_by(*_IN_ORDER).limit(COUNTED)
+    select(StageRunRow.job_id, StageRunRow.turn, StageRunRow.is_high)
+    .where(*_IN_LINE, _is_before)
+    .order_by(*_IN_ORDER)
+    .limit(COUNTED)
 ).subquery()
 # A lookup for each, not a join, for which PostgreSQL may scan all jobs.
 _tenant = select(JobRow.tenant).where(JobRow.id == _first.c.job_id).scalar_subquery()
 _BEFORE = select(
     func.count().label("all"),
     func.count().filter(_tenant == bindparam("tenant")).label("own"),
+    func.count().filter(_first.c.is_high).label("high"),
     func.min(_first.c.turn).label("first_turn"),
     func.max(_first.c.turn).label("last_turn"),
 )
@@ -82,9 +90,15 @@ _running = (
     select(func.count())
     .where(state_is(StageRunRow.state, StageRunState.RUNNING), StageRunRow.owner == WorkerRow.id)
     .correlate(WorkerRow)
-    .scalar_subquery()
 )
-_WORKERS = select(WorkerRow.slots, WorkerRow.run_s, _running.label("running")).where(
+_running_high = case((WorkerRow.slots_for_high > 0, _running.where(StageRunRow.is_high).scalar_subquery()), else_=0)
+_WORKERS = select(
+    WorkerRow.slots,
+    WorkerRow.slots_for_high,
+    WorkerRow.run_s,
+    _running.scalar_subquery().label("running"),
+    _running_high.label("running_high"),
+).where(
     WorkerRow.pipeline == bindparam("pipeline"),
     WorkerRow.stage == bindparam("stage"),
     WorkerRow.pipeline_digest == bindparam("pipeline_digest"),
@@ -94,7 +108,9 @@ _WORKERS = select(WorkerRow.slots, WorkerRow.run_s, _running.label("running")).w
 _FACTORS = select(CalibrationRow.low_factor, CalibrationRow.high_factor).where(
     CalibrationRow.pipeline == bindparam("pipeline"), CalibrationRow.stage == bindparam("stage")
 )
-_standing = select(StageRunRow.turn, StageRunRow.id, JobRow.tenant).join(JobRow, JobRow.id == StageRunRow.job_id)
+_standing = select(StageRunRow.turn, StageRunRow.id, JobRow.tenant, StageRunRow.is_high).join(
+    JobRow, JobRow.id == StageRunRow.job_id
+)
 _FIRST_STANDING = _standing.where(*_IN_LINE).order_by(*_IN_ORDER).offset(bindparam("number")).limit(1)
 _LAST_STANDING = _standing.where(*_IN_LINE).order_by(*(each.desc() for each in _IN_ORDER)).limit(1)
 _LENGTH = select(func.count()).select_from(select(StageRunRow.id).where(*_IN_LINE).limit(COUNTED).subquery())
@@ -109,7 +125,7 @@ def place(tx: Connection, line: Line, standing: Standing) -> Place:
     before, is_counted = float(row.all), row.all < COUNTED
     if not is_counted and row.last_turn > row.first_turn:
         before *= max(1.0, (standing.turn - row.first_turn) / (row.last_turn - row.first_turn))
-    return Place(row.own, before, is_counted)
+    return Place(row.own, before, row.high, is_counted)
 
 
 def pace(tx: Connection, line: Line) -> Pace:
@@ -117,9 +133,18 @@ def pace(tx: Connection, line: Line) -> Pace:
     workers = tx.execute(_WORKERS, line._asdict()).all()
     known = [(worker.slots, worker.run_s) for worker in workers if worker.run_s]
     ends_per_s = sum(slots / run_s for slots, run_s in known)
+    kept = sum(worker.slots_for_high for worker in workers)
+    all_free = sum(max(0, worker.slots - worker.running) for worker in workers)
+    kept_free = sum(
+        # Stage runs of high jobs take kept slots first.
+        max(0, min(worker.slots_for_high - worker.running_high, worker.slots - worker.running))
+        for worker in workers
+    )
     return Pace(
-        slots=sum(worker.slots for worker in workers),
-        free=sum(max(0, worker.slots - worker.running) for worker in workers),
+        slots=sum(worker.slots for worker in workers) - kept,
+        free=all_free - kept_free,
+        kept=kept,
+        kept_free=kept_free,
         run_s=sum(slots for slots, _ in known) / ends_per_s if known else None,
     )
 
@@ -130,17 +155,29 @@ def factors_of(tx: Connection, line: Line) -> Factors:
     return FIRST_FACTORS if row is None else Factors(*row)
 
 
-def expected_wait(place: Place, pace: Pace, factors: Factors) -> Wait | None:
-    """Return how long a stage run will wait; None where nobody knows how long stage runs take, or nobody serves."""
-    if not pace.slots:
-        return None
-    if place.before + 1 <= pace.free:
-        point_s = 0.0
-    elif pace.run_s is None:
-        return None
-    else:
-        point_s = expected_s(place.before, pace.free, pace.slots, pace.run_s)
-    return Wait(point_s, interval(point_s, factors))
+def expected_wait(place: Place, pace: Pace, factors: Factors, is_high: bool) -> Wait | None:
+    """Return how long a stage run will wait; None where nobody knows how long stage runs take, or nobody serves.
+
+    ``is_high``: it may take a kept slot, if that comes first.
+    """
+    ways = [(place.before, pace.free, pace.slots)]
+    if is_high:
+        ways.append((place.high_before, pace.kept_free, pace.kept))
+    point_s = min(
+        (
+            each
+            for before, free, slots in ways
+            if slots and (each := _point_s(before, free, slots, pace.run_s)) is not None
+        ),
+        default=None,
+    )
+    return None if point_s is None else Wait(point_s, interval(point_s, factors))
+
+
+def _point_s(before: float, free: int, slots: int, run_s: float | None) -> float | None:
+    if before + 1 <= free:
+        return 0.0
+    return None if run_s is None else expected_s(before, free, slots, run_s)
 
 
 def length(tx: Connection, line: Line) -> int:

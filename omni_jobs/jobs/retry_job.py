@@ -156,7 +156,7 @@ def _give_turn(tx: Connection, job_id: str) -> tuple[str, str, int] | None:
     stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
     wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages))
     [turn], _, limited = take_turns(tx, [wish])
-    values = {"turn": turn, "pipeline_digest": job.pipeline_digest}
+    values = {"turn": turn, "pipeline_digest": job.pipeline_digest, "is_high": job.priority == Priority.HIGH}
     tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
     return (job_id, job.tenant, turn) if job.tenant in limited else None
 

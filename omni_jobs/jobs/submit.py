@@ -18,6 +18,7 @@ from omni_jobs.jobs import quota
 from omni_jobs.jobs.successors import QUOTA
 from omni_jobs.jobs.take_turns import Wish, take_turns
 from omni_jobs.jobs.values import NewJob, NewStage, SubmitResult
+from omni_jobs.priority import Priority, queue_of
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
@@ -51,6 +52,7 @@ _INSERT_STAGE_RUNS = bulk(
     "inputs",
     "capture",
     "retries",
+    "is_high",
     "queue_limit_s",
     "state",
     "turn",
@@ -143,7 +145,7 @@ def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> t
 def _first_queues(job: NewJob) -> set[str]:
     """Return the queues of the job's stages that take no other stage's payload."""
     names = {stage.name for stage in job.stages}
-    return {stage.queue for stage in job.stages if names.isdisjoint(stage.inputs)}
+    return {queue_of(stage.queue, job.priority) for stage in job.stages if names.isdisjoint(stage.inputs)}
 
 
 def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | OmniJobsError]:
@@ -253,10 +255,11 @@ def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
             job.pipeline,
             job.pipeline_digest,
             stage.name,
-            stage.queue,
+            queue_of(stage.queue, job.priority),
             encode_json(inputs),
             int(stage.name in consumed),
             None if stage.retries == DEFAULT_RETRIES else encode_json(stage.retries.model_dump(exclude_defaults=True)),
+            int(job.priority is Priority.HIGH),
             stage.queue_limit_s,
             (StageRunState.PENDING if inputs else StageRunState.QUEUED).value,
         )

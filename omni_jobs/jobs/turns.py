@@ -29,6 +29,8 @@ weight w each, its low line has w / LOW_PACES.
   (``omni_jobs.jobs.quota``), because an old turn at the head of a line would set back the virtual time.
 - While a stage stands still, what waits there holds back the virtual time. Jobs of a tenant that comes then go before
   those of older tenants at the other stages, until it has had as much as they.
+- Slots that a stage keeps for high jobs (``slots_for_high``) are beside all this. High jobs are claimed for them by
+  their turns, but before others with lower ones; all others have the slots that are left.
 - A tenant with normal and high jobs waiting gets up to twice its share, until its normal jobs of before have ended.
 - Low jobs take a share of 1 / LOW_PACES beside the tenant's own; without other tenants they take all there is.
 """

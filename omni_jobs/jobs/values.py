@@ -20,7 +20,7 @@ class NewStage:
 
     name: str
     inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
-    queue: str  # the Celery queue of its stage's doorbells
+    queue: str  # its stage's, Pipeline.queue
     retries: RetryLimits = DEFAULT_RETRIES
     queue_limit_s: float | None = None  # when it waits longer than this, its job expires
 
@@ -74,6 +74,7 @@ class NewWorker:
     pid_space: str | None = None  # boot and namespace of the pid; None: not known
     pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
     heartbeat_s: float | None = None  # how often it renews its lease; None: not known
+    slots_for_high: int = 0  # so many of the slots are kept for high jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Claim(NamedTuple):
     failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
     snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
+    is_high: bool = False  # its job's priority: it may take a slot that is kept for such
 
 
 class Claims(NamedTuple):
@@ -140,6 +142,7 @@ class Claims(NamedTuple):
 
     claims: Sequence[Claim]  # in the order of their turns
     more: bool = False  # more stage runs may wait: claim again when there is room
+    more_high: bool = False  # more stage runs of high jobs may wait: claim again also when only kept slots are free
     suspect_waits: bool = False  # a suspect is set apart for this worker: claim again once it is idle, not before
 
 

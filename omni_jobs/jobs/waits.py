@@ -16,6 +16,7 @@ from omni_jobs.jobs import line, quota
 from omni_jobs.jobs.line import Line, Standing, Wait
 from omni_jobs.jobs.pause import paused_stages
 from omni_jobs.jobs.successors import ACTIVE, QUOTA
+from omni_jobs.priority import Priority
 from omni_jobs.states import StageRunState
 from omni_jobs.views import EstimateView, WaitingView
 
@@ -136,8 +137,9 @@ def _turn(tx: Connection, job: _AnyRow, run: _AnyRow, in_detail: bool) -> Waitin
     if not in_detail:
         return _view(job, run, "turn", f"it waits for its turn at stage {run.stage}")
     its = Line(job.pipeline, run.stage, job.pipeline_digest)
-    place = line.place(tx, its, Standing(run.turn, run.id, job.tenant))
-    wait = line.expected_wait(place, line.pace(tx, its), line.factors_of(tx, its))
+    is_high = job.priority == Priority.HIGH
+    place = line.place(tx, its, Standing(run.turn, run.id, job.tenant, is_high))
+    wait = line.expected_wait(place, line.pace(tx, its), line.factors_of(tx, its), is_high)
     own = f"{place.own}{'' if place.is_counted else ' or more'}"
     message = f"{own} of your own stage runs stand before it at stage {run.stage}"
     if wait is None:

@@ -49,6 +49,9 @@ def _check_stage(pipeline: Pipeline, stage: StageConfig, source: YamlSource) -> 
         raise source.error((*at, "kind"), f"kind {stage.kind} needs a model section, the stage's or the pipeline's")
     with source.located((*at, "produces")):
         _ = stage.flow
+    if stage.slots_for_high >= stage.slots:
+        message = f"must be less than the stage's slots, {stage.slots}, or other jobs would never run"
+        raise source.error((*at, "slots_for_high"), message)
     component = _component(stage, source)
     with source.located((*at, "processor")):
         declared = stage.processor_declaration

@@ -76,6 +76,7 @@ _STAGE = """
     inputs: {inputs}
     produces: {produces}
     slots: 16
+    slots_for_high: 1
     time_limit_s: 60
     max_payload_bytes: {max_payload_bytes}
     retries: {{worker_lost: 100, fenced: 100, storage: 100}}

@@ -21,6 +21,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs, NewJob, NewStage, new_job_id
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.states import StageRunState
 from omni_jobs.views import JobView, WorkerView
@@ -119,7 +120,9 @@ class EchoStack:
         app = "tests.integration.faulty_worker" if fault else "workers.app"
         return [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "custom", *arguments], environment
 
-    def launch(self, stage: str, slot: str | None = None, *, fault: str | None = None) -> EchoWorker:
+    def launch(
+        self, stage: str, slot: str | None = None, *, fault: str | None = None, concurrency: int | None = None
+    ) -> EchoWorker:
         """Start a worker process."""
         slot = slot or f"{stage}-{len(self.workers)}@test"
         command, environment = self.command(
@@ -131,6 +134,7 @@ class EchoStack:
             "--without-mingle",
             "-l",
             "INFO",
+            *(() if concurrency is None else ("-c", str(concurrency))),
             fault=fault,
         )
         log = self.directory / f"worker-{len(self.workers)}.log"
@@ -157,7 +161,14 @@ class EchoStack:
 
         return self.until(look, within_s)
 
-    def submit(self, text: str = "hello", *, ring: bool = True, **parameters: Mapping[str, Any]) -> str:
+    def submit(
+        self,
+        text: str = "hello",
+        *,
+        ring: bool = True,
+        priority: Priority = Priority.NORMAL,
+        **parameters: Mapping[str, Any],
+    ) -> str:
         """A job; ``first={"delay_s": 1}`` and ``second=…`` set the stages' parameters."""
         pipeline = self.pipelines[self.pipeline]
         job = NewJob(
@@ -184,6 +195,7 @@ class EchoStack:
             ],
             seed=7,
             request_digest=uuid4().hex,
+            priority=priority,
         )
         queues = self.jobs.submit(job).queues
         if ring:

@@ -50,12 +50,15 @@ def register(
     *,
     slot: str | None = None,
     slots: int = 4,
+    kept: int = 0,
     lease_s: float = 60.0,
     version: str = "1",
     digest: str = "d",
 ) -> set[str]:
     """In the slot of another: that one is known to be dead."""
-    worker = NewWorker(worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest)
+    worker = NewWorker(
+        worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest, slots_for_high=kept
+    )
     dead = jobs.slot_holder(worker.slot)
     return jobs.register_worker(worker, lease_s, instead_of=dead)
 

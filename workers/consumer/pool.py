@@ -27,11 +27,14 @@ from celery.exceptions import WorkerShutdown
 
 from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.errors import BrokerUnavailable, OmniJobsError
+from omni_jobs.priority import Priority, queue_of
 from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
 from workers.consumer.command_line import stage_of_queues
+from workers.consumer.high_doorbells import HighDoorbells
 from workers.consumer.stage_host import StageHost
 from workers.consumer.stall_watch import StallWatch
+from workers.execution.slots import Slots
 
 if TYPE_CHECKING:
     from workers.execution.executor import Executor
@@ -66,6 +69,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._host: StageHost | None = None
         self.executor: Executor | None = None  # once the worker serves
         self._stall_watch: StallWatch | None = None  # once the worker serves
+        self._high_doorbells: HighDoorbells | None = None  # once the worker serves, if it keeps slots for high jobs
         self._hub: Any = None  # Celery's event loop
         self._popping_stopped = False
         self._broken: str | None = None  # why this worker ends itself
@@ -97,9 +101,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     async def _open(self) -> None:
         pipeline, stage = stage_of_queues(self.app.amqp.queues.consume_from, self.app.pipelines)
         self.queue = pipeline.queue(stage)
-        slots = pipeline.stage(stage).slots
-        if self.limit:
-            slots = min(slots, self.limit)
+        config = pipeline.stage(stage)
+        number = min(config.slots, self.limit) if self.limit else config.slots
+        slots = Slots(number, config.slots_for_high)
         host = self._host = StageHost(
             self.app,
             pipeline,
@@ -119,9 +123,17 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             load_limit.cancel()
         self.executor = await host.serve()
         await self._wait_for_list()
+        if config.slots_for_high:
+            self._high_doorbells = HighDoorbells(
+                self.app.broker,
+                queue_of(self.queue, Priority.HIGH),
+                has_room=lambda: self.executor is not None and self.executor.room_for_high > 0,
+                ring=lambda: self.ring(Priority.HIGH),
+            )
+            self._high_doorbells.start()
         self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
         self._stall_watch.start()
-        logger.info("%s serves %s with %d slots", self._node, self.queue, slots)
+        logger.info("%s serves %s with %d slots", self._node, self.queue, number)
 
     def _on_load_limit(self) -> None:
         self._exit_within(_LOAD_CLOSE_S)
@@ -169,16 +181,18 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         """Return how many more stage runs the executor could claim now, 0 before there is one."""
         return 0 if self.executor is None else self.executor.room
 
-    def ring(self) -> None:
-        """Make the executor claim, because a doorbell says that stage runs may wait."""
+    def ring(self, priority: Priority = Priority.NORMAL) -> None:
+        """Make the executor claim, because a doorbell says that stage runs may wait; HIGH: those of high jobs."""
         if self.executor is not None:
-            self.executor.ring()
+            self.executor.ring(priority)
 
     def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> None:
         """Log a task and drop it, because doorbells come through :meth:`ring` and this pool runs nothing else."""
         logger.error("a task reached the pool and is dropped")
 
     def _on_room(self) -> None:
+        if self._high_doorbells is not None:
+            self._high_doorbells.listen()
         if self._popping_stopped:
             self._popping_stopped = False
             self._wake_celery()
@@ -239,6 +253,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._exit_within(drain_s + _CLOSE_S)
         if self._stall_watch is not None:
             self._stall_watch.close()
+        if self._high_doorbells is not None:
+            self._high_doorbells.close()
         try:
             if self._host is not None:
                 asyncio.run_coroutine_threadsafe(self._host.close(drain_s, self._hurry), self._loop).result()
@@ -251,14 +267,14 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     @property
     def num_processes(self) -> int:
         """The worker's slots, or 0 before it serves, under the name by which Celery asks a pool for them."""
-        return 0 if self.executor is None else self.executor.slots
+        return 0 if self.executor is None else self.executor.slots.number
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         if self._host is not None and self.executor is not None:
             info |= {
                 "worker": self._host.worker.worker_id,
-                "slots": self.executor.slots,
+                "slots": self.executor.slots.number,
                 "stage-runs-in-flight": self.executor.in_flight,
             }
         return info

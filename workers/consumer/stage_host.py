@@ -22,8 +22,10 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.priority import queue_of
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
+from workers.execution.slots import Slots
 
 if TYPE_CHECKING:
     from omni_jobs.storage import ObjectStore
@@ -47,16 +49,16 @@ class StageHost:
         stage: str,
         *,
         slot: str,
-        slots: int,
+        slots: Slots,
         keep_trying: Callable[[], bool],
         on_room: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
         """Prepare the parts; nothing connects yet.
 
-        ``slot`` is the worker's name, ``slots`` how many stage runs it takes at once. ``keep_trying`` is asked whether
-        to wait on for a database that is away. ``on_room`` is called when a doorbell may be of use, and ``on_broken``
-        with the reason when this worker cannot go on, both on the event loop.
+        ``slot`` is the worker's name, ``slots`` are those for the stage runs that it takes at once. ``keep_trying`` is
+        asked whether to wait on for a database that is away. ``on_room`` is called when a doorbell may be of use, and
+        ``on_broken`` with the reason when this worker cannot go on, both on the event loop.
         """
         settings = self._settings = app.settings
         self._pipeline = pipeline
@@ -74,7 +76,8 @@ class StageHost:
             stage=stage,
             host=platform.node(),
             pid=os.getpid(),
-            slots=slots,
+            slots=slots.number,
+            slots_for_high=slots.kept,
             pipeline_version=pipeline.version,
             pipeline_digest=pipeline.digest,
             pid_space=incarnation.pid_space(),
@@ -143,7 +146,7 @@ class StageHost:
             self._settings,
             slots=self._slots,
             on_room=self._on_room,
-            on_more=lambda: self._relay.ring({self._pipeline.queue(self._stage)}),
+            on_more=lambda priority: self._relay.ring({queue_of(self._pipeline.queue(self._stage), priority)}),
             on_broken=self._on_broken,
         )
         self._executor.set_paused(self._ledger.is_paused)

@@ -15,12 +15,14 @@ from typing import Any
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
 from omni_jobs.jobs import Claim, Claims, Failure, ProgressReport
+from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.ledger import Ledger
 from workers.execution.preview import Preview
 from workers.execution.run_time_limit import TimeLimit
+from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
 from workers.stages.types import Progress
@@ -44,11 +46,27 @@ class _InFlight:
     preview: Preview = field(default_factory=Preview)
 
 
+@dataclass(eq=False, slots=True)
+class _Bell:
+    """What an executor knows of the stage runs that wait: of any jobs, or of high ones alone."""
+
+    may_wait: bool = False  # some that nobody has told this worker of since its last claim
+    rung: bool = False  # since the last claim that found all there is
+
+    def note(self, more: bool, room: int) -> bool:
+        """Note the answer to a claim, and the room after it; return whether to ring for other workers."""
+        is_for_others = self.rung and more and room <= 0
+        self.may_wait |= more
+        self.rung &= self.may_wait and room > 0
+        return is_for_others
+
+
 class Executor:
     """Claims stage runs of one stage and carries up to ``slots`` of them at once, on one event loop.
 
     It claims when a doorbell rings, when a slot becomes free while more may wait, and every ``poll_s`` seconds, because
-    doorbells may be lost and pauses end without one. One claim is under way at a time.
+    doorbells may be lost and pauses end without one. One claim is under way at a time. While only slots that are kept
+    for high jobs are free, it claims stage runs of such jobs alone.
     """
 
     def __init__(
@@ -58,16 +76,16 @@ class Executor:
         store: ObjectStore,
         settings: Settings,
         *,
-        slots: int,
+        slots: Slots,
         on_room: Callable[[], None],
-        on_more: Callable[[], None],
+        on_more: Callable[[Priority], None],
         on_broken: Callable[[str], None],
     ) -> None:
         """Bind the executor to the running event loop, and claim for the first time.
 
         It calls ``on_room`` when a doorbell may be of use, ``on_more`` when stage runs wait for which it has no slot
-        and no doorbell has told other workers, and ``on_broken`` with the reason when the worker must end, all on that
-        loop.
+        and no doorbell has told other workers, with HIGH if they are of high jobs, and ``on_broken`` with the reason
+        when the worker must end, all on that loop.
         """
         self._llm = llm
         self._stage = llm.stage
@@ -85,9 +103,8 @@ class Executor:
         self.slots = slots
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
-        self._may_wait = True  # stage runs may wait that nobody has told this worker of since its last claim
-        self._rung = False  # since the last claim that found all there is
-        self._asked = 0  # how many stage runs the claim under way asks for
+        self._any, self._high = _Bell(), _Bell()
+        self._bells = (self._any, self._high) if slots.kept else (self._any,)
         self._claiming: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
         self._suspect_runs = False  # nothing is claimed beside it
@@ -109,23 +126,31 @@ class Executor:
 
     @property
     def room(self) -> int:
-        """How many more stage runs it could claim now.
+        """How many more stage runs of any jobs it could claim now.
 
         It is 0 while the stage is paused, while a suspect runs or waits for the others to end, and once this executor
         claims no more.
         """
-        if not self._taking or self._paused or self._suspect_runs or (self._suspect_waits and self._in_flight):
-            return 0
-        return self.slots - len(self._in_flight) - self._asked
+        return self.slots.for_any if self._may_claim else 0
+
+    @property
+    def room_for_high(self) -> int:
+        """How many more stage runs it could claim now if all were of high jobs; never less than ``room``."""
+        return self.slots.for_high if self._may_claim else 0
+
+    @property
+    def _may_claim(self) -> bool:
+        is_full = self._suspect_runs or (self._suspect_waits and bool(self._in_flight))
+        return self._taking and not self._paused and not is_full
 
     # Claim.
 
-    def ring(self) -> None:
-        """Claim soon, because stage runs may wait. For any thread."""
-        self._loop.call_soon_threadsafe(self._ring)
+    def ring(self, priority: Priority = Priority.NORMAL) -> None:
+        """Claim soon, because stage runs may wait; HIGH: those of high jobs. For any thread."""
+        self._loop.call_soon_threadsafe(self._ring, self._high if priority is Priority.HIGH else self._any)
 
-    def _ring(self) -> None:
-        self._may_wait = self._rung = True
+    def _ring(self, bell: _Bell) -> None:
+        bell.may_wait = bell.rung = True
         self._claim_next()
 
     def set_paused(self, is_paused: bool) -> None:
@@ -133,47 +158,59 @@ class Executor:
         if self._paused != is_paused:
             logger.warning("stage %s is %s", self._stage.name, "paused" if is_paused else "resumed")
             self._paused = is_paused
-            self._may_wait = True
+            for bell in self._bells:
+                bell.may_wait = True
             self._announce_room()
 
     def _poll(self) -> None:
         if self._taking:
             self._poll_timer = self._loop.call_later(self._poll_s * random.uniform(0.9, 1.1), self._poll)  # noqa: S311
-            self._ring()
+            for bell in self._bells:
+                bell.may_wait = bell.rung = True
+            self._claim_next()
 
     def _claim_next(self) -> None:
-        """Claim for all free slots, if stage runs may wait and no claim is under way."""
-        room = self.room
-        if self._may_wait and self._claiming is None and room > 0:
-            self._may_wait = False
-            self._asked = room
-            self._claiming = self._loop.create_task(self._claim(room))
+        """Claim for all free slots, if stage runs may wait that may take them and no claim is under way."""
+        at_most = self.room if self._any.may_wait else 0
+        of_high = self.room_for_high - at_most if self._high.may_wait else 0
+        if self._claiming is None and at_most + of_high > 0:
+            self.slots.ask(at_most, of_high)
+            self._claiming = self._loop.create_task(self._claim(at_most, of_high, self._high.may_wait))
+            self._any.may_wait &= not at_most
+            self._high.may_wait = False
 
-    async def _claim(self, at_most: int) -> None:
-        """Claim up to ``at_most`` stage runs and start them."""
+    async def _claim(self, at_most: int, of_high: int, is_for_high: bool) -> None:
+        """Claim up to ``at_most`` stage runs and ``of_high`` further ones of high jobs, and start them.
+
+        ``is_for_high``: the two numbers together are all the room for high jobs.
+        """
         claims = Claims(())
         try:
-            claims = await self._ledger.claim(at_most, is_idle=not self._in_flight)
+            claims = await self._ledger.claim(at_most, of_high=of_high, is_idle=not self._in_flight)
         except Fenced:
             pass
         except StageError as error:
             logger.error("nothing was claimed: %s", error)  # what it may have been granted, the next claim returns
         finally:
-            self._asked = 0
+            self.slots.ask(0, 0)
             self._claiming = None
         self._suspect_waits = claims.suspect_waits
-        self._may_wait |= claims.more or claims.suspect_waits
+        for bell in self._bells:
+            bell.may_wait |= claims.suspect_waits
         for claim in claims.claims:
             self._start(claim)
-        if self._rung and claims.more and self.room <= 0:
-            self._on_more()
-        self._rung &= self._may_wait and self.room > 0
+        if at_most and self._any.note(claims.more, self.room):
+            self._on_more(Priority.NORMAL)
+        more_high = claims.more_high if of_high else claims.more
+        if is_for_high and self._high.note(more_high, self.room_for_high):
+            self._on_more(Priority.HIGH)
         self._announce_room()
 
     def _start(self, claim: Claim) -> None:
         run = _InFlight(claim)
         self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
+        self.slots.take(claim.is_high)
         run.task = self._loop.create_task(self._run_one(run), name=f"stage run {claim.stage_run_id}")
 
     # Load → run → store → complete.
@@ -234,6 +271,7 @@ class Executor:
 
     def _forget(self, run: _InFlight) -> None:
         del self._in_flight[run.claim.stage_run_id]
+        self.slots.free(run.claim.is_high)
         self.ended += 1
         self._suspect_runs = False  # if one ran, it was this one
         if run.stop_timer is not None:

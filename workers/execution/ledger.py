@@ -125,12 +125,13 @@ class Ledger:
 
     # The executor's calls.
 
-    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
-        """Claim up to ``at_most`` stage runs, and return the claims; :meth:`omni_jobs.jobs.Jobs.claim` explains it.
+    async def claim(self, at_most: int, *, of_high: int = 0, is_idle: bool) -> Claims:
+        """Claim up to ``at_most`` stage runs and up to ``of_high`` further ones of high jobs, and return the claims.
 
-        Ask for no other before this is answered. Raises Fenced, and StageError when the database refuses.
+        :meth:`omni_jobs.jobs.Jobs.claim` explains it. Ask for no other before this is answered. Raises Fenced, and
+        StageError when the database refuses.
         """
-        return await self._ask(self._asked.claims, Wanted(at_most, is_idle))
+        return await self._ask(self._asked.claims, Wanted(at_most, of_high, is_idle))
 
     async def complete(self, completion: Completion) -> Outcome:
         """Record that an attempt has succeeded, ring for its successors, and return the outcome, perhaps not ``won``.

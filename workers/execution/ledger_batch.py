@@ -24,6 +24,7 @@ class Wanted(NamedTuple):
     """What a claim asks for."""
 
     at_most: int
+    of_high: int  # further ones, of high jobs
     is_idle: bool
 
 

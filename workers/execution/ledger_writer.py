@@ -76,6 +76,7 @@ class LedgerWriter:
                 completions,
                 self._worker_id,
                 ask.argument.at_most,
+                of_high=ask.argument.of_high,
                 is_idle=ask.argument.is_idle,
                 held=self._held.keys(),
                 again=again,
@@ -133,6 +134,7 @@ class LedgerWriter:
         claims = self._jobs.claim(
             self._worker_id,
             wanted.at_most,
+            of_high=wanted.of_high,
             is_idle=wanted.is_idle,
             held=self._held.keys(),
             again=again,

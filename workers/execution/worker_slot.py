@@ -78,7 +78,7 @@ class WorkerSlot:
 
     def is_paused(self) -> bool:
         """Return whether the stage is paused. Raises DatabaseUnavailable once ``keep_trying`` returns False."""
-        return self._persist(lambda: self._jobs.is_paused(self.worker.pipeline, self.worker.stage))
+        return (self.worker.pipeline, self.worker.stage) in self._persist(self._jobs.paused_stages)
 
     def renew(self, run_s: float | None) -> Renewal | None:
         """Renew the lease, and return the renewal. ``run_s`` is what :meth:`omni_jobs.jobs.Jobs.renew` takes.

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from omni_jobs.broker.doorbell import TASK, doorbell
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.priority import Priority, queue_of
 from omni_jobs.settings import Settings
 from tests.services.valkey import start_valkey
 
@@ -75,6 +77,24 @@ def test_a_queue_of_no_pipeline_is_left_out_and_named(app: OmniCelery, caplog: p
     app.broker.ring(())
     assert {name: depth for name, depth in app.broker.depths().items() if depth} == {"echo.first": 1}
     assert [record.message.split(":")[0] for record in caplog.records] == ["no queue gone.stage", "no queue lost.stage"]
+
+
+def test_high_jobs_have_doorbells_of_their_own_where_slots_are_kept_for_them(
+    tmp_path: Path, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = (Settings().resolved_stage_configs / "echo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "echo.yaml").write_text(pipeline.replace("slots: 512", "slots: 4\n    slots_for_high: 1", 1))
+    app = make_app(valkey_url, broker_key_prefix=f"{uuid4().hex}:", stage_configs=tmp_path)
+    first, second = (queue_of(name, Priority.HIGH) for name in ("echo.first", "echo.second"))
+    for _ in range(6):
+        app.broker.ring({"echo.first", first})
+    app.broker.ring({second})
+    assert app.broker.depths() == {"echo.first": 4, first: 4, "echo.second": 1}, "no stage keeps slots at the second"
+    assert [app.broker.wait_for_doorbell(first, 1) for _ in range(5)] == [True] * 4 + [False]
+    assert app.broker.depth("echo.first") == 4
+    assert not caplog.records
+    assert [queue.name for queue in app.conf.task_queues] == ["echo.first", "echo.second"], "-Q names a stage"
+    app.close()
 
 
 def test_the_relay_rings_for_all_that_wait_before_it_closes(app: OmniCelery) -> None:

@@ -18,6 +18,7 @@ from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import Base
 from omni_jobs.jobs import Jobs, NewSnapshot
+from omni_jobs.priority import Priority
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef, snapshot_key
@@ -289,6 +290,27 @@ def test_the_way_back_from_turns(of_before: Database) -> None:
         assert {table: rows_of(connection, table) for table in ROWS} == before
     of_before.migrate()
     of_before.check()
+
+
+# 0014: slots that are kept for high jobs
+
+
+def test_high_jobs_that_wait_over_the_upgrade_are_claimed_for_kept_slots(empty: Database) -> None:
+    empty.migrate()
+    jobs = Jobs(empty)
+    submitted = {each: jobs.submit(new_job(priority=each)).job_id for each in Priority}
+    with empty._backend.migrating() as engine, engine.begin() as connection:
+        schema.downgrade(connection, "0012")
+    with empty.begin() as connection:
+        queues = connection.execute(text("SELECT DISTINCT queue FROM stage_runs")).scalars().all()
+    assert sorted(queues) == ["echo.first", "echo.second"], "an older build knows no others"
+    empty.migrate()
+    register(jobs, "w")
+    [claimed] = jobs.claim("w", 0, of_high=9).claims
+    assert claimed.job_id == submitted[Priority.HIGH]
+    [outcome] = jobs.complete([done(claimed, "w")])
+    assert outcome.queues == {"echo.second.high"}
+    assert {each.job_id for each in claim(jobs, "w")} == {submitted[Priority.NORMAL], submitted[Priority.LOW]}
 
 
 # 0012: jobs that are held

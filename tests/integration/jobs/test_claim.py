@@ -59,7 +59,7 @@ def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
         found: list[Claim] = []
         more = True
         while more:
-            claims, more, _ = jobs.claim(stage, at_once)
+            claims, more, *_ = jobs.claim(stage, at_once)
             assert more == (len(claims) == at_once)
             found += claims
         return found
@@ -151,7 +151,7 @@ def test_rivals_share_the_work(jobs: Jobs) -> None:
         found: list[str] = []
         more = True
         while more:
-            claims, more, _ = jobs.claim(worker, 16, is_idle=not found)
+            claims, more, *_ = jobs.claim(worker, 16, is_idle=not found)
             found += job_ids(list(claims))
         return found
 
@@ -352,10 +352,10 @@ def test_a_suspect_whose_claim_was_lost_comes_alone_again(database_url: str) -> 
 
 FILL = """
 INSERT INTO stage_runs (job_id, position, pipeline, stage, pipeline_digest, queue, turn, inputs, capture, state,
-                        attempt, apart, due, payload_gone)
+                        attempt, apart, is_high, due, payload_gone)
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 40)
 SELECT job_id, n, pipeline, stage, pipeline_digest, queue, turn + 1000 * n, inputs, capture, state, attempt,
-       CASE WHEN n = 7 AND turn % 3 = 0 THEN 'other' END, due, payload_gone
+       CASE WHEN n = 7 AND turn % 3 = 0 THEN 'other' END, n = 9, due, payload_gone
 FROM stage_runs, numbers
 """
 PARAMETERS = {
@@ -370,12 +370,13 @@ PARAMETERS = {
     "tenant": "few",
 }
 OF_A_CLAIM = (
-    *("lease_and_suspect", "claim_next", "claim_suspect", "set_suspect_apart", "running_of_worker"),
-    *("start_unless_locked", "claimed_stage_runs", "claimed_jobs", "claimed_payloads", "note_turn"),
+    *("lease_and_suspect", "claim_next", "claim_next_high", "claim_suspect", "set_suspect_apart"),
+    *("running_of_worker", "start_unless_locked", "claimed_stage_runs", "claimed_jobs", "claimed_payloads"),
+    *("note_turn", "note_turn_of_line"),
 )
 OF_A_SUBMIT = ("first_turn", "weights_and_limits", "lock_turns", "highest_turn")
 OF_A_QUOTA = ("count_let_in", "let_in", "queue_if_held", "stage_runs_of_jobs")
-IN_ORDER = ("lease_and_suspect", "claim_next", "first_turn", "let_in")
+IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "note_turn_of_line", "first_turn", "let_in")
 
 
 def plan(tx: Connection, name: str) -> str:
@@ -412,6 +413,8 @@ def test_no_hot_statement_sorts_or_scans_what_waits(jobs: Jobs, database: Databa
     for name in IN_ORDER:
         assert not re.search("Sort|TEMP B-TREE|Bitmap Index Scan on ix_stage_runs", plans[name]), plans[name]
     assert "ix_stage_runs_queued" in plans["claim_next"]
-    assert "ix_stage_runs_apart" in plans["claim_next"]
+    assert "ix_stage_runs_high" in plans["claim_next_high"]
+    for name in ("claim_next", "claim_next_high"):
+        assert "ix_stage_runs_apart" in plans[name]
     assert "ix_stage_runs_apart" in plans["lease_and_suspect"]
     assert "ix_stage_runs_running" in plans["running_of_worker"]

@@ -301,15 +301,15 @@ def test_what_ends_and_what_comes_in_its_place_are_one_transaction(jobs_or_forge
     wanted = [new_job() for _ in range(others)]
     jobs.submit_all(wanted)
     completions = [done(ended, "first", inline_payload=b"abc")]
-    [outcome], (claims, _, _) = jobs.complete_and_claim(completions, "first", 100)
+    [outcome], (claims, *_) = jobs.complete_and_claim(completions, "first", 100)
     assert outcome.won
     assert outcome.queues == {"echo.second"}
     assert [(each.job_id, each.attempt) for each in claims] == [(job.job_id, 1) for job in wanted]
     again = jobs.complete_and_claim(completions, "first", 100, again=True)
-    assert again == ([outcome], Claims(claims, more=others > 0))
+    assert again == ([outcome], Claims(claims, more=others > 0, more_high=others > 0))
     (successor,) = claim(jobs, "second")
     assert successor.upstream == {"first": b"abc"}
-    outcomes, (none, _, _) = jobs.complete_and_claim([done(each, "first") for each in claims], "first", 100)
+    outcomes, (none, *_) = jobs.complete_and_claim([done(each, "first") for each in claims], "first", 100)
     assert [each.won for each in outcomes] == [True] * others
     assert not none
     assert stages(jobs, ended.job_id) == {"first": "succeeded", "second": "running"}
@@ -339,7 +339,7 @@ def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs) -> None:
     failing, other = jobs.submit(new_job(stage_run)), jobs.submit(new_job({"b": []}))
     jobs.complete([done(each, "a", artifacts=[artifact]) for each in claim(jobs, "a")])
     (b,) = claim(jobs, "b", 1)
-    outcomes, (claims, _, _) = jobs.complete_and_claim([done(b, "b", artifacts=[artifact])], "b", 100)
+    outcomes, (claims, *_) = jobs.complete_and_claim([done(b, "b", artifacts=[artifact])], "b", 100)
     assert [outcome.won for outcome in outcomes] == [False]
     assert stages(jobs, failing.job_id) == {"a": "succeeded", "b": "failed", "c": "cancelled"}
     assert [each.job_id for each in claims] == [other.job_id]
@@ -916,7 +916,7 @@ def test_a_crowd_never_deadlocks(jobs: Jobs, database: Database) -> None:
         is_last = False
         while not is_last:
             is_last = ended.is_set()
-            _, (found, _, _) = jobs.complete_and_claim(completions, worker, 15)
+            _, (found, *_) = jobs.complete_and_claim(completions, worker, 15)
             claims = rng.sample(list(found), len(found))
             jobs.report_progress([ProgressReport(each.stage_run_id, each.attempt, 1, 2, "n") for each in claims])
             jobs.release([(each.stage_run_id, each.attempt) for each in claims[:2]], worker)

@@ -66,6 +66,7 @@ class Stage:
     inputs: list[str]
     turn: int  # its job's
     digest: str  # of the pipeline file; "" until a rescue finds a worker of the stage
+    is_high: bool  # its job's priority
     apart: str | None = None  # a suspect: who waits to run it alone, or ""
     state: str = "pending"
     attempt: int = 0
@@ -78,7 +79,7 @@ class Stage:
 
     @property
     def queue(self) -> str:
-        return f"echo.{self.name}"
+        return f"echo.{self.name}.high" if self.is_high else f"echo.{self.name}"
 
     @property
     def is_suspect(self) -> bool:
@@ -278,7 +279,11 @@ class JobsMachine(RuleBasedStateMachine):
             ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
         turn = self.turn_of(job_id)
         new = Job(
-            {name: Stage(ids[name], name, inputs, turn, digest) for name, inputs in GRAPHS[graph].items()}, digest
+            {
+                name: Stage(ids[name], name, inputs, turn, digest, priority is Priority.HIGH)
+                for name, inputs in GRAPHS[graph].items()
+            },
+            digest,
         )
         new.settle()
         self.model.jobs[job_id] = new
@@ -426,23 +431,29 @@ class JobsMachine(RuleBasedStateMachine):
     # A stage run's life.
 
     @precondition(lambda self: self.model.jobs)
-    @rule(data=st.data(), at_most=st.sampled_from([1, 2, 100]), is_idle=st.booleans(), is_lost=st.booleans())
-    def claim(self, data: st.DataObject, at_most: int, is_idle: bool, is_lost: bool) -> None:
-        """``is_lost``: the first answer does not reach the worker, which asks again."""
+    @rule(
+        data=st.data(),
+        wanted=st.sampled_from([(1, 0), (2, 0), (100, 0), (0, 1), (0, 100), (1, 1), (2, 100)]),
+        is_idle=st.booleans(),
+        is_lost=st.booleans(),
+    )
+    def claim(self, data: st.DataObject, wanted: tuple[int, int], is_idle: bool, is_lost: bool) -> None:
+        """``wanted``: of any jobs, and further ones of high jobs. ``is_lost``: the answer is."""
         worker = self.draw_worker(data, self.has_work)
+        at_most, of_high = wanted
         if not self.is_live(worker):
             with pytest.raises(Fenced):
-                self.jobs.claim(worker, at_most)
+                self.jobs.claim(worker, at_most, of_high=of_high)
             return
         held = self.held(worker)
-        claims = self.jobs.claim(worker, at_most, is_idle=is_idle)
-        self.check_claims(claims, worker, at_most, is_idle)
+        claims = self.jobs.claim(worker, at_most, of_high=of_high, is_idle=is_idle)
+        self.check_claims(claims, worker, wanted, is_idle)
         if is_lost:
-            again = self.jobs.claim(worker, at_most, is_idle=is_idle, held=held, again=True)
+            again = self.jobs.claim(worker, at_most, of_high=of_high, is_idle=is_idle, held=held, again=True)
             if claims.claims:
-                assert again == Claims(claims.claims, more=True)
+                assert again == Claims(claims.claims, more=True, more_high=True)
             else:
-                self.check_claims(again, worker, at_most, is_idle)
+                self.check_claims(again, worker, wanted, is_idle)
 
     @precondition(lambda self: self.claimed)
     @rule(data=st.data(), at_most=st.sampled_from([1, 100]), is_lost=st.booleans())
@@ -462,11 +473,11 @@ class JobsMachine(RuleBasedStateMachine):
         states = self.job_states(reports)
         queued = self.claimable() - before
         outcomes, claims = self.jobs.complete_and_claim(completions, worker, at_most)
-        self.check_claims(claims, worker, at_most, is_idle=True)
+        self.check_claims(claims, worker, (at_most, 0), is_idle=True)
         if is_lost and claims.claims:
             states = self.job_states(reports)  # the first call's claim stands
             outcomes, again = self.jobs.complete_and_claim(completions, worker, at_most, held=held, again=True)
-            assert again == Claims(claims.claims, more=True)
+            assert again == Claims(claims.claims, more=True, more_high=True)
         claimed = {claim.stage_run_id for claim in claims.claims}
         assert self.queues(queued - claimed) <= {queue for outcome in outcomes for queue in outcome.queues}
         self.check_outcomes(reports, outcomes, won, states, claimed=claimed)
@@ -474,8 +485,9 @@ class JobsMachine(RuleBasedStateMachine):
     def held(self, worker: str) -> set[int]:
         return {stage.id for _, stage in self.model.all_stages() if stage.state == "running" and stage.owner == worker}
 
-    def check_claims(self, got: Claims, worker: str, at_most: int, is_idle: bool) -> None:
-        """They are the first of the worker's line, or one suspect alone. Note them in the model."""
+    def check_claims(self, got: Claims, worker: str, wanted: tuple[int, int], is_idle: bool) -> None:
+        """They are the first of the line and of its high jobs, or one suspect alone. Note them in the model."""
+        at_most, of_high = wanted
         line = self.model.line(worker)
         suspects = [
             stage
@@ -493,16 +505,19 @@ class JobsMachine(RuleBasedStateMachine):
             assert len(stages) == 1
             assert stages[0] in suspects
             assert stages[0].turn == suspects[0].turn
-            assert got.more
+            assert (got.more, got.more_high) == (True, True)
         else:
-            assert stages == plain[:at_most]
-            assert got.more == (len(stages) == at_most)
+            first, rest = plain[:at_most], plain[at_most:]
+            high = [stage for stage in rest if stage.is_high][:of_high]
+            assert stages == sorted([*first, *high], key=lambda stage: (stage.turn, stage.id))
+            assert got.more == (len(first) == at_most > 0)
+            assert got.more_high == (len(high) == of_high > 0)
         for claim, (job, stage) in zip(got.claims, found, strict=True):
             stage.state, stage.owner, stage.attempt = "running", worker, stage.attempt + 1
             if job.state == "queued":
                 job.state = "in_progress"
             assert (claim.stage, claim.attempt, claim.failures) == (stage.name, stage.attempt, stage.failures)
-            assert claim.alone == stage.is_suspect
+            assert (claim.alone, claim.is_high) == (stage.is_suspect, stage.is_high)
             assert claim.snapshot == stage.snapshot
             self.claimed.append((stage.id, stage.attempt, worker))
 

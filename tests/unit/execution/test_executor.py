@@ -11,9 +11,11 @@ import pytest
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
 from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage.local import LocalObjectStore
 from workers.execution.executor import Executor
+from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
 from workers.runners.runner import ProgressSink
 from workers.stages.stage import Stage
@@ -51,6 +53,7 @@ class RecordingLedger:
     def __init__(self) -> None:
         self.waiting: list[Claim] = []
         self.asked: list[tuple[int, bool]] = []  # at_most, is_idle
+        self.asked_of_high: list[int] = []
         self.answers = asyncio.Event()  # to claims
         self.answers.set()
         self.reports: list[tuple[Any, ...]] = []
@@ -66,8 +69,9 @@ class RecordingLedger:
             raise StageError("the database refused it")
         self.reports.append((name, *report))
 
-    async def claim(self, at_most: int, *, is_idle: bool) -> Claims:
+    async def claim(self, at_most: int, *, of_high: int, is_idle: bool) -> Claims:
         self.asked.append((at_most, is_idle))
+        self.asked_of_high.append(of_high)
         await self.answers.wait()
         if "lease" in self.refuses:
             raise Fenced("worker-1")
@@ -77,8 +81,10 @@ class RecordingLedger:
         if suspects and not is_idle:
             return Claims((), suspect_waits=True)
         granted = suspects[:1] or self.waiting[:at_most]
-        self.waiting = [claim for claim in self.waiting if claim not in granted]
-        return Claims(granted, more=bool(suspects) or len(granted) == at_most)
+        more = bool(suspects) or len(granted) == at_most > 0
+        further = [] if suspects else [claim for claim in self.waiting[at_most:] if claim.is_high][:of_high]
+        self.waiting = [claim for claim in self.waiting if claim not in granted and claim not in further]
+        return Claims([*granted, *further], more, more_high=bool(suspects) or len(further) == of_high > 0)
 
     async def complete(self, completion: Completion) -> Outcome:
         self._answer("complete", completion.stage_run_id, completion.attempt)
@@ -101,26 +107,25 @@ class RecordingLedger:
 class Bench:
     """An executor of the echo pipeline's first stage; ``run`` lets it claim one stage run and waits for its end."""
 
-    def __init__(self, directory: Path, *, slots: int = 8, time_limit_s: float = 60.0, poll_s: float = 60.0) -> None:
+    def __init__(
+        self, directory: Path, *, slots: int = 8, kept: int = 0, time_limit_s: float = 60.0, poll_s: float = 60.0
+    ) -> None:
         config = PIPELINE.stage("first").model_copy(update={"time_limit_s": time_limit_s})
         self.runner = ScriptedRunner()
         self.ledger = RecordingLedger()
         self.store = LocalObjectStore(directory, sync=False)
         self.broken: list[str] = []
-        self.passed_on = 0  # doorbells, to other workers
+        self.passed_on: list[Priority] = []  # doorbells, to other workers
         self.executor = Executor(
             StageLLM(Stage(PIPELINE, config, None), self.runner),
             self.ledger,  # type: ignore[arg-type]
             self.store,
             Settings(data_dir=directory).model_copy(update={"stop_limit_s": 0.1, "poll_s": poll_s}),
-            slots=slots,
+            slots=Slots(slots, kept),
             on_room=lambda: None,
-            on_more=self._pass_on,
+            on_more=self.passed_on.append,
             on_broken=self.broken.append,
         )
-
-    def _pass_on(self) -> None:
-        self.passed_on += 1
 
     def queue(self, stage_run_id: int = 1, **changes: Any) -> None:
         """Let a stage run wait to be claimed, without a doorbell."""
@@ -355,7 +360,7 @@ async def test_a_doorbell_without_work_costs_one_claim(bench: Bench) -> None:
     bench.executor.ring()
     await settled()
     assert bench.ledger.asked == [(8, True)]
-    assert (bench.executor.room, bench.passed_on) == (8, 0)
+    assert (bench.executor.room, bench.passed_on) == (8, [])
 
 
 async def test_doorbells_that_ring_during_a_claim_make_one_more(bench: Bench) -> None:
@@ -410,24 +415,24 @@ async def test_a_worker_that_a_doorbell_has_filled_passes_it_on_once(tmp_path: P
         bench.queue(number)
     bench.executor.ring()
     await bench.entered()
-    assert bench.passed_on == 1
+    assert len(bench.passed_on) == 1
     held.free.release()
     await bench.entered()
-    assert bench.passed_on == 1, "that slot was freed here, and the others know"
+    assert len(bench.passed_on) == 1, "that slot was freed here, and the others know"
     bench.executor.ring()
     held.free.release()
     await bench.entered()
-    assert bench.passed_on == 2
+    assert len(bench.passed_on) == 2
     held.free.release()
     await bench.ended(3)
-    assert bench.passed_on == 2
+    assert len(bench.passed_on) == 2
 
 
 async def test_a_worker_with_room_left_passes_no_doorbell_on(bench: Bench) -> None:
     for number in range(7):
         bench.offer(number)
     await bench.ended(7)
-    assert bench.passed_on == 0
+    assert bench.passed_on == []
 
 
 async def test_a_suspect_waits_until_nothing_runs_and_nothing_runs_beside_it(tmp_path: Path) -> None:
@@ -486,6 +491,82 @@ async def test_an_executor_that_starts_paused_never_claims(tmp_path: Path) -> No
     bench.executor.set_paused(True)  # before the loop turns
     await settled()
     assert bench.ledger.asked == []
+
+
+async def test_kept_slots_are_for_high_jobs_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=3, kept=1)
+    held = Held(bench)
+    for number in range(4):
+        bench.queue(number)
+    await bench.entered(2)
+    await settled()
+    asked = list(zip(bench.ledger.asked, bench.ledger.asked_of_high, strict=True))
+    assert asked == [((2, True), 1)], "the third slot is kept, and no high job waits"
+    assert (bench.executor.room, bench.executor.room_for_high) == (0, 1)
+    bench.executor.ring()
+    await settled()
+    assert len(bench.ledger.asked) == 1, "a doorbell of others says nothing of high jobs"
+    bench.queue(7, is_high=True)
+    bench.executor.ring(Priority.HIGH)
+    await bench.entered()
+    assert (bench.ledger.asked[1:], bench.ledger.asked_of_high[1:]) == ([(0, False)], [1])
+    assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [0, 1, 7]
+    assert (bench.executor.room, bench.executor.room_for_high) == (0, 0)
+    for _ in range(5):
+        held.free.release()
+    await bench.ended(5)
+    assert held.most == 3
+    assert sorted(report[1] for report in bench.ledger.reports) == [0, 1, 2, 3, 7]
+
+
+async def test_high_jobs_may_take_all_slots_and_others_never_a_kept_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=3, kept=1)
+    held = Held(bench)
+    await settled()
+    for number in range(4):
+        bench.queue(number, is_high=True)
+    bench.queue(4)
+    bench.executor.ring(Priority.HIGH)
+    await bench.entered(3)
+    assert bench.passed_on == [Priority.HIGH], "one high job waits, for which no other worker has a doorbell"
+    bench.executor.ring()
+    for number in range(5):
+        held.free.release()
+        await bench.until(lambda number=number: bench.executor.ended > number)  # type: ignore[misc]
+    await bench.ended(5)
+    assert [report[1] for report in bench.ledger.reports] == [0, 1, 2, 3, 4]
+
+
+async def test_a_poll_finds_high_jobs_while_others_hold_all_other_slots(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=2, kept=1, poll_s=0.02)
+    held = Held(bench)
+    bench.queue(1)
+    bench.queue(2)
+    await bench.entered()
+    bench.queue(3, is_high=True)
+    await bench.entered()
+    assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [1, 3]
+    for _ in range(3):
+        held.free.release()
+    await bench.ended(3)
+
+
+async def test_a_suspect_of_a_high_job_waits_until_nothing_runs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=2, kept=1)
+    held = Held(bench)
+    bench.queue(1)
+    await bench.entered()
+    bench.queue(2, alone=True, is_high=True)
+    bench.executor.ring(Priority.HIGH)
+    await settled()
+    assert (bench.executor.room, bench.executor.room_for_high, bench.executor.in_flight) == (0, 0, 1)
+    held.free.release()
+    await bench.entered()
+    assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [2]
+    assert bench.executor.room_for_high == 0, "nothing is claimed beside it"
+    held.free.release()
+    await bench.ended(2)
+    assert (bench.executor.room, bench.executor.room_for_high) == (1, 2)
 
 
 async def test_a_claim_that_the_database_refuses_costs_a_poll(bench: Bench) -> None:

@@ -158,6 +158,7 @@ def test_what_decides_a_result_decides_the_digest(tmp_path: Path, old: str, new:
         ("accepts: [text, audio]", "accepts: [audio, text]"),
         ("device: cuda", "device: cpu"),
         ("slots: 8", "slots: 9"),
+        ("slots: 8", "slots: 8\n    slots_for_high: 7"),
         ("time_limit_s: 60", "time_limit_s: 61"),
         ("queue_limit_s: 60", "queue_limit_s: 61"),
         ("retries: {storage: 1}", "retries: {storage: 2}"),
@@ -195,7 +196,7 @@ def test_every_field_is_in_the_digest_or_left_out_on_purpose() -> None:
     assert set(Pipeline.model_fields) - {"description"} == {
         *("name", "version", "model", "accepts", "voices", "stages", "outputs"),
     }
-    tuned = {"device", "slots", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
+    tuned = {"device", "slots", "slots_for_high", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
     assert set(StageConfig.model_fields) - tuned == {
         *("name", "kind", "model", "component", "processor", "inputs", "produces", "engine", "parameters"),
     }
@@ -247,6 +248,8 @@ def test_parameters_merge_over_the_defaults() -> None:
         ('version: "1"', "version: [", 4, None, "not valid YAML"),
         ("  two:", "    parameters: {heat: 1}\n  two:", 8, "stages.one.parameters.heat", "unknown key"),
         ("  two:", "    slots: 0\n  two:", 8, "stages.one.slots", "greater than or equal to 1"),
+        ("  two:", "    slots_for_high: 8\n  two:", 8, "stages.one.slots_for_high", "less than the stage's slots, 8"),
+        ("  two:", "    slots_for_high: -1\n  two:", 8, "stages.one.slots_for_high", "greater than or equal to 0"),
         ("  two:", "    name: x\n  two:", 8, "stages.one.name", "unknown key"),
         ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs a model section"),
         ("name: duo", "name: !!python/object/apply:os.system [id]", 1, None, "not valid YAML"),
