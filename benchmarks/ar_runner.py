@@ -215,7 +215,7 @@ class Transformers:
         from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration
 
         dtype = torch.float32
-        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)  # type: ignore[no-untyped-call]
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)
         self._thinker: Any = model.thinker.eval().to(_device())
         self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.main_job --json FILE [--pipeline voice] [--model PATH] [--jobs 16] [--runs 5] [--quick]
 
-Measured from the first submit to the last artifact fetched, over HTTP; start-up and memory of each process beside it (PSS:
-shared pages counted once), and the seconds of each stage from its start to its end, alone and in company.
+Measured from the first submit to the last artifact fetched, over HTTP; start-up and memory of each process beside it
+(PSS: shared pages counted once), and the seconds of each stage from its start to its end, alone and in company.
 
 qwen2_5_omni   written prompts; without --model a tiny checkpoint with random weights is built, so that what is measured
                is the platform and not the model

@@ -1,8 +1,9 @@
 """The same question asked of pipelines of real models: on the embedded stack, few jobs, slow.
 
-``qwen2_5_omni`` has three engines and a tiny checkpoint, and so has ``qwen_image``, whose denoising goes on from
-snapshots. ``voice`` hears, thinks and speaks with real weights. The engines run in processes of their own, as on a GPU, and are killed alone too. Every job is one of a few whose results
-were taken undisturbed at the start: whatever dies, the same comes out.
+``qwen2_5_omni`` and ``qwen_image`` have three engines and a tiny checkpoint each; the latter goes on from snapshots.
+``voice`` hears, thinks and speaks with real weights. The engines run in processes of their own, as on a GPU, and are
+killed alone too. Every job is one of a few whose results were taken undisturbed at the start: whatever dies, the same
+comes out.
 """
 
 import argparse

@@ -137,7 +137,7 @@ def byte_tokenizer(
     from transformers import Qwen2Tokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    symbols: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    symbols: dict[int, str] = bytes_to_unicode()
     vocabulary = {symbol: byte for byte, symbol in symbols.items()}
     vocabulary |= {token: BYTES + n for n, token in enumerate(special_tokens)}
     merges: list[Any] = []  # pairs, whatever the annotation in Transformers says

@@ -83,7 +83,7 @@ def _write(file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
     if max(end_ids) >= len(tokenizer):
         message = f"token {max(end_ids)} is not in the vocabulary"
         raise ConfigError(message, file=str(file), field="tokenizer.ggml.tokens")
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
         eos_token_id=end_ids,

@@ -54,7 +54,7 @@ class Schedules:
         """Return the schedule of a picture of so many patches: larger ones have more steps near the noise."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
-        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(self._config)  # type: ignore[no-untyped-call]
+        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(self._config)
         trained = scheduler.config.num_train_timesteps
         times = np.linspace(trained, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
         scheduler.set_timesteps(sigmas=times / trained, mu=self._shift(patches))

@@ -103,7 +103,7 @@ def _processor() -> Any:
     _, transformers = _libraries()
     image_tokens = [f"<|dit_token_{n}|>" for n in range(IMAGE_TOKENS)]
     vocabulary = {token: n for n, token in enumerate(image_tokens)}
-    vocabulary |= {symbol: IMAGE_TOKENS + byte for byte, symbol in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+    vocabulary |= {symbol: IMAGE_TOKENS + byte for byte, symbol in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary | _TOKEN_IDS, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -145,7 +145,7 @@ def _model(generator: torch.Generator) -> PreTrainedModel:
         thinker_config=_thinker_config(), talker_config=_talker_config(), token2wav_config=_token2wav_config()
     )
     with torch.random.fork_rng(devices=[]):
-        model: Any = Qwen2_5OmniForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+        model: Any = Qwen2_5OmniForConditionalGeneration(config)
     config.architectures = ["Qwen2_5OmniForConditionalGeneration"]
     for name, parameter in sorted(model.named_parameters()):
         randomise(name, parameter.data, generator, _gain(name))

@@ -52,7 +52,7 @@ class Schedules:
 
         # Of a single step, which goes from noise to the end, the stretch to the last time would be 0 / 0.
         config = self._config if steps > 1 else {**self._config, "shift_terminal": None}
-        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(config)  # type: ignore[no-untyped-call]
+        scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(config)
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=self._shift(size))
         return Schedule(scheduler.sigmas, scheduler.timesteps)
 

@@ -56,7 +56,7 @@ def _write(directory: Path, seed: int) -> None:
             randomise(path, parameter.data, generator, _GAIN)
         model.save_pretrained(directory / name)
     _tokenizer().save_pretrained(directory / "tokenizer")
-    scheduler: Any = FlowMatchEulerDiscreteScheduler(**_SCHEDULER)  # type: ignore[no-untyped-call]
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(**_SCHEDULER)
     scheduler.save_pretrained(directory / "scheduler")
     write_json(
         directory / "model_index.json",
@@ -75,7 +75,7 @@ def _transformer() -> Any:
     from diffusers import QwenImageTransformer2DModel
 
     with torch.random.fork_rng(devices=[]):
-        return QwenImageTransformer2DModel(  # type: ignore[no-untyped-call]
+        return QwenImageTransformer2DModel(
             num_layers=2,
             attention_head_dim=32,
             num_attention_heads=2,
@@ -88,7 +88,7 @@ def _vae() -> Any:
     from diffusers import AutoencoderKLQwenImage
 
     with torch.random.fork_rng(devices=[]):
-        return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)  # type: ignore[no-untyped-call]
+        return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)
 
 
 def _text_encoder() -> Any:
@@ -123,7 +123,7 @@ def _text_encoder() -> Any:
         tie_word_embeddings=False,
     )
     with torch.random.fork_rng(devices=[]):
-        model: Any = Qwen2_5_VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]
+        model: Any = Qwen2_5_VLForConditionalGeneration(config)
     return model
 
 
