@@ -72,7 +72,9 @@ def waiting_reason(waiting: WaitingView) -> str:
 
 def _amount(stage: StageRunView) -> RenderableType:
     if stage.attempt > 1 and stage.errors and not stage.status.is_final:
-        return Text(f"attempt {stage.attempt}, after: {stage.errors[-1].message}", style="yellow")
+        resumed_at = None if stage.progress is None else stage.progress.resumed_at
+        at = "" if stage.progress is None or resumed_at is None else f", from {resumed_at} {stage.progress.unit} on"
+        return Text(f"attempt {stage.attempt}{at}, after: {stage.errors[-1].message}", style="yellow")
     if stage.progress is None:
         return Text(stage.reason or "", style="dim")
     done, total, unit = stage.progress.done, stage.progress.total, stage.progress.unit

@@ -143,6 +143,9 @@ def test_progress_tells_why_a_stage_runs_again() -> None:
     error = {"code": "worker_lost", "message": "it went away", "attempt": 1, "worker": "w", "at": at(3)}
     view = shown(job_progress(job("in_progress", [stage("thinker", "running", 0, 1, attempt=2, errors=[error])])))
     assert "attempt 2, after: it went away" in view
+    progress = {"done": 40, "total": 51, "unit": "steps", "resumed_at": 38}
+    resumed = stage("draw", "running", 0, 1, attempt=2, errors=[error], progress=progress)
+    assert "attempt 2, from 38 steps on, after: it went away" in shown(job_progress(job("in_progress", [resumed])))
 
 
 def test_a_failed_job_shows_its_error() -> None:
