@@ -91,6 +91,7 @@ class Sizes:
     shared: int = 4000  # stage runs by weight
     tenants: int = 1000
     low: int = 50_000
+    stacks: Sequence[tuple[int, int]] = ((64, 8), (64, 0), (_MANY_SLOTS, 8))  # slots, and how many of them are kept
 
 
 def main() -> None:
@@ -100,7 +101,8 @@ def main() -> None:
     parser.add_argument("--database", action="append", choices=DATABASES, help="only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="few jobs: whether it works")
     arguments = parser.parse_args()
-    quick = Sizes(runs=1, trials=10, many=500, shared=400, tenants=100, low=500)
+    stacks = ((64, 8), (_MANY_SLOTS, 8))
+    quick = Sizes(runs=1, trials=10, many=500, shared=400, tenants=100, low=500, stacks=stacks)
     sizes = quick if arguments.quick else Sizes(runs=arguments.runs)
     found: list[Figure] = []
     try:
@@ -313,9 +315,10 @@ def _execute(statement: TextClause, tx: Connection) -> None:
 
 
 def _on_the_stack(kind: str, sizes: Sizes) -> Iterator[Figure]:
-    for slots, kept, seconds in ((64, 8, _SECONDS), (64, 0, _SECONDS), (_MANY_SLOTS, 8, _SECONDS | _NOTHING)):
+    for slots, kept in sizes.stacks:
         with _stack(kind, slots, kept) as stack:
-            yield from _high_jobs(f"{kind}, {slots} slots, {kept} kept", sizes, stack, seconds)
+            of_low = _SECONDS | _NOTHING if slots == _MANY_SLOTS else _SECONDS
+            yield from _high_jobs(f"{kind}, {slots} slots, {kept} kept", sizes, stack, of_low)
             if slots == _MANY_SLOTS:
                 yield _flushed_broker(kind, sizes, stack)
 

@@ -99,7 +99,8 @@ def test_fairness(tmp_path: Path) -> None:
     } <= set(counted)
     assert False not in counted.values()  # they count batches, whatever the machine's speed
     assert {
-        "sqlite: high, submit → started, p99, before 500 low ones of 1 to 3 s / idle",
+        "sqlite, 64 slots, 8 kept: high, submit → started, p99, before 500 low ones of 1 to 3 s / idle",
+        "sqlite, 512 slots, 8 kept: high, submit → started, p99, before 500 low ones that do nothing / idle",
         "sqlite: flushed broker: stage runs until a job of each of 100 tenants",
     } <= set(figures)
 
