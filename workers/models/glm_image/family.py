@@ -32,6 +32,7 @@ GLM_IMAGE = Family(
             needs=frozenset({"image_tokens"}),
             parameters=f"{_HERE}.parameters:DenoiseParameters",
             implementation=f"{_HERE}.denoise:load_denoise",
+            resumable=True,
         ),
         "decode": ComponentDeclaration(
             "diffusion",

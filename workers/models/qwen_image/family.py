@@ -16,6 +16,7 @@ QWEN_IMAGE = Family(
             dtypes=frozenset({"auto", "float32", "bfloat16"}),
             parameters=f"{_HERE}.parameters:DenoiseParameters",
             implementation=f"{_HERE}.denoiser:load_denoiser",
+            resumable=True,
         ),
         "decode": ComponentDeclaration(
             "diffusion",

@@ -72,7 +72,7 @@ class Embeds2LatentsProcessor:
         if information is not None and NEGATIVE in information.tensors:
             negative = information.tensor(NEGATIVE, dtypes=FLOATS, rank=2)
             tensors[NEGATIVE] = _finite(negative, f"tensors.{NEGATIVE}", payload)
-        return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed)
+        return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
 
 
 class Latents2PixelsProcessor:
