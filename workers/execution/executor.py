@@ -25,6 +25,7 @@ from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
+from workers.execution.waiting_runs import WaitingRuns
 from workers.stages.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -44,21 +45,6 @@ class _InFlight:
     reporting: bool = False  # its end is on its way to the database: it is too late to stop it
     stop_timer: asyncio.TimerHandle | None = None  # by then it must have stopped
     preview: Preview = field(default_factory=Preview)
-
-
-@dataclass(eq=False, slots=True)
-class _Bell:
-    """What an executor knows of the stage runs that wait: of any jobs, or of high ones alone."""
-
-    may_wait: bool = False  # some that nobody has told this worker of since its last claim
-    rung: bool = False  # since the last claim that found all there is
-
-    def note(self, more: bool, room: int) -> bool:
-        """Note the answer to a claim, and the room after it; return whether to ring for other workers."""
-        is_for_others = self.rung and more and room <= 0
-        self.may_wait |= more
-        self.rung &= self.may_wait and room > 0
-        return is_for_others
 
 
 class Executor:
@@ -103,7 +89,7 @@ class Executor:
         self.slots = slots
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
-        self._any, self._high = _Bell(), _Bell()
+        self._any, self._high = WaitingRuns(), WaitingRuns()
         self._bells = (self._any, self._high) if slots.kept else (self._any,)
         self._claiming: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
@@ -149,7 +135,7 @@ class Executor:
         """Claim soon, because stage runs may wait; HIGH: those of high jobs. For any thread."""
         self._loop.call_soon_threadsafe(self._ring, self._high if priority is Priority.HIGH else self._any)
 
-    def _ring(self, bell: _Bell) -> None:
+    def _ring(self, bell: WaitingRuns) -> None:
         bell.may_wait = bell.rung = True
         self._claim_next()
 
