@@ -794,7 +794,7 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
     jobs.report_progress([])
     jobs.report_progress(
         [
-            ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", "abc"),
+            ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", "abc", "data:image/jpeg;base64,/9j="),
             ProgressReport(claimed.stage_run_id, 2, 9, 10, "tokens"),
             ProgressReport(4711, 1, 9, 10, "tokens"),
         ]
@@ -807,6 +807,7 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
         "unit": "tokens",
         "text": "abc",
         "resumed_at": None,
+        "picture": "data:image/jpeg;base64,/9j=",
     }
     jobs.release([(claimed.stage_run_id, 1)], "w")
     assert jobs.get(submitted.job_id).stages[0].progress is None

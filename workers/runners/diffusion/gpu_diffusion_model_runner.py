@@ -138,9 +138,10 @@ class GPUDiffusionModelRunner:
     def _advance(self, rows: Sequence[_Row]) -> None:
         for row in rows:
             self._begin(row)
-        left = [row.steps_left for row in rows]
-        self.model.step([row.under_way for row in rows])
-        if any(row.steps_left != before - 1 for row, before in zip(rows, left, strict=True)):
+        left = {row: row.steps_left for row in rows if row.steps_left}  # a row may begin where all its steps are taken
+        if left:
+            self.model.step([row.under_way for row in left])
+        if any(row.steps_left != before - 1 for row, before in left.items()):
             raise ModelError("the model's step is not one step of each row")
         self._limit_enqueued()
         for row in rows:
@@ -164,7 +165,7 @@ class GPUDiffusionModelRunner:
         if self._resumable is None:
             raise ModelError("the model cannot be resumed", field="component")
         under_way: DiffusionRow = self._resumable.resume(row.caller.prompt, snapshot.tensors, snapshot.values)
-        if not 0 < under_way.steps_done < row.cost.steps:
+        if not 0 < under_way.steps_done <= row.cost.steps:
             raise ModelError(f"{under_way.steps_done} steps of {row.cost.steps}", field="values.steps_done")
         return under_way
 
