@@ -218,8 +218,8 @@ class ProgressReport:
     total: int | None
     unit: str
     text: str | None = None  # the whole text until now
-    resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
     picture: str | None = None  # the newest preview, a data URL
+    resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,8 +250,8 @@ class Executor:
                 progress.total,
                 progress.unit,
                 progress.text,
-                progress.resumed_at,
                 run.preview.url(progress.picture),
+                progress.resumed_at,
             )
         )
 

@@ -134,7 +134,6 @@ UNUSABLE: Mapping[str, tuple[Callable[[Snapshot], Snapshot], str]] = {
     "version": (with_values(saved_by="code2wav 2"), "values.saved_by"),
     "seed": (with_values(seed=6), "values.seed"),
     "parameters": (with_values(parameters={"steps": 10}), "values.parameters"),
-    "all steps": (with_values(steps_done=STEPS), "values.steps_done"),
     "more steps": (with_values(steps_done=STEPS + 1), "values.steps_done"),
     "no steps": (with_values(steps_done=0), "values.steps_done"),
     "no number": (with_values(steps_done="4"), "values.steps_done"),

@@ -186,6 +186,14 @@ class EngineProcess:
         tensors, values = read_spooled(self._spool, name)
         return OmniModelRunnerOutput(multimodal_outputs=tensors, values=values)
 
+    def _put(self, snapshots: Snapshots, name: str, steps_done: int) -> None:
+        try:
+            tensors, values = read_spooled(self._spool, name)
+        except OmniJobsError as error:
+            snapshots.miss(error)
+        else:
+            snapshots.put(Snapshot(tensors, values, steps_done))
+
     def _read_picture(self, name: str) -> torch.Tensor | None:
         try:
             picture: torch.Tensor = read_spooled(self._spool, name)[0]["picture"]
@@ -238,8 +246,7 @@ class EngineProcess:
             done, total, unit, resumed_at = (message[name] for name in ("done", "total", "unit", "resumed_at"))
             run.progress(Progress(done, total, unit, resumed_at=resumed_at, picture=run.picture))
         elif run.snapshots is not None and "snapshot" in message:
-            tensors, values = read_spooled(self._spool, message["snapshot"])
-            run.snapshots.put(Snapshot(tensors, values, message["steps_done"]))
+            self._put(run.snapshots, message["snapshot"], message["steps_done"])
         elif run.snapshots is not None and "refused" in message:
             run.snapshots.refuse(OmniJobsError.from_dict(message["refused"]))
         elif run.snapshots is not None and "missed" in message:

@@ -165,7 +165,7 @@ class GPUDiffusionModelRunner:
         if self._resumable is None:
             raise ModelError("the model cannot be resumed", field="component")
         under_way: DiffusionRow = self._resumable.resume(row.caller.prompt, snapshot.tensors, snapshot.values)
-        if not 0 < under_way.steps_done < row.cost.steps:
+        if not 0 < under_way.steps_done <= row.cost.steps:
             raise ModelError(f"{under_way.steps_done} steps of {row.cost.steps}", field="values.steps_done")
         return under_way
 
