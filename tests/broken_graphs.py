@@ -111,7 +111,8 @@ BROKEN = [
     Broken(
         "a component of a model that is run whole", "family: qwen2_5_omni", "family: causal_lm",
         8, "stages.thinker.component",
-        "family causal_lm has no component 'thinker'; its checkpoint is run whole",
+        "family causal_lm has no component 'thinker'; it has encoder, "
+        "and without a component its checkpoint is run whole",
     ),
     Broken(
         "an echo stage with a component", _THINKER, "kind: echo\n    component: thinker", 8, "stages.thinker.component",

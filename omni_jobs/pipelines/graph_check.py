@@ -79,6 +79,8 @@ def _component(stage: StageConfig, source: YamlSource) -> ComponentDeclaration |
         if stage.component is None:
             raise source.error((*at, "component"), f"is missing; family {name} has {names}")
         known = f"it has {names}" if names else "its checkpoint is run whole"
+        if names and None in stage.family.components:
+            known += ", and without a component its checkpoint is run whole"
         raise source.error((*at, "component"), f"family {name} has no component {stage.component!r}; {known}")
     subject = f"component {stage.component}" if stage.component is not None else f"family {name}"
     if stage.kind != declared.runner:

@@ -22,6 +22,7 @@ from omni_jobs.pipelines.flows import FLOWS, Flow, TensorField, ValueField
 from omni_jobs.pipelines.outputs import OUTPUTS, Output, OutputFormat
 from workers.runners.ar.component import ArComponent
 from workers.runners.diffusion.model import Cost
+from workers.runners.pooling.component import PoolingComponent
 
 ROOT = Path(__file__).parents[2]
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
@@ -34,7 +35,7 @@ WALKS = {
 FILES = {"toml": "pyproject.toml", "yaml": "*.yaml", "python": "*/*.py"}
 DECLARATIONS = [
     Family, ComponentDeclaration, ProcessorDeclaration, RunnerDeclaration, Flow, TensorField, ValueField, Output,
-    OutputFormat, ArComponent, Cost,
+    OutputFormat, ArComponent, PoolingComponent, Cost,
 ]  # fmt: skip
 
 

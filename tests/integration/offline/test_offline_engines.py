@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.settings import Settings
 from omni_jobs.stack.cores import threads_per_engine
+from workers.offline import OmniLLM, OmniOutput
 from workers.offline.omni_llm import _cores_divided
 
 ROOT = Path(__file__).parents[3]
@@ -84,6 +88,61 @@ def test_cores_captures_and_a_quiet_end(tiny_checkpoint: Path, tmp_path: Path) -
     # Closing is no engine's death.
     assert "EngineDeadError" not in said
     assert "Traceback" not in said, said
+
+
+_PIPELINE = """
+name: echoed_embeds
+version: "1"
+model: {family: causal_lm}
+stages:
+  encode:
+    kind: pooling
+    component: encoder
+    processor: token_embeds
+    produces: embeds
+    engine: {dtype: bfloat16, max_num_seqs: 4, cpu: {enforce_eager: true, kv_cache_memory_bytes: 8388608}}
+  answer:
+    kind: ar
+    processor: embeds
+    inputs: {encode: embeds}
+    produces: text
+    engine: {dtype: float32, max_num_seqs: 4, cpu: {enforce_eager: true, kv_cache_memory_bytes: 8388608}}
+    parameters: {temperature: 0.0, max_tokens: 12}
+outputs:
+  text: {stage: answer}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_embeddings_between_two_engines(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    """A pooling stage's bfloat16 rows are another stage's prompt, whose answer is that of Transformers."""
+    from transformers import AutoModelForCausalLM
+
+    (tmp_path / "echoed_embeds.yaml").write_text(_PIPELINE, encoding="utf-8")
+    settings = Settings(device="cpu", spool_dir=tmp_path / "spool", stage_configs=tmp_path)
+    requests = [
+        {
+            "messages": [{"role": "user", "content": "word " * (1 + n * 9)}],
+            "stages": {"encode": {"negative_prompt": "fog"} if n % 2 else {}},
+            "return_token_ids": True,
+        }
+        for n in range(6)
+    ]
+    wrong = {**requests[1], "stages": {"encode": {"negative_prompt": "<|im_end|>"}}}
+    with OmniLLM("echoed_embeds", model=tiny_causal_lm, settings=settings) as llm:
+        *results, failed = llm.generate([*requests, wrong])
+    model = AutoModelForCausalLM.from_pretrained(tiny_causal_lm, dtype=torch.float32).eval()
+    for n, result in enumerate(results):
+        assert isinstance(result, OmniOutput), result
+        outputs = result.stages["encode"].multimodal_outputs
+        assert set(outputs) == ({"prompt_embeds", "negative_prompt_embeds"} if n % 2 else {"prompt_embeds"})
+        rows = outputs["prompt_embeds"]
+        assert rows.dtype == torch.bfloat16
+        with torch.inference_mode():
+            expected = model.generate(inputs_embeds=rows[None].float(), max_new_tokens=12, do_sample=False)[0].tolist()
+        assert result.result["token_ids"]["answer"] == expected
+    assert isinstance(failed, InvalidRequest)
+    assert (failed.field, failed.stage) == ("stages.encode.negative_prompt", "encode")
 
 
 def test_what_the_caller_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

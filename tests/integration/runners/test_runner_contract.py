@@ -91,7 +91,7 @@ async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
 
 
 async def test_pooling(tiny_causal_lm: Path) -> None:
-    context = 24_576  # a prompt of this length takes the tiny model some seconds
+    context = 16_384  # a prompt of this length takes the tiny model some seconds
     engine = {
         "dtype": "float32",
         "enforce_eager": True,

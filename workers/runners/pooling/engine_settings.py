@@ -17,8 +17,10 @@ _LORA = "a pooling stage runs no LoRA adapters"
 
 POOLING_REFUSED: Mapping[str, str] = {
     **REFUSED,
-    **dict.fromkeys(("enable_chunked_prefill", "max_num_partial_prefills", "max_long_partial_prefills"), _WHOLE),
-    "long_prefill_token_threshold": _WHOLE,
+    **dict.fromkeys(
+        ("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"), _WHOLE
+    ),
+    "kv_sharing_fast_prefill": "its last layers leave out tokens of a prompt, and each has to give its row",
     "enable_prefix_caching": _CACHED,
     **dict.fromkeys(("language_model_only", "limit_mm_per_prompt"), _MEDIA),
     **dict.fromkeys(

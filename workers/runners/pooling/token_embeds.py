@@ -29,12 +29,12 @@ class TokenEmbedsProcessor:
         """Return the token ids of both prompts.
 
         Raises InvalidRequest for a text that the tokenizer would read as the template's own markup, and ModelError for
-        parameters of another kind of stage and for a request without messages.
+        parameters of another kind of stage and for a request of embeddings.
         """
         parameters = stage_input.parameters
         if not isinstance(parameters, PoolingParameters):
             raise ModelError("token_embeds makes input for a pooling stage", field="kind")
-        if "messages" not in stage_input.request:
+        if "prompt_embeds" in stage_input.request:
             raise ModelError("a pooling stage makes embeddings, and takes none", field="prompt_embeds")
         negative = parameters.negative_prompt
         return PoolingPrompt(
