@@ -121,13 +121,14 @@ def test_progress_failure_and_errors_show(api: ApiServer) -> None:
     job = submitted(api)
     claim = claimed(api)
     jobs = api.services.jobs
-    jobs.report_progress([ProgressReport(claim.stage_run_id, 1, 3, 10, "steps", "مرحبا")])
+    jobs.report_progress([ProgressReport(claim.stage_run_id, 1, 3, 10, "steps", "مرحبا", "data:,")])
     stage = api.http.get(f"/v1/jobs/{job.id}").json()["stages"][0]
     assert stage["status"] == "running"
-    assert stage["progress"] == {"done": 3, "total": 10, "unit": "steps", "text": "مرحبا"}
+    assert stage["progress"] == {"done": 3, "total": 10, "unit": "steps", "text": "مرحبا", "picture": "data:,"}
     jobs.fail(Failure(claim.stage_run_id, 1, "w", ModelError("坏了", stage="first", field="x")))
     failed = api.http.get(f"/v1/jobs/{job.id}").json()
     assert failed["status"] == "failed"
+    assert failed["stages"][0]["progress"]["picture"] is None  # of no use any more
     assert (failed["error"]["code"], failed["error"]["message"]) == ("model_error", "坏了")
     assert failed["stages"][0]["errors"][0]["attempt"] == 1
 

@@ -794,14 +794,15 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
     jobs.report_progress([])
     jobs.report_progress(
         [
-            ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", "abc"),
+            ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", "abc", "data:image/jpeg;base64,/9j="),
             ProgressReport(claimed.stage_run_id, 2, 9, 10, "tokens"),
             ProgressReport(4711, 1, 9, 10, "tokens"),
         ]
     )
     progress = jobs.get(submitted.job_id).stages[0].progress
     assert progress is not None
-    assert progress.model_dump() == {"done": 3, "total": 10, "unit": "tokens", "text": "abc"}
+    picture = {"picture": "data:image/jpeg;base64,/9j="}
+    assert progress.model_dump() == {"done": 3, "total": 10, "unit": "tokens", "text": "abc", **picture}
     jobs.release([(claimed.stage_run_id, 1)], "w")
     assert jobs.get(submitted.job_id).stages[0].progress is None
 

@@ -20,6 +20,7 @@ from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
 FAST = OdeParameters(steps=3)
+STEP_FRAMES = 1024  # so that rows meet, which code2wav's own budget on a CPU keeps apart
 
 
 def prompt(
@@ -46,7 +47,7 @@ def args(checkpoint: Path, **engine: Any) -> OmniEngineArgs:
         device="cpu",
         device_index=None,
         max_in_flight=8,
-        engine=DiffusionEngine(**engine),
+        engine=DiffusionEngine(**{"max_batch_cost": STEP_FRAMES} | engine),
     )
 
 
@@ -104,7 +105,7 @@ def run_together(
 ) -> list[Row]:
     """Run prompts in one engine, each from the tick that ``arrives`` says (0) to its own step of ``leaves_after``."""
     code2wav = Code2Wav(model)
-    runner = GPUDiffusionModelRunner(code2wav, model.device, budget or StepBudget(code2wav.max_batch_cost, 8))
+    runner = GPUDiffusionModelRunner(code2wav, model.device, budget or StepBudget(STEP_FRAMES, 8))
     leaves_after, arrives = leaves_after or {}, arrives or {}
     rows = [Row(prompt, code2wav.check(prompt), leaves_after.get(n, 1 << 30)) for n, prompt in enumerate(prompts)]
     coming = sorted(range(len(rows)), key=lambda n: arrives.get(n, 0))

@@ -16,8 +16,8 @@ from workers.runners.diffusion.saved_row import SavedRow
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
-# Mel frames, 100 in a second of speech. On a CPU larger steps are no faster, and all their rows wait for the last.
-_MAX_STEP_FRAMES: Mapping[str, int] = {"cpu": 1024, "cuda": 16_384}
+# Mel frames, 100 in a second of speech. On a CPU larger steps take longer in proportion, and a short row waits for all.
+_MAX_STEP_FRAMES: Mapping[str, int] = {"cpu": 256, "cuda": 16_384}
 _SAVED_BY = "code2wav 1"  # raised when a saved row comes to mean something else
 
 

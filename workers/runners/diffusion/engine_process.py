@@ -158,6 +158,14 @@ class EngineProcess:
         tensors, values = read_spooled(self._spool, name)
         return OmniModelRunnerOutput(multimodal_outputs=tensors, values=values)
 
+    def _read_picture(self, name: str) -> torch.Tensor | None:
+        try:
+            picture: torch.Tensor = read_spooled(self._spool, name)[0]["picture"]
+            return picture
+        except OmniJobsError as error:
+            logger.warning("%s: no preview: %s", self._args.stage, error)
+            return None
+
     async def close(self) -> None:
         """End the process; runs in progress raise EngineDead. Safe to call twice."""
         self._fail_all("the engine was closed")
@@ -198,7 +206,7 @@ class EngineProcess:
                 self._spool.remove(message[name])
         elif "done" in message:
             if "picture" in message:
-                run.picture = read_spooled(self._spool, message["picture"])[0]["picture"]
+                run.picture = self._read_picture(message["picture"])
             run.progress(Progress(message["done"], message["total"], message["unit"], picture=run.picture))
         elif "output" in message:
             run.outcome.set_result(message["output"])

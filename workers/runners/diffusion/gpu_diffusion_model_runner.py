@@ -111,9 +111,10 @@ class GPUDiffusionModelRunner:
     def _advance(self, rows: Sequence[_Row]) -> None:
         for row in rows:
             row.begin(self.model)
-        left = [row.steps_left for row in rows]
-        self.model.step([row.under_way for row in rows])
-        if any(row.steps_left != before - 1 for row, before in zip(rows, left, strict=True)):
+        left = {row: row.steps_left for row in rows if row.steps_left}  # a row may begin where all its steps are taken
+        if left:
+            self.model.step([row.under_way for row in left])
+        if any(row.steps_left != before - 1 for row, before in left.items()):
             raise ModelError("the model's step is not one step of each row")
         self._limit_enqueued()
         for row in rows:
