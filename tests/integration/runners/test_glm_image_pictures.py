@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import run
@@ -20,7 +21,7 @@ from workers.models.glm_image.decode import Decode, load_decode
 from workers.models.glm_image.denoise import Denoise, load_denoise
 from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters
-from workers.runners.diffusion.model import ResumableModel, RowOutput
+from workers.runners.diffusion.model import PreviewingModel, ResumableModel, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import is_tensor_tree
@@ -252,6 +253,39 @@ def test_checkpoints_are_told_apart(model: Denoise, tiny_glm_images: TinyCheckpo
     with pytest.raises(ModelError) as refused:
         load(tiny_glm_images(1)).resume(prompt(), saved.tensors, saved.values)
     assert refused.value.field == "values.model"
+
+
+# Previews
+
+
+def test_a_preview_is_near_to_the_picture(model: Denoise, vae: Decode) -> None:
+    """Of latents that hold their colour; those of a random model do not, so the map is tested apart."""
+    assert isinstance(model, PreviewingModel)
+    row = after(model, prompt(), 2)
+    shown = model.preview(row)
+    assert (shown.shape, shown.dtype) == ((8, 12, 3), torch.uint8)
+    assert model._colours is not None
+    field = torch.randn(16, 4, 4, generator=torch.Generator().manual_seed(1))
+    latents = field.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    (decoded,) = run(vae, [DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0)])
+    small = functional.avg_pool2d(tensor(decoded, "pixels").permute(2, 0, 1).float(), 8)
+    near = model._colours.picture(latents).permute(2, 0, 1).float()
+    grey = small.mean(dim=(1, 2), keepdim=True)
+    # A random decoder is far from linear; without the map nothing would be explained.
+    assert (small - near).square().mean() < 0.7 * (small - grey).square().mean()
+
+
+def test_the_vae_is_loaded_for_the_first_preview_alone(checkpoint: Path, tmp_path: Path) -> None:
+    for part in ("transformer", "scheduler", "text_encoder", "tokenizer"):
+        shutil.copytree(checkpoint / part, tmp_path / part)
+    fresh = load(tmp_path)
+    row = after(fresh, prompt(), 1)
+    with pytest.raises(ConfigError):
+        fresh.preview(row)
+    shutil.copytree(checkpoint / "vae", tmp_path / "vae")
+    first = fresh.preview(row)
+    shutil.rmtree(tmp_path / "vae")
+    assert torch.equal(fresh.preview(row), first)
 
 
 # Bad input

@@ -40,7 +40,7 @@ def load_decode(model: OmniModelConfig, device: torch.device, dtype: str | None)
 
 @dataclass(slots=True)
 class PictureRow:
-    """One picture on its way: latents [1, C, h, w] on the model's device, as the VAE has them, and its tiles."""
+    """One picture on its way: latents [1, C, h, w] on the model's device, and its tiles."""
 
     latents: torch.Tensor
     tiling: Tiling
@@ -58,9 +58,6 @@ class Decode:
         self._vae = vae
         self._whole_pixels = _WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels
         self.max_batch_cost = 1  # a tile fills the device, so rows take turns
-        shape = (1, -1, 1, 1)
-        self._mean = torch.tensor(vae.config.latents_mean).view(shape).to(vae.device, vae.dtype)
-        self._deviation = torch.tensor(vae.config.latents_std).view(shape).to(vae.device, vae.dtype)
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the tiles of the picture. Raises ModelError naming what does not fit."""
@@ -69,12 +66,12 @@ class Decode:
     def begin(self, prompt: DiffusionPrompt) -> PictureRow:
         """Return the row of a prompt, with no tile decoded."""
         latents = self._latents(prompt)
-        on_device = latents[None].to(self._vae.device, self._vae.dtype)
-        return PictureRow(on_device * self._deviation + self._mean, self._tiling(latents))
+        on_device = latents[None].to(self._vae.device, self._vae.dtype, copy=True)
+        return PictureRow(on_device, self._tiling(latents))
 
     def step(self, rows: Sequence[PictureRow]) -> None:
         """Decode the next tile of each row."""
-        tiles = [self._vae.decode(self._part(row), return_dict=False)[0][0] for row in rows]
+        tiles = [decode_latents(self._vae, self._part(row))[0] for row in rows]
         for row, tile in zip(rows, tiles, strict=True):
             row.tiling.add(tile)
 
@@ -107,6 +104,15 @@ class Decode:
     def _part(row: PictureRow) -> torch.Tensor:
         rows, columns = (slice(each.start // _LATENT, each.stop // _LATENT) for each in row.tiling.next())
         return row.latents[:, :, rows, columns]
+
+
+def decode_latents(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Return the transformer's latents [B, C, h, w] as pixels [B, 3, 8 h, 8 w], about -1 to 1."""
+    mean, deviation = (
+        torch.tensor(vae.config[name]).view(1, -1, 1, 1).to(latents) for name in ("latents_mean", "latents_std")
+    )
+    pixels: torch.Tensor = vae.decode(latents * deviation + mean, return_dict=False)[0]
+    return pixels
 
 
 def _no_side(latents: int) -> bool:

@@ -13,6 +13,7 @@ from workers.models.diffusers_checkpoint import fingerprint, load_part
 from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
 from workers.models.glm_image.parameters import DenoiseParameters
+from workers.models.glm_image.preview import Colours, load_colours
 from workers.models.glm_image.schedule import Schedule, Schedules
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.runners.diffusion.model import Cost, RowOutput
@@ -41,7 +42,13 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
         file = str(model.path / "transformer" / "config.json")
         raise ConfigError(f"patches of {_PATCH} latents are due", file=file, field="patch_size")
     glyphs = load_glyph_encoder(model.path, device, torch_dtype)
-    return Denoise(transformer, glyphs, Schedules(model.path), fingerprint(model.path, _PARTS))
+    return Denoise(
+        transformer,
+        glyphs,
+        Schedules(model.path),
+        fingerprint(model.path, _PARTS),
+        colours=lambda: load_colours(model.path, device),
+    )
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -60,6 +67,7 @@ class LatentRow:
     unconditional what guidance leads away from; None without guidance
     schedule      its own steps
     size          height and width in pixels
+    velocity      where the last step went, float32 [1, C, h, w]; None before the first
     """
 
     latents: torch.Tensor
@@ -70,20 +78,31 @@ class LatentRow:
     parameters: DenoiseParameters
     seed: int
     steps_done: int = 0
+    velocity: torch.Tensor | None = None
 
 
 class Denoise:
-    """A ``ResumableModel``.
+    """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``token_ids`` int64 [h * w], values ``height`` and ``width`` in pixels, and ``glyph_texts``, a
     list of texts.
     """
 
-    def __init__(self, transformer: Transformer, glyphs: GlyphEncoder, schedules: Schedules, fingerprint: str) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        glyphs: GlyphEncoder,
+        schedules: Schedules,
+        fingerprint: str,
+        colours: Callable[[], Colours],
+    ) -> None:
+        """Take the loaded parts; ``colours`` is called when the first preview is asked for."""
         self._transformer = transformer
         self._glyphs = glyphs
         self._schedules = schedules
         self._fingerprint = fingerprint
+        self._load_colours = colours
+        self._colours: Colours | None = None
         self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
@@ -136,16 +155,16 @@ class Denoise:
         for run in _runs(passes) if len(rows) > 1 else [[each] for each in passes]:
             for each, velocity in zip(run, self._velocities(run), strict=True):
                 velocities[each.row_number, each.guided] = velocity
-        latents = []
+        moved = []
         for number, row in enumerate(rows):
             velocity = velocities[number, True]
             if row.unconditional is not None:
                 unguided = velocities[number, False]
                 velocity = unguided + row.parameters.guidance_scale * (velocity - unguided)
             sigma, sigma_next = row.schedule.sigmas[row.steps_done : row.steps_done + 2]
-            latents.append(row.latents + (sigma_next - sigma) * velocity)
-        for row, each in zip(rows, latents, strict=True):
-            row.latents = each
+            moved.append((row.latents + (sigma_next - sigma) * velocity, velocity))
+        for row, (latents, velocity) in zip(rows, moved, strict=True):
+            row.latents, row.velocity = latents, velocity
             row.steps_done += 1
 
     def _velocities(self, passes: Sequence[_Pass]) -> Sequence[torch.Tensor]:
@@ -176,6 +195,18 @@ class Denoise:
         row.latents = latents[None].to(self._transformer.device, copy=True)
         row.steps_done = saved.steps_done(row.schedule.steps)
         return row
+
+    def preview(self, row: LatentRow) -> torch.Tensor:
+        """Return where the picture would end if it went on straight, roughly, uint8 [h, w, 3]: a pixel to a latent.
+
+        Raises ConfigError when the checkpoint has no VAE here.
+        """
+        if self._colours is None:
+            self._colours = self._load_colours()
+        latents = row.latents
+        if row.velocity is not None:
+            latents = latents - row.schedule.sigmas[row.steps_done] * row.velocity
+        return self._colours.picture(latents[0])
 
     def _origin(self, row: LatentRow) -> dict[str, Any]:
         return {
