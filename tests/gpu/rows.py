@@ -17,6 +17,8 @@ from workers.stages.types import OmniModelRunnerOutput
 class Caller:
     """Waits for a row's output until ``leave``. Implements ``RowCaller``."""
 
+    snapshots = None
+
     def __init__(self, prompt: DiffusionPrompt, cost: Cost) -> None:
         self.prompt = prompt
         self.cost = cost
