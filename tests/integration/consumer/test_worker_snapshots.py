@@ -244,8 +244,10 @@ def check_resumed(stack: TracedStack, view: JobView, held_at: int, resumed_at: i
     assert progress.resumed_at == (resumed_at or None)
 
 
-@pytest.mark.parametrize("held_at", [3, random.randrange(EVERY, STEPS)])
-def test_kill_9_between_any_two_steps(stack: TracedStack, picture: bytes, held_at: int) -> None:
+@pytest.mark.parametrize("where", ["before the first snapshot", "at a random step"])
+def test_kill_9_between_any_two_steps(stack: TracedStack, picture: bytes, where: str) -> None:
+    held_at = 3 if where == "before the first snapshot" else random.randrange(EVERY, STEPS)
+    print(f"killed at step {held_at}")
     stack.both_serve()
     job_id = stack.draw(held_at)
     stack.lose(stack.owner(job_id))
