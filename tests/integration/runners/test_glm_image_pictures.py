@@ -17,10 +17,11 @@ from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import run
 from tests.oracles.glm_image import GlmImageReference
 from tests.services.checkpoint import TinyCheckpoints
-from workers.models.glm_image.decode import Decode, load_decode
 from workers.models.glm_image.denoise import Denoise, load_denoise
 from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters
+from workers.models.glm_image.vae import load_decoder
+from workers.models.pictures.decoder import PictureDecoder
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -34,8 +35,8 @@ def load(checkpoint: Path, dtype: str | None = None) -> Denoise:
     return load_denoise(OmniModelConfig(checkpoint, "glm_image", "denoise"), CPU, dtype)
 
 
-def load_vae(checkpoint: Path) -> Decode:
-    return load_decode(OmniModelConfig(checkpoint, "glm_image", "decode"), CPU, None)
+def load_vae(checkpoint: Path) -> PictureDecoder:
+    return load_decoder(OmniModelConfig(checkpoint, "glm_image", "decode"), CPU, None)
 
 
 def tokens(height: int, width: int, seed: int) -> torch.Tensor:
@@ -72,7 +73,7 @@ def model(checkpoint: Path) -> Denoise:
 
 
 @pytest.fixture(scope="module")
-def vae(checkpoint: Path) -> Decode:
+def vae(checkpoint: Path) -> PictureDecoder:
     return load_vae(checkpoint)
 
 
@@ -102,13 +103,13 @@ def test_a_picture_alone_is_that_of_the_reference(checkpoint_seed: int, tiny_glm
         assert (tensor(decoded, "pixels").int() - torch.tensor(picture).int()).abs().max() <= 1
 
 
-def test_tiles_are_those_of_the_reference(checkpoint: Path, vae: Decode) -> None:
+def test_tiles_are_those_of_the_reference(checkpoint: Path, vae: PictureDecoder) -> None:
     reference = GlmImageReference(checkpoint).pipeline.vae
     reference.enable_tiling()
     reference.tile_latent_min_size, reference.tile_sample_min_size = 64, 512  # pixels of a tile: 512
     latents = torch.randn(16, 96, 72, generator=torch.Generator().manual_seed(0))
     given = DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0)
-    tiled = Decode(vae._vae, whole_pixels=512 * 512)
+    tiled = PictureDecoder(vae._vae, whole_pixels=512 * 512)
     assert (vae.check(given).steps, tiled.check(given).steps) == (1, 4)
     mean, deviation = (
         torch.tensor(reference.config[name]).view(1, -1, 1, 1) for name in ("latents_mean", "latents_std")
@@ -258,7 +259,7 @@ def test_checkpoints_are_told_apart(model: Denoise, tiny_glm_images: TinyCheckpo
 # Previews
 
 
-def test_a_preview_is_near_to_the_picture(model: Denoise, vae: Decode) -> None:
+def test_a_preview_is_near_to_the_picture(model: Denoise, vae: PictureDecoder) -> None:
     """Of latents that hold their colour; those of a random model do not, so the map is tested apart."""
     assert isinstance(model, PreviewingModel)
     row = after(model, prompt(), 2)
@@ -322,7 +323,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_field(
     "latents",
     [None, [LATENTS], LATENTS.long(), LATENTS[0], LATENTS[:15], LATENTS[:, :7], LATENTS[:, :4], LATENTS + torch.inf],
 )
-def test_latents_that_the_vae_cannot_decode_are_refused(vae: Decode, latents: Any) -> None:
+def test_latents_that_the_vae_cannot_decode_are_refused(vae: PictureDecoder, latents: Any) -> None:
     with pytest.raises(ModelError) as refused:
         vae.check(DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0))
     assert refused.value.field == "latents"

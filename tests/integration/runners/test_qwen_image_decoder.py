@@ -14,9 +14,9 @@ from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import run
 from tests.oracles.qwen_image import QwenImageReference
-from workers.models.qwen_image.decoder import PictureDecoder, load_decoder
+from workers.models.pictures.decoder import PictureDecoder
 from workers.models.qwen_image.latents import Size, noise, pack, unpack
-from workers.models.qwen_image.preview import load_colours
+from workers.models.qwen_image.vae import load_colours, load_decoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 
@@ -182,7 +182,7 @@ def test_a_preview_is_near_to_the_small_picture(checkpoint: Path, model: Picture
     smooth = pack(fields.repeat_interleave(4, 1).repeat_interleave(4, 2))
     (output,) = run(model, [DiffusionPrompt({"latents": smooth}, size._asdict(), StageParameters(), 0)])
     small = functional.avg_pool2d(pixels(output).permute(2, 0, 1)[None].float(), 8)[0].permute(1, 2, 0)
-    preview = load_colours(checkpoint, CPU).picture(smooth, size)
+    preview = load_colours(checkpoint, CPU).picture(unpack(smooth, size))
     assert (preview.dtype, preview.shape) == (torch.uint8, (16, 16, 3))
     error = (preview.float() - small).square().mean()
     assert error < 0.9 * (small - small.mean((0, 1))).square().mean()

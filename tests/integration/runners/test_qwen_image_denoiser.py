@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import WIDTH, embeds, prompt, run
 from tests.oracles.qwen_image import QwenImageReference
+from workers.models.pictures.colours import Colours
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
-from workers.models.qwen_image.latents import Size
+from workers.models.qwen_image.latents import Size, unpack
 from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.parameters import DenoiseParameters
-from workers.models.qwen_image.preview import Colours, load_colours
+from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -272,7 +273,7 @@ def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: 
         last = other.preview(row)
     assert loads == [1]
     assert (early.dtype, early.shape) == (torch.uint8, (48 // 8, 64 // 8, 3))
-    assert torch.equal(last, load_colours(checkpoint, CPU).picture(row.latents, row.size))
+    assert torch.equal(last, load_colours(checkpoint, CPU).picture(unpack(row.latents, row.size)))
 
 
 def test_an_early_preview_is_nearer_to_the_end_than_the_noise_is(model: Denoiser) -> None:

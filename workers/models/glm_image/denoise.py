@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.models.diffusers_checkpoint import fingerprint, load_part
 from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
-from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
+from workers.models.glm_image.grids import PIXELS, SIDES
 from workers.models.glm_image.parameters import DenoiseParameters
-from workers.models.glm_image.preview import Colours, load_colours
-from workers.models.glm_image.schedule import Schedule, Schedules
+from workers.models.glm_image.schedule import Schedules
 from workers.models.glm_image.transformer import Condition, Transformer
+from workers.models.glm_image.vae import load_colours
+from workers.models.pictures.colours import Colours
+from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
+from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.pictures.schedule import Schedule
+from workers.models.pictures.vae import LATENT
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -25,7 +29,6 @@ from workers.stages.types import TensorTree
 TRANSFORMER_CLASS = "GlmImageTransformer2DModel"
 
 _PARTS = ("transformer", "text_encoder", "tokenizer", "scheduler")  # that decide the latents
-_LATENT = 8  # pixels of a latent's side
 _PATCH = 2  # latents of a patch's side; an image token's side has two patches
 
 # Patches and text tokens, those of a guided picture twice. A picture of 1024 x 1024 pixels has 4,096 patches. On a CPU
@@ -36,7 +39,7 @@ _SAVED_BY = "glm_image denoise 1"  # raised when a saved row comes to mean somet
 
 def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoise:
     """Return the model of a checkpoint; ``dtype`` None or auto: bfloat16 on a GPU, else float32. Raises ConfigError."""
-    torch_dtype = _dtype(dtype, device)
+    torch_dtype = denoising_dtype(dtype, device)
     transformer = Transformer(load_part(model.path, "transformer", TRANSFORMER_CLASS, device, torch_dtype))
     if transformer.patch != _PATCH:
         file = str(model.path / "transformer" / "config.json")
@@ -49,13 +52,6 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
         fingerprint(model.path, _PARTS),
         colours=lambda: load_colours(model.path, device),
     )
-
-
-def _dtype(name: str | None, device: torch.device) -> torch.dtype:
-    if name in (None, "auto"):
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, str(name))
-    return dtype
 
 
 @dataclass(slots=True)
@@ -122,7 +118,7 @@ class Denoise:
         request = _Request.of(prompt, self._transformer.codebook)
         height, width = request.size
         generator = torch.Generator().manual_seed(prompt.seed)
-        noise = torch.randn(1, self._transformer.channels, height // _LATENT, width // _LATENT, generator=generator)
+        noise = torch.randn(1, self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
         condition = self._transformer.condition(
             self._glyphs.encode(request.glyph_texts), request.patch_tokens(), request.patches
         )
@@ -254,7 +250,7 @@ class _Request:
         """Raise ModelError naming what is missing or wrong."""
         if not isinstance(prompt.parameters, DenoiseParameters):
             raise ModelError("these are not the parameters of a denoising", field="parameters")
-        size = (_side(prompt.values, "height"), _side(prompt.values, "width"))
+        size = (SIDES.of(prompt.values, "height"), SIDES.of(prompt.values, "width"))
         texts = prompt.values.get("glyph_texts")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ModelError("a list of texts is due", field="glyph_texts")
@@ -271,7 +267,7 @@ class _Request:
     @property
     def patches(self) -> int:
         height, width = self.size
-        side = _PATCH * _LATENT
+        side = _PATCH * LATENT
         return (height // side) * (width // side)
 
     def patch_tokens(self) -> torch.Tensor:
@@ -279,10 +275,3 @@ class _Request:
         height, width = self.size
         grid = self.token_ids.view(height // PIXELS, width // PIXELS)
         return grid.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
-
-
-def _side(values: Mapping[str, Any], name: str) -> int:
-    side = values.get(name)
-    if type(side) is not int or side % PIXELS or not SMALLEST <= side <= LARGEST:
-        raise ModelError(f"{side!r:.40} is no multiple of {PIXELS} from {SMALLEST} to {LARGEST}", field=name)
-    return side

@@ -39,7 +39,7 @@ GLM_IMAGE = Family(
             produces=frozenset({"pixels"}),
             needs=frozenset({"latents"}),
             parameters=f"{_HERE}.parameters:DecodeParameters",
-            implementation=f"{_HERE}.decode:load_decode",
+            implementation=f"{_HERE}.vae:load_decoder",
         ),
     },
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",

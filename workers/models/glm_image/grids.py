@@ -7,11 +7,16 @@ size. The formulas are those of Transformers' ``GlmImageProcessor``; a test comp
 import math
 from typing import NamedTuple
 
+from workers.models.pictures.sides import Sides
+
 PIXELS = 32
 """Pixels of an image token's side: a width or height is a multiple of it."""
 
 SMALLEST, LARGEST = 64, 2048
 """The least and the largest side of a picture, in pixels."""
+
+SIDES = Sides(PIXELS, SMALLEST, LARGEST)
+"""What a width or height may be, in pixels."""
 
 MOST_TOKENS = (LARGEST // PIXELS) ** 2 + 256
 """The most image tokens that a picture takes, with its preview."""

@@ -2,34 +2,17 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from omni_jobs.pipelines.parameters import StageParameters
-from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST
-
-
-def _check_side(pixels: int) -> int:
-    """Raise ValueError, which names the nearest lengths, for one that the model cannot draw."""
-    if SMALLEST <= pixels <= LARGEST and pixels % PIXELS == 0:
-        return pixels
-    below = min(max(pixels // PIXELS * PIXELS, SMALLEST), LARGEST)
-    above = min(below + PIXELS, LARGEST) if pixels > SMALLEST else below
-    nearest = f"the nearest are {below} and {above}" if below != above else f"the nearest is {below}"
-    raise ValueError(f"must be a multiple of {PIXELS} from {SMALLEST} to {LARGEST}; {nearest}")
-
-
-_Side = Annotated[
-    int,
-    AfterValidator(_check_side),
-    Field(json_schema_extra={"minimum": SMALLEST, "maximum": LARGEST, "multipleOf": PIXELS}),
-]
+from workers.models.glm_image.grids import SIDES
 
 
 class GenerateParameters(StageParameters):
     """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
 
-    width: Annotated[_Side, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
-    height: Annotated[_Side, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
+    width: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
+    height: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
     temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
     top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.models.diffusers_checkpoint import fingerprint, load_part
-from workers.models.qwen_image.latents import TOKEN, Size, noise
+from workers.models.pictures.colours import Colours
+from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
+from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.pictures.schedule import Schedule
+from workers.models.qwen_image.latents import TOKEN, Size, noise, unpack
 from workers.models.qwen_image.parameters import DenoiseParameters
-from workers.models.qwen_image.preview import Colours, load_colours
-from workers.models.qwen_image.schedule import Schedule, Schedules
+from workers.models.qwen_image.schedule import Schedules
 from workers.models.qwen_image.template import MAX_TEXT_TOKENS
+from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -41,8 +44,7 @@ def load_denoiser(model: OmniModelConfig, device: torch.device, dtype: str | Non
 
     Raises ConfigError naming a part that is missing or wrong.
     """
-    name = {"cpu": "float32", "cuda": "bfloat16"}[device.type] if dtype in (None, "auto") else dtype
-    torch_dtype: torch.dtype = getattr(torch, str(name))
+    torch_dtype = denoising_dtype(dtype, device)
     schedules = Schedules(model.path)
     transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
     file = str(model.path / "transformer" / "config.json")
@@ -162,7 +164,7 @@ class Denoiser:
         latents = row.latents
         if row.velocity is not None:
             latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity
-        return self._colours.picture(latents, row.size)
+        return self._colours.picture(unpack(latents, row.size))
 
     def _state(self, row: DenoiseRow) -> dict[str, Any]:
         """Return the values that a snapshot and the job that goes on from it must have in common."""

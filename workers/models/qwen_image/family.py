@@ -24,7 +24,7 @@ QWEN_IMAGE = Family(
             needs=frozenset({"latents"}),
             dtypes=frozenset({"auto", "float32", "bfloat16"}),
             parameters="omni_jobs.pipelines.parameters:StageParameters",
-            implementation=f"{_HERE}.decoder:load_decoder",
+            implementation=f"{_HERE}.vae:load_decoder",
         ),
     },
     prompts=f"{_HERE}.prompts:QwenImagePromptRenderer",

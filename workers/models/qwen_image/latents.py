@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.qwen_image.parameters import MAX_SIDE, PATCH
+from workers.models.qwen_image.parameters import PATCH, SIDES
 
 CHANNELS: Final = 16
 TOKEN: Final = CHANNELS * 4
@@ -39,11 +39,7 @@ class Size(NamedTuple):
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Size:
         """Return the size that a payload's values name. Raises ModelError naming the one that is wrong."""
-        for name in ("height", "width"):
-            side = values.get(name)
-            if type(side) is not int or not PATCH <= side <= MAX_SIDE or side % PATCH:
-                raise ModelError(f"{side!r:.40} is no multiple of {PATCH} from {PATCH} to {MAX_SIDE}", field=name)
-        return cls(values["height"], values["width"])
+        return cls(SIDES.of(values, "height"), SIDES.of(values, "width"))
 
 
 def noise(size: Size, seed: int) -> torch.Tensor:

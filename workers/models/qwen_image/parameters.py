@@ -2,9 +2,10 @@
 
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from omni_jobs.pipelines.parameters import StageParameters
+from workers.models.pictures.sides import Sides
 
 PATCH: Final = 16
 """Pixels to a side of the patch that one latent token stands for: 8 to a latent, 2 latents to a patch."""
@@ -12,22 +13,8 @@ PATCH: Final = 16
 MAX_SIDE: Final = 2048
 """The longest side in pixels. The model was trained on pictures of up to 1664."""
 
-
-def _check_side(pixels: int) -> int:
-    """Raise ValueError, which names the nearest lengths, for one that the model cannot draw."""
-    if PATCH <= pixels <= MAX_SIDE and pixels % PATCH == 0:
-        return pixels
-    below = min(max(pixels // PATCH * PATCH, PATCH), MAX_SIDE)
-    above = min(below + PATCH, MAX_SIDE) if pixels > PATCH else below
-    nearest = f"the nearest are {below} and {above}" if below != above else f"the nearest is {below}"
-    raise ValueError(f"must be a multiple of {PATCH} from {PATCH} to {MAX_SIDE}; {nearest}")
-
-
-_Side = Annotated[
-    int,
-    AfterValidator(_check_side),
-    Field(json_schema_extra={"minimum": PATCH, "maximum": MAX_SIDE, "multipleOf": PATCH}),
-]
+SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
+"""What a width or height may be, in pixels."""
 
 
 class DenoiseParameters(StageParameters):
@@ -42,5 +29,5 @@ class DenoiseParameters(StageParameters):
             description="how far from the negative prompt; 1: the negative prompt is not used, which halves the work",
         ),
     ] = 4.0
-    width: Annotated[_Side, Field(description="pixels, a multiple of 16")] = 1328
-    height: Annotated[_Side, Field(description="pixels, a multiple of 16")] = 1328
+    width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
+    height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328

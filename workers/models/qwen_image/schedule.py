@@ -1,36 +1,17 @@
-"""``Schedule``: the times of one job's steps, from noise to the picture."""
+"""``Schedules``: the times that Qwen-Image takes for a picture's steps.
+
+The transformer was trained on sigma x 1000, so on times that are shifted as the sigmas are.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from omni_jobs.errors import ConfigError
-from omni_jobs.prompts.checkpoint_files import read_json
+from workers.models.pictures.schedule import Schedule, read_euler_config
 from workers.models.qwen_image.latents import Size
-
-_EULER = "FlowMatchEulerDiscreteScheduler"
-_NOT_EULER = ("stochastic_sampling", "invert_sigmas")  # settings with which a step is another than Euler's
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The times of S steps, float32 on the CPU.
-
-    sigmas  [S + 1], from 1 (noise) to 0 (the picture): step i goes from sigmas[i] to sigmas[i + 1]
-    times   [S], as the transformer was trained on them: sigma x 1000
-    """
-
-    sigmas: torch.Tensor
-    times: torch.Tensor
-
-    @property
-    def steps(self) -> int:
-        return len(self.times)
 
 
 class Schedules:
@@ -38,13 +19,7 @@ class Schedules:
 
     def __init__(self, checkpoint: Path) -> None:
         """Read the settings. Raises ConfigError when they are missing or not those of Euler's method."""
-        path = checkpoint / "scheduler" / "scheduler_config.json"
-        self._config = read_json(path)
-        if self._config.get("_class_name") != _EULER:
-            raise ConfigError(f"{self._config.get('_class_name')}, not {_EULER}", file=str(path), field="_class_name")
-        for name in _NOT_EULER:
-            if self._config.get(name):
-                raise ConfigError("is not supported", file=str(path), field=name)
+        self._config = read_euler_config(checkpoint)
 
     def of(self, size: Size, steps: int) -> Schedule:
         """Return the schedule of a picture: larger ones have more of their steps near the noise."""

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from workers.models.diffusers_checkpoint import load_part
-from workers.models.glm_image.decode import VAE_CLASS, decode_latents
+from workers.models.pictures.vae import LATENT, PictureVae
 
-_PICTURES, _FIELDS, _FIELD = 4, 4, 8  # pictures of 4 x 4 fields of 8 x 8 equal latents: 1024 samples for 17 unknowns
-
-
-def load_colours(checkpoint: Path, device: torch.device) -> Colours:
-    """Return the map of a checkpoint's VAE, which is loaded for it and let go. Raise ConfigError."""
-    return fit_colours(load_part(checkpoint, "vae", VAE_CLASS, device, torch.float32))
+_PICTURES, _FIELDS = 4, 4
 
 
 @torch.inference_mode()
-def fit_colours(vae: Any) -> Colours:
-    """Return the linear map that is nearest to a VAE's decoder, by least squares over fields of random colours."""
-    channels = vae.config.latent_channels
+def fit_colours(vae: PictureVae, field: int) -> Colours:
+    """Return the linear map that is nearest to a float32 VAE's decoder, by least squares over fields of random colours.
+
+    It decodes 4 pictures of 4 x 4 fields. ``field``: the side of a field, in latents, all of which are equal.
+    """
+    channels = vae.channels
     generator = torch.Generator().manual_seed(0)
     fields = torch.randn(_PICTURES, channels, _FIELDS, _FIELDS, generator=generator).to(vae.device)
-    latents = fields.repeat_interleave(_FIELD, 2).repeat_interleave(_FIELD, 3)  # [P, C, 32, 32]
-    pixels = torch.cat([decode_latents(vae, each[None]) for each in latents])  # [P, 3, 256, 256]
-    colours = functional.avg_pool2d(pixels.clamp(-1, 1), 8).permute(0, 2, 3, 1).reshape(-1, 3)
+    latents = fields.repeat_interleave(field, 2).repeat_interleave(field, 3)  # [4, C, 4 field, 4 field]
+    pixels = torch.cat([vae.pixels(each[None]) for each in latents])
+    colours = functional.avg_pool2d(pixels.clamp(-1, 1), LATENT).permute(0, 2, 3, 1).reshape(-1, 3)
     samples = latents.permute(0, 2, 3, 1).reshape(-1, channels)
     ones = torch.ones_like(samples[:, :1])
     solution = torch.linalg.lstsq(torch.cat([samples, ones], dim=1).double(), colours.double()).solution.float()

@@ -1,0 +1,80 @@
+"""``PictureDecoder``: a family's VAE as a diffusion model, whose steps are tiles: latents → pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workers.models.pictures.tiles import STRIDE, TILE, Tiling
+from workers.models.pictures.vae import LATENT, PictureVae
+from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.diffusion.prompt import DiffusionPrompt
+
+# Pixels up to which a picture is decoded whole. The VAE looks at all of a picture at once, so tiles differ a little in
+# colour; but a whole picture takes about 3 kB a pixel.
+_WHOLE_PIXELS: Mapping[str, int] = {"cpu": 1 << 20, "cuda": 1 << 22}
+
+
+@dataclass(slots=True)
+class PictureRow:
+    """One picture under way: latents [1, C, h, w] on the model's device, and its tiles."""
+
+    latents: torch.Tensor
+    tiling: Tiling
+
+    @property
+    def steps_done(self) -> int:
+        return self.tiling.done
+
+
+class PictureDecoder:
+    """A ``DiffusionModel``. What a prompt has is up to the family's VAE, which reads its latents."""
+
+    def __init__(
+        self, vae: PictureVae, whole_pixels: int | None = None, *, tile: int = TILE, stride: int = STRIDE
+    ) -> None:
+        """Take the loaded VAE. ``whole_pixels``: a larger picture is decoded in tiles; None: what suits its device.
+
+        ``tile`` and ``stride``: pixels to a side of a tile, and from one to the next; multiples of 8.
+        """
+        self._vae = vae
+        self._tile, self._stride = tile, stride
+        self._whole_pixels = _WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels
+        self.max_batch_cost = 1  # a tile fills the device, so rows take turns
+
+    def check(self, prompt: DiffusionPrompt) -> Cost:
+        """Return the tiles of the picture. Raises ModelError naming the field that does not fit."""
+        return Cost(1, self._tiling(self._vae.latents_of(prompt)).count, None)
+
+    def begin(self, prompt: DiffusionPrompt) -> PictureRow:
+        """Return the row of a prompt, with no tile decoded."""
+        latents = self._vae.latents_of(prompt)
+        on_device = latents[None].to(self._vae.device, self._vae.dtype, copy=True)  # lets the payload's memory be freed
+        return PictureRow(on_device, self._tiling(latents))
+
+    def step(self, rows: Sequence[PictureRow]) -> None:
+        """Decode the next tile of each row."""
+        tiles = [self._vae.pixels(_next_part(row))[0] for row in rows]
+        for row, tile in zip(rows, tiles, strict=True):
+            row.tiling.add(tile)
+
+    def finish(self, rows: Sequence[PictureRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
+        """Yield each row's ``pixels`` uint8 [H, W, 3]."""
+        for number, row in enumerate(rows):
+            if wanted(number) and row.tiling.picture is not None:
+                shades = (row.tiling.picture.float() * 0.5 + 0.5).clamp(0, 1) * 255
+                yield number, RowOutput({"pixels": shades.round().to(torch.uint8).permute(1, 2, 0).contiguous()})
+
+    def _tiling(self, latents: torch.Tensor) -> Tiling:
+        height, width = (side * LATENT for side in latents.shape[1:])
+        if height * width <= self._whole_pixels:
+            longest = max(height, width)
+            return Tiling(height, width, tile=longest, stride=longest)
+        return Tiling(height, width, tile=self._tile, stride=self._stride)
+
+
+def _next_part(row: PictureRow) -> torch.Tensor:
+    rows, columns = (slice(each.start // LATENT, each.stop // LATENT) for each in row.tiling.next())
+    return row.latents[:, :, rows, columns]
