@@ -5,8 +5,9 @@
 On a tiny Qwen-Image checkpoint with random weights, so that the platform's share is as large as it can be. The sides
 of a comparison alternate, and a ratio is of one round.
 
-throughput     pictures of 64 x 64 pixels in 20 steps: through the queue, all submitted in one call, to the last PNG
-               fetched; in OmniLLM; and one by one in Diffusers' own pipeline, from a few of them
+throughput     pictures of 64 x 64 pixels in 20 steps, which are 30 ms of work each, and of 256 x 256: through the
+               queue, all submitted in one call, to the last PNG fetched; in OmniLLM; and one by one in Diffusers'
+               own pipeline, from a few of them
 a short job    4 steps, while eight jobs of 50 steps are under way: in the diffusion engine, which batches over steps,
                and in an engine that takes no other row before the eight are done; each beside the short job alone
 snapshots      one long job through the queue with a snapshot every second, and with none; then both again while the
@@ -46,8 +47,9 @@ from workers.stages.types import Progress
 
 LONG_ROWS, LONG_STEPS, SHORT_STEPS = 8, 50, 4
 ONE_BY_ONE = 4  # pictures of Diffusers in each run
-SIDE = 64  # pixels
-SNAPSHOT_SIDE, SNAPSHOT_STEPS = 128, 200  # of the job that takes snapshots: about ten seconds
+SIDES = (64, 256)  # pixels
+SHORT_SIDE = 64
+SNAPSHOT_SIDE, SNAPSHOT_STEPS = 448, 200  # of the job that takes snapshots: about ten seconds
 MAX_SNAPSHOT_COST, LIMIT_S = 1.03, 600.0
 
 
@@ -84,30 +86,50 @@ def _arguments() -> argparse.Namespace:
 
 def _throughput(directory: Path, checkpoint: Path, jobs: int, runs: int) -> list[Figure]:
     settings = Settings(data_dir=directory, models={PICTURE.model: checkpoint})
-    requests = PICTURE.requests(jobs)
-    stack_s: list[float] = []
-    offline_s: list[float] = []
-    diffusers_s: list[float] = []
     diffusers = _diffusers(checkpoint)
     with (
         EmbeddedStack(settings, pipelines=[PICTURE.pipeline]) as stack,
         Client(stack.url) as client,
         OmniLLM(PICTURE.pipeline, settings=stack.settings) as llm,
     ):
-        for turn in track(range(runs + 1), description=f"{jobs} pictures, alternating"):
-            through = timed(lambda: through_stack(client, PICTURE, requests))
-            bare = timed(lambda: offline(llm, requests))
-            one_by_one = timed(lambda: diffusers(requests[:ONE_BY_ONE])) * jobs / min(ONE_BY_ONE, jobs)
-            if turn:  # the first round warms all
-                stack_s.append(through)
-                offline_s.append(bare)
-                diffusers_s.append(one_by_one)
+        return [
+            found
+            for side in SIDES
+            for found in _three_ways(client, llm, diffusers, _requests(jobs, side), runs, f"{jobs} of {side} px")
+        ]
+
+
+def _requests(jobs: int, side: int) -> list[dict[str, Any]]:
+    stages = {"denoise": {**PICTURE.stages["denoise"], "width": side, "height": side}}
+    return [request | {"stages": stages} for request in PICTURE.requests(jobs)]
+
+
+def _three_ways(
+    client: Client,
+    llm: OmniLLM,
+    diffusers: Callable[[Sequence[dict[str, Any]]], None],
+    requests: Sequence[dict[str, Any]],
+    runs: int,
+    name: str,
+) -> list[Figure]:
+    stack_s: list[float] = []
+    offline_s: list[float] = []
+    diffusers_s: list[float] = []
+    jobs, few = len(requests), requests[:ONE_BY_ONE]
+    for turn in track(range(runs + 1), description=f"{name}, alternating"):
+        through = timed(lambda: through_stack(client, PICTURE, requests))
+        bare = timed(lambda: offline(llm, requests))
+        one_by_one = timed(lambda: diffusers(few)) * jobs / len(few)
+        if turn:  # the first round warms all
+            stack_s.append(through)
+            offline_s.append(bare)
+            diffusers_s.append(one_by_one)
     return [
-        figure(f"{jobs} pictures, the queue", "s", stack_s),
-        figure(f"{jobs} pictures, OmniLLM", "s", offline_s),
-        figure("the queue's rate / OmniLLM's", "×", ratios(offline_s, stack_s), at_least=0.95),
-        figure(f"{jobs} pictures, Diffusers one by one, from {ONE_BY_ONE}", "s", diffusers_s),
-        figure("the queue's rate / Diffusers' one by one", "×", ratios(diffusers_s, stack_s)),
+        figure(f"{name}, the queue", "s", stack_s),
+        figure(f"{name}, OmniLLM", "s", offline_s),
+        figure(f"{name}, the queue's rate / OmniLLM's", "×", ratios(offline_s, stack_s), at_least=0.95),
+        figure(f"{name}, Diffusers one by one, from {len(few)}", "s", diffusers_s),
+        figure(f"{name}, the queue's rate / Diffusers' one by one", "×", ratios(diffusers_s, stack_s)),
     ]
 
 
@@ -187,7 +209,7 @@ async def _timed_short(runner: DiffusionRunner, width: int) -> float:
 
 def _prompt(width: int, steps: int, seed: int) -> DiffusionPrompt:
     embeds = torch.randn(20, width, generator=torch.Generator().manual_seed(seed))
-    parameters = DenoiseParameters(width=SIDE, height=SIDE, steps=steps)
+    parameters = DenoiseParameters(width=SHORT_SIDE, height=SHORT_SIDE, steps=steps)
     return DiffusionPrompt({"prompt_embeds": embeds}, {}, parameters, seed)
 
 
@@ -208,7 +230,7 @@ def _text_width(checkpoint: Path) -> int:
 
 def _snapshots(directory: Path, checkpoint: Path, runs: int, *, quick: bool) -> list[Figure]:
     """One long job on two stacks in turns, undisturbed and with a kill."""
-    steps = 40 if quick else SNAPSHOT_STEPS
+    side = 128 if quick else SNAPSHOT_SIDE
     seconds: dict[tuple[bool, bool], list[float]] = {
         (every, kill): [] for every in (True, False) for kill in (False, True)
     }
@@ -218,10 +240,10 @@ def _snapshots(directory: Path, checkpoint: Path, runs: int, *, quick: bool) -> 
         for kill in (False, True):
             for turn in track(range(runs + 1), description="a killed worker" if kill else "snapshots"):
                 for every in (True, False) if turn % 2 else (False, True):
-                    taken = _long_job(stacks[every], clients[every], steps, kill=kill and turn > 0)
+                    taken = _long_job(stacks[every], clients[every], side, kill=kill and turn > 0)
                     if turn:
                         seconds[every, kill].append(taken)
-    name = f"a job of {steps} steps"
+    name = f"a job of {SNAPSHOT_STEPS} steps"
     return [
         figure(f"{name}, a snapshot every second", "s", seconds[True, False]),
         figure(f"{name}, no snapshots", "s", seconds[False, False]),
@@ -243,19 +265,23 @@ def _stack(directory: Path, checkpoint: Path, every: bool) -> EmbeddedStack:
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config["stages"]["denoise"].setdefault("engine", {})["snapshot_every_s"] = 1.0 if every else 0.0
     (configs / source.name).write_text(yaml.safe_dump(config), encoding="utf-8")
-    settings = Settings(data_dir=directory / f"data-{every}", stage_configs=configs, models={PICTURE.model: checkpoint})
+    settings = Settings(
+        data_dir=directory / f"data-{every}",
+        stage_configs=configs,
+        models={PICTURE.model: checkpoint},
+        progress_every_s=0.2,  # so that the middle is seen when it is there
+    )
     return EmbeddedStack(settings, pipelines=[PICTURE.pipeline])
 
 
-def _long_job(stack: EmbeddedStack, client: Client, steps: int, *, kill: bool) -> float:
+def _long_job(stack: EmbeddedStack, client: Client, side: int, *, kill: bool) -> float:
     """Return the seconds of one job; ``kill``: its denoising worker dies at half of the steps."""
     (request,) = PICTURE.requests(1)
-    denoise = {"width": SNAPSHOT_SIDE, "height": SNAPSHOT_SIDE, "steps": steps}
+    denoise = {"width": side, "height": side, "steps": SNAPSHOT_STEPS}
     begin = time.perf_counter()
     job = client.submit({"model": PICTURE.pipeline, **request, "stages": {"denoise": denoise}})
     if kill:
-        while not _is_half_way(client, job.id, steps):
-            time.sleep(0.05)
+        _wait_for_the_middle(client, job.id)
         name = f"worker {PICTURE.pipeline}.denoise"
         pid = next(child.pid for child in stack.children() if child.name == name)
         if pid is None:
@@ -267,9 +293,14 @@ def _long_job(stack: EmbeddedStack, client: Client, steps: int, *, kill: bool) -
     return time.perf_counter() - begin
 
 
-def _is_half_way(client: Client, job_id: str, steps: int) -> bool:
-    run = next(run for run in client.get(job_id).stages if run.name == "denoise")
-    return run.progress is not None and run.progress.done >= steps // 2
+def _wait_for_the_middle(client: Client, job_id: str) -> None:
+    while True:
+        run = next(run for run in client.get(job_id).stages if run.name == "denoise")
+        if run.progress is not None and run.progress.done >= SNAPSHOT_STEPS // 2:
+            return
+        if run.finished_at is not None:
+            raise SystemExit(f"job {job_id} was over before its worker could be killed")
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
