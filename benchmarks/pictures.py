@@ -20,7 +20,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, packaged_directory
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
+from tests.stage_configs import write_stage_configs
 from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
 from workers.offline import OmniLLM
@@ -64,11 +65,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as name:
         directory = Path(name)
         checkpoint = build_tiny_checkpoint(directory / "checkpoint")
-        found = [
-            *asyncio.run(_short_beside_long(checkpoint, arguments.runs)),
-            *_throughput(directory / "throughput", checkpoint, arguments.jobs, arguments.runs),
-            *_snapshots(directory / "snapshots", checkpoint, arguments.runs, quick=arguments.quick),
-        ]
+        found = asyncio.run(_short_beside_long(checkpoint, arguments.runs))
+        with ExitStack() as held:
+            stacks = {every: held.enter_context(_stack(directory, checkpoint, every)) for every in (True, False)}
+            clients = {every: held.enter_context(Client(stack.url)) for every, stack in stacks.items()}
+            found += _throughput(stacks[False], clients[False], checkpoint, arguments.jobs, arguments.runs)
+            found += _snapshots(stacks, clients, arguments.runs, quick=arguments.quick)
     report(found, arguments.json)
 
 
@@ -81,17 +83,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _stack(directory: Path, checkpoint: Path, every: bool) -> EmbeddedStack:
+    """Return a stack that takes a snapshot ``every`` second, or none."""
+    engines = {"denoise": {"snapshot_every_s": 1.0 if every else 0.0}}
+    settings = Settings(
+        data_dir=directory / f"data-{every}",
+        stage_configs=write_stage_configs(directory / f"configs-{every}", PICTURE.pipeline, engines),
+        models={PICTURE.model: checkpoint},
+        progress_every_s=0.2,  # so that the middle is seen when it is there
+    )
+    return EmbeddedStack(settings, pipelines=[PICTURE.pipeline])
+
+
 # Throughput.
 
 
-def _throughput(directory: Path, checkpoint: Path, jobs: int, runs: int) -> list[Figure]:
-    settings = Settings(data_dir=directory, models={PICTURE.model: checkpoint})
+def _throughput(stack: EmbeddedStack, client: Client, checkpoint: Path, jobs: int, runs: int) -> list[Figure]:
     diffusers = _diffusers(checkpoint)
-    with (
-        EmbeddedStack(settings, pipelines=[PICTURE.pipeline]) as stack,
-        Client(stack.url) as client,
-        OmniLLM(PICTURE.pipeline, settings=stack.settings) as llm,
-    ):
+    with OmniLLM(PICTURE.pipeline, settings=stack.settings) as llm:
         return [
             found
             for side in SIDES
@@ -228,21 +237,20 @@ def _text_width(checkpoint: Path) -> int:
 # Snapshots.
 
 
-def _snapshots(directory: Path, checkpoint: Path, runs: int, *, quick: bool) -> list[Figure]:
+def _snapshots(
+    stacks: Mapping[bool, EmbeddedStack], clients: Mapping[bool, Client], runs: int, *, quick: bool
+) -> list[Figure]:
     """One long job on two stacks in turns, undisturbed and with a kill."""
     side = 128 if quick else SNAPSHOT_SIDE
     seconds: dict[tuple[bool, bool], list[float]] = {
         (every, kill): [] for every in (True, False) for kill in (False, True)
     }
-    with ExitStack() as held:
-        stacks = {every: held.enter_context(_stack(directory, checkpoint, every)) for every in (True, False)}
-        clients = {every: held.enter_context(Client(stack.url)) for every, stack in stacks.items()}
-        for kill in (False, True):
-            for turn in track(range(runs + 1), description="a killed worker" if kill else "snapshots"):
-                for every in (True, False) if turn % 2 else (False, True):
-                    taken = _long_job(stacks[every], clients[every], side, kill=kill and turn > 0)
-                    if turn:
-                        seconds[every, kill].append(taken)
+    for kill in (False, True):
+        for turn in track(range(runs + 1), description="a killed worker" if kill else "snapshots"):
+            for every in (True, False) if turn % 2 else (False, True):
+                taken = _long_job(stacks[every], clients[every], side, kill=kill and turn > 0)
+                if turn:
+                    seconds[every, kill].append(taken)
     name = f"a job of {SNAPSHOT_STEPS} steps"
     return [
         figure(f"{name}, a snapshot every second", "s", seconds[True, False]),
@@ -256,22 +264,6 @@ def _snapshots(directory: Path, checkpoint: Path, runs: int, *, quick: bool) -> 
         figure(f"{name}, its worker killed in the middle, a snapshot every second", "s", seconds[True, True]),
         figure(f"{name}, its worker killed in the middle, no snapshots", "s", seconds[False, True]),
     ]
-
-
-def _stack(directory: Path, checkpoint: Path, every: bool) -> EmbeddedStack:
-    configs = directory / f"configs-{every}"
-    configs.mkdir(parents=True)
-    source = packaged_directory("stage_configs") / f"{PICTURE.pipeline}.yaml"
-    config = yaml.safe_load(source.read_text(encoding="utf-8"))
-    config["stages"]["denoise"].setdefault("engine", {})["snapshot_every_s"] = 1.0 if every else 0.0
-    (configs / source.name).write_text(yaml.safe_dump(config), encoding="utf-8")
-    settings = Settings(
-        data_dir=directory / f"data-{every}",
-        stage_configs=configs,
-        models={PICTURE.model: checkpoint},
-        progress_every_s=0.2,  # so that the middle is seen when it is there
-    )
-    return EmbeddedStack(settings, pipelines=[PICTURE.pipeline])
 
 
 def _long_job(stack: EmbeddedStack, client: Client, side: int, *, kill: bool) -> float:

@@ -29,21 +29,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from PIL import Image
 from rich.progress import track
 
 from omni_jobs.client import Client
-from omni_jobs.settings import Settings, packaged_directory
+from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView, StageRunView
+from tests.stage_configs import write_stage_configs
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
 
 PIPELINE, STAGE = "qwen_image", "denoise"
 SIDE, STEPS, EVERY = 160, 120, 5
 PICTURES = 5  # different ones
+ENGINES = {STAGE: {"snapshot_every_s": 0, "snapshot_every_steps": EVERY}}
 LIMIT_S = 300.0
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def main() -> int:
         directory = Path(name)
         settings = Settings(
             data_dir=directory / "data",
-            stage_configs=_stage_configs(directory / "configs"),
+            stage_configs=write_stage_configs(directory / "configs", PIPELINE, ENGINES),
             models={PIPELINE: build_tiny_checkpoint(directory / "checkpoint", seed=0)},
             progress_every_s=0.05,
             lease_s=5.0,
@@ -96,16 +97,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the steps at which it strikes (default 1)")
     parser.add_argument("--json", type=Path, help="write what became of each job here")
     return parser.parse_args()
-
-
-def _stage_configs(directory: Path) -> Path:
-    """Write the shipped pipeline with a snapshot every few steps, and return its directory."""
-    directory.mkdir()
-    source = packaged_directory("stage_configs") / f"{PIPELINE}.yaml"
-    config = yaml.safe_load(source.read_text(encoding="utf-8"))
-    config["stages"][STAGE].setdefault("engine", {}).update(snapshot_every_s=0, snapshot_every_steps=EVERY)
-    (directory / source.name).write_text(yaml.safe_dump(config), encoding="utf-8")
-    return directory
 
 
 def _kill_again_and_again(stack: EmbeddedStack, client: Client, arguments: argparse.Namespace) -> list[Kill]:

@@ -17,9 +17,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from omni_jobs.views import JobView
 from tests.chaos.checker import Sampler, StoredBytes, check, unfinished, wait_until_collected
 from tests.chaos.clients import Record
 from tests.chaos.recovery import Recoveries, percentile
+from tests.stage_configs import write_stage_configs
 
 __all__ = ["PIPELINES", "run_real_models"]
 
@@ -56,12 +57,14 @@ class Subject:
     """A pipeline under faults. ``models``: where its checkpoints are, or are made in a directory.
 
     ``bodies``: its jobs, the same every time. ``rounding``: by how much two values of an artifact of the same job may
-    differ, samples of sound of 32,767 and colours of pictures of 255.
+    differ, samples of sound of 32,767 and colours of pictures of 255. ``engines``: settings of its stages' engines
+    that differ from the shipped ones.
     """
 
     models: Callable[[Path], dict[str, Path]]
     bodies: Callable[[Path], list[dict[str, Any]]]
     rounding: int
+    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def run_real_models(options: argparse.Namespace) -> int:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # an EngineCore process under each worker
     settings = Settings(
         data_dir=directory / "data",
-        stage_configs=ROOT / "stage_configs",
+        stage_configs=write_stage_configs(directory / "configs", options.pipeline, subject.engines),
         models=subject.models(directory),
         spool_dir=directory / "spool",
         lease_s=LEASE_S,
@@ -341,14 +344,14 @@ def _qwen_image_bodies(directory: Path) -> list[dict[str, Any]]:
     """Pictures of many steps, so that most faults strike while one is denoised."""
     found = []
     for number, (text, size, steps) in enumerate(
-        (("A lighthouse at dusk", 64, 400), ("雨后的街道", 96, 200), ("Bread on a table", 64, 800))
+        (("A lighthouse at dusk", 256, 200), ("雨后的街道", 320, 160), ("Bread on a table", 448, 120))
     ):
         body = {
             "model": "qwen_image",
             "messages": [{"role": "user", "content": text}],
             "modalities": ["image"],
             "seed": number,
-            "stages": {"denoise": {"width": size, "height": 64, "steps": steps}},
+            "stages": {"denoise": {"width": size, "height": 256, "steps": steps}},
         }
         found.append(body)
     return found
@@ -358,6 +361,10 @@ PIPELINES = {
     # code2wav's samples differ by 1e-4 between batches.
     "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, _qwen2_5_omni_bodies, rounding=4),
     # A row's last bits differ with its company, and a colour that lies between two values with them.
-    "qwen_image": Subject(_tiny_qwen_image, _qwen_image_bodies, rounding=1),
+    # Seconds of denoising under faults, so
+    # that most killed attempts leave a snapshot.
+    "qwen_image": Subject(
+        _tiny_qwen_image, _qwen_image_bodies, rounding=1, engines={"denoise": {"snapshot_every_s": 0.5}}
+    ),
     "voice": Subject(_smollm2, _voice_bodies, rounding=0),
 }
