@@ -122,8 +122,9 @@ class Jobs:
     def record_snapshots(self, snapshots: Sequence[NewSnapshot]) -> list[bool]:
         """Record stored snapshots of running attempts in one transaction: their next attempts go on from there.
 
-        The snapshots before become garbage. Return in the same order whether each is recorded: False when the attempt
-        is not this worker's any more. The caller then deletes its object.
+        The snapshots before become garbage. Return in the same order whether each is recorded, now or by an earlier
+        call whose answer was lost: False when the attempt is not this worker's any more. The caller then deletes its
+        object.
         """
         return self._db.run(lambda tx: snapshot.record(tx, snapshots))
 

@@ -27,14 +27,14 @@ def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
     recorded = []
     for new in snapshots:
         run = transition.find(StageRunState.RUNNING, new.stage_run_id, new.attempt, new.worker_id)
-        recorded.append(run is not None)
+        recorded.append(run is not None or _is_recorded(transition, new))
         if run is not None:
             held.setdefault(run.id, []).append(new)
     rows: list[tuple[Any, ...]] = []
     garbage: list[tuple[str, str]] = []
     for stage_run_id, (*older, newest) in sorted(held.items()):
         run = transition.runs[stage_run_id]
-        if run.snapshot_key == newest.ref.key:  # the answer to an earlier commit was lost
+        if _is_recorded(transition, newest):
             continue
         keys = [run.snapshot_key, *(each.ref.key for each in older)]
         garbage += [(run.job_id, key) for key in keys if key is not None]
@@ -42,3 +42,12 @@ def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
         rows.append((run.id, newest.attempt, newest.worker_id, stored.to_json()))
     run_all(tx, [(sql.SET_SNAPSHOT_IF_HELD, rows), (sql.INSERT_GARBAGE, garbage)], exact=1)
     return recorded
+
+
+def _is_recorded(transition: JobTransition, new: NewSnapshot) -> bool:
+    """Return whether the row has this snapshot already, because the answer to an earlier commit was lost.
+
+    It may have it though the attempt is over by now: then its object is the next attempt's.
+    """
+    run = transition.runs.get(new.stage_run_id)
+    return run is not None and run.snapshot_key == new.ref.key

@@ -30,20 +30,20 @@ class Wanted(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class LedgerBatch:
-    """The reports and claims that the thread writes together, in this order: ends first, because they free slots."""
+    """The reports and claims that the thread writes together, in this order: claims last, because ends free slots."""
 
     completions: list[Ask[Completion, Outcome]] = field(default_factory=list)
+    snapshots: list[Ask[NewSnapshot, bool]] = field(default_factory=list)
     failures: list[Ask[Failure, Outcome]] = field(default_factory=list)
     releases: list[Ask[tuple[int, int], None]] = field(default_factory=list)
     claims: list[Ask[Wanted, Claims]] = field(default_factory=list)
-    snapshots: list[Ask[NewSnapshot, bool]] = field(default_factory=list)
     progress: dict[int, ProgressReport] = field(default_factory=dict)
     last: bool = False  # the worker retires after it
 
     @property
     def asks(self) -> Sequence[list[Ask[Any, Any]]]:
-        """All asks: completions, failures, releases, claims, snapshots."""
-        return self.completions, self.failures, self.releases, self.claims, self.snapshots
+        """All asks: completions, snapshots, failures, releases, claims."""
+        return self.completions, self.snapshots, self.failures, self.releases, self.claims
 
     @property
     def size(self) -> int:

@@ -58,10 +58,11 @@ class LedgerWriter:
         if batch.completions and batch.claims and not (batch.failures or batch.releases):
             self._write_in_one(batch)
         self._write_group(batch.completions, self._complete)
+        # Before a failure or release of the same attempt, after which the next one goes on from there.
+        self._write_group(batch.snapshots, self._jobs.record_snapshots)
         self._write_group(batch.failures, self._fail)
         self._write_group(batch.releases, self._release)
         self._write_group(batch.claims, self._claim)
-        self._write_group(batch.snapshots, self._jobs.record_snapshots)
         if batch.progress:
             self._jobs.report_progress(list(batch.progress.values()))
             batch.progress = {}

@@ -214,6 +214,18 @@ async def test_snapshots_of_the_attempts_that_run_are_recorded(bench: Bench) -> 
     assert (next_one.snapshot.attempt, next_one.snapshot.steps_done) == (1, 2)
 
 
+@pytest.mark.parametrize("end", ["release", "fail"])
+async def test_a_snapshot_comes_before_the_end_after_which_the_next_attempt_wants_it(bench: Bench, end: str) -> None:
+    [one] = await bench.claim_new(1)
+    failure = Failure(one.stage_run_id, 1, bench.worker.worker_id, Fenced())
+    ended = bench.ledger.fail(failure) if end == "fail" else bench.ledger.release(one.stage_run_id, 1)
+    _, recorded = await asyncio.gather(ended, bench.ledger.record_snapshot(snapshot(bench, one, 1)))
+    assert recorded
+    [again] = await bench.claim()
+    assert again.snapshot is not None
+    assert again.snapshot.attempt == 1
+
+
 def snapshot(bench: Bench, claim: Claim, number: int) -> NewSnapshot:
     ref = ObjectRef(
         key=snapshot_key(claim.job_id, claim.stage, claim.attempt, number), size=1, digest="xxh3:" + "0" * 32

@@ -114,6 +114,19 @@ def test_only_the_running_attempts_owner_records(jobs: Jobs, claimed: Claim, dat
     assert garbage(jobs) == [kept.ref.key]
 
 
+def test_one_that_is_recorded_stays_so_though_its_attempt_is_over(jobs: Jobs, claimed: Claim) -> None:
+    """Else its worker, which never heard of the commit, would delete the next attempt's object."""
+    kept = snapshot(claimed, 1)
+    assert jobs.record_snapshots([kept]) == [True]
+    jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
+    assert jobs.record_snapshots([kept]) == [True]
+    [again] = claim(jobs, "first")
+    assert again.snapshot == stored(kept)
+    assert jobs.record_snapshots([snapshot(again, 1)]) == [True]
+    assert jobs.record_snapshots([kept]) == [False]
+    assert garbage(jobs) == [kept.ref.key]
+
+
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel", "expire"])
 def test_with_its_end_it_is_garbage(jobs: Jobs, claimed: Claim, database: Database, end: str) -> None:
     last = snapshot(claimed, 1)
