@@ -6,17 +6,21 @@ hang    reading an object never ends; the process waits 3 s for what hangs in it
 load    its engine loads until SIGUSR2
 limit   the time in which its model must load begins with SIGUSR2
 bug     after SIGUSR2 a heartbeat meets an error that nobody foresaw
+full    as long as there is a file TEST_FULL, the disk of the object store has no room for more than half an object
 """
 
 import asyncio
+import errno
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from omni_jobs.jobs import Jobs
+from omni_jobs.storage import local
 from omni_jobs.storage.local import LocalObjectStore
 from workers.app import app
 from workers.consumer import pool
@@ -96,6 +100,20 @@ def meet_a_bug() -> None:
     Jobs.renew = renew_until_told  # type: ignore[method-assign]
 
 
+def fill_disk_when_told() -> None:
+    write_all = local.write_all
+    full = Path(os.environ["TEST_FULL"])
+
+    def write_half(fd: int, buffers: Sequence[Any], **options: Any) -> int:
+        if not full.exists():
+            return write_all(fd, buffers, **options)
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        os.write(fd, bytes(size // 2))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    local.write_all = write_half
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "stall": stall_when_told,
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
@@ -103,6 +121,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "load": load_until_told,
     "limit": limit_load_when_told,
     "bug": meet_a_bug,
+    "full": fill_disk_when_told,
 }
 
 FAULTS[os.environ["TEST_FAULT"]]()
