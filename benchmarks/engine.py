@@ -123,9 +123,8 @@ class BareEngine:
         stage = Stage(pipeline, pipeline.stage("llm"), settings.models["chat"])
         if stage.model is None:
             raise SystemExit("the pipeline has no model")
-        self._llm: Any = LLM(
-            **engine_args(OmniEngineArgs.for_stage(stage.config, stage.model, settings), ArComponent())
-        )
+        args = OmniEngineArgs.for_stage(stage.config, stage.model, settings)
+        self._llm: Any = LLM(**engine_args(args, stage.model, ArComponent()))
         renderer: Any = load_renderer("causal_lm", settings.models["chat"])
         self._prompts: Any = [{"prompt_token_ids": renderer.encode(body)} for body in bodies]
         self._sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -259,7 +259,7 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 
 
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigError, match="no AR stage runs tinted's component 'speech'; it runs None"):
+    with pytest.raises(ConfigError, match="kind ar runs tinted's component 'speech'; such a stage runs None"):
         component_of(OmniEngineArgs("tint", OmniModelConfig(Path(), "tinted", "speech"), "cpu", None, 1))
 
 

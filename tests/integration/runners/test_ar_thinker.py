@@ -314,7 +314,7 @@ async def test_preemption_and_recomputation(crowded: ARRunner, reference: Refere
 
 
 async def test_a_component_no_ar_stage_runs() -> None:
-    with pytest.raises(ConfigError, match="it runs thinker, talker"):
+    with pytest.raises(ConfigError, match="such a stage runs thinker, talker"):
         component_of(OmniEngineArgs("code2wav", OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "cpu", None, 1))
     assert PIPELINE.stage("thinker").component == "thinker"
 

@@ -352,7 +352,7 @@ async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatc
     ("changes", "engine", "message"),
     [
         ({"voices": ("Chelsie", "Nobody")}, {}, "no speaker Nobody"),
-        ({"component": "thinker"}, {}, "no diffusion model"),
+        ({"component": "thinker"}, {}, "such a stage runs code2wav"),
         ({}, {"dtype": "bfloat16"}, "float32"),
         ({"path": Path("/nowhere")}, {}, "config.json"),
     ],

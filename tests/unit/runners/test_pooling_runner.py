@@ -19,23 +19,28 @@ def args(directory: Path, component: str | None = "encoder", engine: Any = None)
     return OmniEngineArgs("encode", model, "cpu", None, 1, engine or PoolingEngine())
 
 
+def made_of(args: OmniEngineArgs, component: PoolingComponent) -> dict[str, Any]:
+    assert args.model is not None
+    return engine_args(args, args.model, component)
+
+
 def test_a_component_of_another_runner_and_no_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no pooling stage runs causal_lm's component None; it runs encoder"):
+    with pytest.raises(ConfigError, match="kind pooling runs causal_lm's component None; such a stage runs encoder"):
         PoolingRunner(args(tmp_path, None))
-    with pytest.raises(ConfigError, match="a pooling stage needs a model"):
+    with pytest.raises(ConfigError, match="a stage of the kind pooling needs a model"):
         PoolingRunner(OmniEngineArgs("encode", None, "cpu", None, 1, PoolingEngine()))
-    with pytest.raises(ConfigError, match="a pooling stage needs a model, a device and vLLM's settings"):
+    with pytest.raises(ConfigError, match="a device and vLLM's settings are due"):
         PoolingRunner(args(tmp_path, engine=ArEngine()))
 
 
 def test_rows_keep_the_model_s_dtype_unless_told_otherwise(tmp_path: Path) -> None:
     component = PoolingComponent(model="text_encoder", tokenizer="tokenizer")
-    made = engine_args(args(tmp_path), component)
+    made = made_of(args(tmp_path), component)
     assert made.items() >= POOLING_ARGUMENTS.items()
     assert (made["model"], made["tokenizer"]) == (str(tmp_path / "text_encoder"), str(tmp_path / "tokenizer"))
     assert made["hf_overrides"] == {"head_dtype": "model"}
     given = PoolingEngine.model_validate({"hf_overrides": {"head_dtype": "float32", "rope_theta": 1e6}})
-    assert engine_args(args(tmp_path, engine=given), component)["hf_overrides"] == {
+    assert made_of(args(tmp_path, engine=given), component)["hf_overrides"] == {
         "head_dtype": "float32",
         "rope_theta": 1e6,
     }
@@ -43,10 +48,10 @@ def test_rows_keep_the_model_s_dtype_unless_told_otherwise(tmp_path: Path) -> No
 
 def test_an_argument_that_the_component_sets_itself(tmp_path: Path) -> None:
     component = PoolingComponent(engine_args={"hf_overrides": {"architectures": ["Own"]}})
-    assert engine_args(args(tmp_path), component)["hf_overrides"] == {"head_dtype": "model", "architectures": ["Own"]}
+    assert made_of(args(tmp_path), component)["hf_overrides"] == {"head_dtype": "model", "architectures": ["Own"]}
     given = PoolingEngine.model_validate({"cpu": {"hf_overrides": {"rope_theta": 1e6}}})
     with pytest.raises(ConfigError, match="component encoder sets it itself") as caught:
-        engine_args(args(tmp_path, engine=given), component)
+        made_of(args(tmp_path, engine=given), component)
     assert (caught.value.field, caught.value.stage) == ("engine.hf_overrides", "encode")
 
 

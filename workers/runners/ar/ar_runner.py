@@ -15,7 +15,6 @@ from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
-from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.plugins import named_object
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
@@ -31,11 +30,13 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.declared_component import declared_component
+from workers.runners.on_vllm.given_arguments import given_arguments
 from workers.runners.on_vllm.open_runs import OpenRuns
 from workers.runners.on_vllm.start_engine import start_engine
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
-from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import (
     WAITING,
     EnginePrompt,
@@ -65,8 +66,8 @@ class ARRunner:
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
         self._args = args
-        self._component = component_of(args)
-        self._engine_args = engine_args(args, self._component)
+        model, self._component = component_of(args)
+        self._engine_args = engine_args(args, model, self._component)
         self._adapters = args.engine.lora_modules if isinstance(args.engine, ArEngine) else {}
         self._engine: Engine | None = None
         self._runs = OpenRuns(args.stage, lambda: self.healthy)
@@ -297,34 +298,20 @@ class ARRunner:
         )
 
 
-def engine_args(args: OmniEngineArgs, component: ArComponent) -> dict[str, Any]:
-    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError without a model, or for what the component sets."""
-    if args.model is None or args.device == "auto" or not isinstance(args.engine, ArEngine):
-        raise ConfigError("an AR stage needs a model, a device and vLLM's settings", field="kind", stage=args.stage)
-    given = args.engine.vllm_args(args.device)
-    for name in component.engine_args:
-        if name in given:
-            message = f"component {args.model.component} sets it itself"
-            raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
-    embeds = {"enable_prompt_embeds": True} if args.model.prompt_embeds else {}
-    own = {"model": str(args.model.path / component.model), "disable_log_stats": True}
+def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArComponent) -> dict[str, Any]:
+    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError as ``given_arguments`` does."""
+    given = given_arguments(args, ArEngine, component.engine_args)
+    embeds = {"enable_prompt_embeds": True} if model.prompt_embeds else {}
+    own = {"model": str(model.path / component.model), "disable_log_stats": True}
     return {**own, **given, **embeds, **component.engine_args}
 
 
-def component_of(args: OmniEngineArgs) -> ArComponent:
-    """Return the component of a stage's model. Raises ConfigError when no AR stage can run it, and PluginBroken."""
-    if args.model is None:
-        raise ConfigError("an AR stage needs a model", field="model", stage=args.stage)
-    components = family(args.model.family).components
-    declared = components.get(args.model.component)
-    if declared is None or declared.runner != "ar":
-        known = ", ".join(str(name) for name, each in components.items() if each.runner == "ar") or "nothing"
-        raise ConfigError(
-            f"no AR stage runs {args.model.family}'s component {args.model.component!r}; it runs {known}",
-            field="component",
-            stage=args.stage,
-        )
-    return ArComponent() if declared.implementation is None else named_object(declared.implementation, ArComponent)
+def component_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, ArComponent]:
+    """Return a stage's model and its component. Raises ConfigError when no AR stage can run it, and PluginBroken."""
+    model, declared = declared_component(args, "ar")
+    if declared.implementation is None:
+        return model, ArComponent()
+    return model, named_object(declared.implementation, ArComponent)
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import cast
 import torch
 
 from omni_jobs.errors import ConfigError, EngineDead
-from omni_jobs.pipelines.declarations import ComponentDeclaration, family
 from omni_jobs.pipelines.plugins import named_object
+from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.runners.diffusion.model import DiffusionModel, LoadDiffusionModel, ResumableModel
 from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_budget import StepBudget
-from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.stages.engine_args import OmniEngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class GPUDiffusionWorker:
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Choose the device; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
-        self._model, component = _model_of(args)
+        self._model, component = declared_component(args, "diffusion")
         if not isinstance(args.engine, DiffusionEngine):
             raise ConfigError("no settings of a diffusion engine", field="engine", stage=args.stage)
         self.engine = args.engine
@@ -35,7 +35,9 @@ class GPUDiffusionWorker:
                 field="engine.dtype",
                 stage=args.stage,
             )
-        self._implementation = component.implementation or ""
+        if component.implementation is None:
+            raise ConfigError("its declaration names no implementation", field="component", stage=args.stage)
+        self._implementation = component.implementation
         self._is_declared_resumable = component.resumable
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")
@@ -89,21 +91,3 @@ class GPUDiffusionWorker:
         self._model_runner = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _model_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, ComponentDeclaration]:
-    """Return the stage's model and its component's declaration. Raises ConfigError if no diffusion stage runs it."""
-    if args.model is None:
-        raise ConfigError("a diffusion stage needs a model", field="model", stage=args.stage)
-    components = family(args.model.family).components
-    declared = components.get(args.model.component)
-    if declared is None or declared.runner != "diffusion" or declared.implementation is None:
-        known = ", ".join(
-            f"{args.model.family}/{name}" for name, each in components.items() if each.runner == "diffusion"
-        )
-        raise ConfigError(
-            f"no diffusion model {args.model.family}/{args.model.component}; known: {known or 'none'}",
-            field="component",
-            stage=args.stage,
-        )
-    return args.model, declared

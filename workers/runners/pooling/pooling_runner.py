@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
-from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
+from workers.runners.declared_component import declared_component
+from workers.runners.on_vllm.given_arguments import given_arguments
 from workers.runners.on_vllm.open_runs import OpenRuns
 from workers.runners.on_vllm.start_engine import start_engine
 from workers.runners.pooling.component import PoolingComponent
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.runner import ProgressSink
-from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class PoolingRunner:
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no pooling stage can run it."""
         self._args = args
-        self._component = component_of(args)
-        self._engine_args = engine_args(args, self._component)
+        self._engine_args = engine_args(args, *component_of(args))
         self._engine: Engine | None = None
         self._runs = OpenRuns(args.stage, lambda: self.healthy)
 
@@ -124,39 +124,20 @@ class PoolingRunner:
         return self._engine
 
 
-def component_of(args: OmniEngineArgs) -> PoolingComponent:
-    """Return the component of a stage's model. Raises ConfigError when no pooling stage runs it, and PluginBroken."""
-    if args.model is None:
-        raise ConfigError("a pooling stage needs a model", field="model", stage=args.stage)
-    components = family(args.model.family).components
-    declared = components.get(args.model.component)
-    if declared is None or declared.runner != "pooling":
-        known = ", ".join(str(name) for name, each in components.items() if each.runner == "pooling") or "nothing"
-        raise ConfigError(
-            f"no pooling stage runs {args.model.family}'s component {args.model.component!r}; it runs {known}",
-            field="component",
-            stage=args.stage,
-        )
-    return (
-        PoolingComponent()
-        if declared.implementation is None
-        else named_object(declared.implementation, PoolingComponent)
-    )
+def component_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, PoolingComponent]:
+    """Return a stage's model and its component. Raises ConfigError when no pooling stage runs it, and PluginBroken."""
+    model, declared = declared_component(args, "pooling")
+    if declared.implementation is None:
+        return model, PoolingComponent()
+    return model, named_object(declared.implementation, PoolingComponent)
 
 
-def engine_args(args: OmniEngineArgs, component: PoolingComponent) -> dict[str, Any]:
-    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError without a model, or for what the component sets."""
-    if args.model is None or args.device == "auto" or not isinstance(args.engine, PoolingEngine):
-        raise ConfigError("a pooling stage needs a model, a device and vLLM's settings", field="kind", stage=args.stage)
-    given = args.engine.vllm_args(args.device)
-    for name in component.engine_args:
-        if name in given:
-            message = f"component {args.model.component} sets it itself"
-            raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
-    merged = {**given, **component.engine_args}
+def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: PoolingComponent) -> dict[str, Any]:
+    """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError as ``given_arguments`` does."""
+    merged = {**given_arguments(args, PoolingEngine, component.engine_args), **component.engine_args}
     return {
-        "model": str(args.model.path / component.model),
-        "tokenizer": str(args.model.path / component.tokenizer),
+        "model": str(model.path / component.model),
+        "tokenizer": str(model.path / component.tokenizer),
         "disable_log_stats": True,
         **merged,
         # vLLM would return float32 whatever the model's dtype.
