@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -137,6 +140,29 @@ async def test_a_result_nobody_waits_for_leaves_no_file(engine: EngineProcess) -
     assert _spooled(engine) == []
 
 
+async def test_a_prompt_that_is_written_when_nobody_waits_any_more_leaves_no_file(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_write = threading.Event(), threading.Event()
+    write = engine._spool.write
+
+    def slow(name: str, information: Mapping[str, Any]) -> None:
+        begun.set()
+        assert may_write.wait(20)
+        write(name, information)
+
+    monkeypatch.setattr(engine._spool, "write", slow)
+    leaving = asyncio.create_task(engine.run(prompt(20), nothing))
+    await asyncio.to_thread(begun.wait, 20)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    may_write.set()
+    monkeypatch.undo()
+    await engine.run(prompt(7), nothing)
+    assert _spooled(engine) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signals_are_the_workers_business(engine: EngineProcess, number: signal.Signals) -> None:
     assert engine.pid is not None
@@ -217,3 +243,14 @@ async def test_nothing_outlives_a_killed_worker(tiny_checkpoint: Path, tmp_path:
     )
     assert done.returncode == -signal.SIGKILL
     await _gone(int(done.stdout))
+
+
+async def test_without_its_spool_the_engine_is_dead_and_the_prompt_is_not_to_blame(engine: EngineProcess) -> None:
+    """Last: it takes the engine's spool away."""
+    running = await _running(engine)
+    shutil.rmtree(engine._spool.directory)
+    with pytest.raises(EngineDead, match="the spool is gone"):
+        await engine.run(prompt(7), nothing)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

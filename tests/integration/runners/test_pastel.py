@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from omni_jobs.errors import ModelError, StageError
+from omni_jobs.errors import ConfigError, ModelError, StageError
 from tests.oracles.tinted import metadata
 from workers.execution.preview import Preview
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
@@ -221,6 +221,23 @@ def test_a_preview_that_fails_is_left_out(
     assert row.pictures == {}
     row.pixels()
     assert "no preview" in caplog.text
+
+
+def test_a_model_that_lacks_what_previews_need_is_asked_once(
+    pastel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def lacks(row: Any) -> torch.Tensor:
+        asked.append(row)
+        raise ConfigError("the checkpoint lacks this file", file="vae/config.json")
+
+    monkeypatch.setattr(pastel, "preview", lacks)
+    rows = run(pastel, [prompt(previews=True, steps=12, seed=seed) for seed in range(2)], preview_every_steps=3)
+    assert len(asked) == 1
+    assert "no previews until the engine starts again: vae/config.json: the checkpoint lacks this file" in caplog.text
+    for row in rows:
+        row.pixels()
 
 
 def test_a_large_preview_is_thinned(pastel: Any, monkeypatch: pytest.MonkeyPatch) -> None:

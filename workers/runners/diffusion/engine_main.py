@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from omni_jobs.errors import ModelError, OmniJobsError, StorageError, StorageUnavailable
-from omni_jobs.pipelines.declarations import family
+from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StorageError, StorageUnavailable
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from workers.parent_death import end_with_parent
+from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, read_spooled, write_spooled
 from workers.runners.diffusion.engine_settings import DiffusionEngine
@@ -97,6 +97,8 @@ class EngineMain:
             self._send({"run": number, "output": name})
         except OmniJobsError as error:
             self._send({"run": number, "error": error.to_dict()})
+        except OSError as error:  # the spool is gone, without which no prompt can run
+            self._send({"run": number, "error": EngineDead(f"the spool is gone: {error}").to_dict()})
         except Exception as error:
             logger.exception("run %d", number)
             self._send({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
@@ -180,10 +182,8 @@ class _SpooledSnapshots:
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:
-    component = None if args.model is None else family(args.model.family).components.get(args.model.component)
-    if component is None or component.parameters is None:
-        return StageParameters
-    return named_class(component.parameters, StageParameters)
+    _, component = declared_component(args, "diffusion")
+    return StageParameters if component.parameters is None else named_class(component.parameters, StageParameters)
 
 
 async def _main(connection: socket.socket) -> None:

@@ -157,7 +157,7 @@ class EngineProcess:
         run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress, snapshots)
         name, resume = f"prompt{number}", f"resume{number}"
         try:
-            await asyncio.to_thread(write_spooled, self._spool, name, prompt.tensors, prompt.values)
+            await self._write(name, prompt.tensors, prompt.values)
             message = {
                 "run": number,
                 "prompt": name,
@@ -168,7 +168,7 @@ class EngineProcess:
                 "resume": None,
             }
             if snapshots is not None and (newest := snapshots.newest) is not None:
-                await asyncio.to_thread(write_spooled, self._spool, resume, newest.tensors, newest.values)
+                await self._write(resume, newest.tensors, newest.values)
                 message["resume"] = {"snapshot": resume, "steps_done": newest.steps_done}
             self._send(message)
             return self._read_output(await run.outcome)
@@ -181,6 +181,20 @@ class EngineProcess:
             del self._runs[number]
             self._spool.remove(name)
             self._spool.remove(resume)
+
+    async def _write(self, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:
+        """Write a spool file on a thread. If the caller is cancelled meanwhile, nothing is left of it.
+
+        Raises EngineDead when the spool is gone, without which no prompt can run, and the errors of ``write_spooled``.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(write_spooled, self._spool, name, tensors, values))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: self._spool.remove(name))
+            raise
+        except OSError as error:
+            raise EngineDead(f"the spool is gone: {error}", stage=self._args.stage) from error
 
     def _read_output(self, name: str) -> OmniModelRunnerOutput:
         tensors, values = read_spooled(self._spool, name)

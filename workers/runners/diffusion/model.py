@@ -118,4 +118,7 @@ class PreviewingModel(DiffusionModel, Protocol):
     """A model that can show cheaply what comes of a row."""
 
     def preview(self, row: Any) -> torch.Tensor:
-        """Return a small picture of the row between two steps, uint8 [h, w, 3], on any device."""
+        """Return a small picture of the row between two steps, uint8 [h, w, 3], on any device.
+
+        Raises ConfigError where the checkpoint lacks what previews need. Then it is not called again.
+        """

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ConfigError, ModelError
 from workers.runners.diffusion.model import DiffusionRow, PreviewingModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 
@@ -43,12 +43,18 @@ class Previews:
         """Show a row whenever the number of its steps is a multiple of ``every_steps``, but not after the last."""
         self._model = model
         self._every_steps = every_steps
+        self._can_show = True
 
     def show(self, rows: Iterable[_ShownRow]) -> None:
-        """Show those of the rows whose turn it is; they have just taken a step. A preview that fails is left out."""
+        """Show those of the rows whose turn it is; they have just taken a step.
+
+        A preview that fails is left out. After a ConfigError none are tried any more, because each try may load a part
+        of the checkpoint, for which all rows would wait.
+        """
         for row in rows:
             done = 0 if row.under_way is None else row.under_way.steps_done
-            if row.caller.prompt.previews and row.steps_left and done and done % self._every_steps == 0:
+            wants_one = row.caller.prompt.previews and row.steps_left and done and done % self._every_steps == 0
+            if wants_one and self._can_show:
                 self._show(row)
 
     def _show(self, row: _ShownRow) -> None:
@@ -56,6 +62,9 @@ class Previews:
             row.caller.show(_small(self._model.preview(row.under_way)))
         except torch.AcceleratorError:
             raise  # of an earlier step; nothing can run on this device any more
+        except ConfigError as error:
+            self._can_show = False
+            logger.error("no previews until the engine starts again: %s", error)
         except Exception as error:  # noqa: BLE001 — any error of the model's code; the row itself goes on
             logger.warning("no preview: %r", error)
 
