@@ -48,6 +48,13 @@ def qwen_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def glm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint
+
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("glm_image") / "checkpoint", seed=0)
+
+
+@pytest.fixture(scope="session")
 def qwen2_5_omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 

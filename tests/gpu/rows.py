@@ -23,6 +23,7 @@ class Caller:
         self.prompt = prompt
         self.cost = cost
         self.steps_done = 0
+        self.pictures: list[torch.Tensor] = []  # previews
         self.under_way = threading.Event()
         self.result: OmniModelRunnerOutput | StageError | None = None
         self._left = False
@@ -34,6 +35,9 @@ class Caller:
     def report(self, done: int, total: int) -> None:
         self.steps_done = done
         self.under_way.set()
+
+    def show(self, picture: torch.Tensor) -> None:
+        self.pictures.append(picture)
 
     def settle(self, result: OmniModelRunnerOutput | StageError) -> None:
         self.result = result
@@ -49,13 +53,15 @@ class Caller:
         return found
 
 
-def engine(model: Any, budget: StepBudget | None = None) -> GPUDiffusionModelRunner:
-    return GPUDiffusionModelRunner(model, model.device, budget or StepBudget(model.max_batch_cost, 64))
+def engine(model: Any, device: torch.device, budget: StepBudget | None = None) -> GPUDiffusionModelRunner:
+    return GPUDiffusionModelRunner(model, device, budget or StepBudget(model.max_batch_cost, 64))
 
 
-def run(model: Any, prompts: Sequence[DiffusionPrompt], budget: StepBudget | None = None) -> list[Caller]:
+def run(
+    model: Any, prompts: Sequence[DiffusionPrompt], device: torch.device, budget: StepBudget | None = None
+) -> list[Caller]:
     """Run prompts together to the end of each."""
-    runner = engine(model, budget)
+    runner = engine(model, device, budget)
     callers = [caller(model, prompt) for prompt in prompts]
     for each in callers:
         runner.add(each)
@@ -68,9 +74,14 @@ def caller(model: DiffusionModel, prompt: DiffusionPrompt) -> Caller:
     return Caller(prompt, model.check(prompt))
 
 
-def alone(model: Any, prompts: Sequence[DiffusionPrompt]) -> list[Caller]:
+def alone(model: Any, prompts: Sequence[DiffusionPrompt], device: torch.device) -> list[Caller]:
     """Run prompts one after another."""
-    return [run(model, [prompt])[0] for prompt in prompts]
+    return [run(model, [prompt], device)[0] for prompt in prompts]
+
+
+def largest_differences(some: Sequence[Caller], others: Sequence[Caller], name: str) -> list[float]:
+    """Return for each pair of callers the largest difference of this tensor of their outputs."""
+    return [float((one.tensor(name) - other.tensor(name)).abs().max()) for one, other in zip(some, others, strict=True)]
 
 
 def synchronize(device: torch.device) -> None:

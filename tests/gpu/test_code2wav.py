@@ -5,20 +5,18 @@ from pathlib import Path
 import torch
 
 from tests.gpu.conftest import Record
-from tests.gpu.rows import alone, run
+from tests.gpu.rows import alone, largest_differences, run
 from workers.models.qwen2_5_omni.code2wav import Code2Wav, load_code2wav
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 
+CPU = torch.device("cpu")
 VOICES = ("Chelsie", "Ethan")
 
 
 def _load(checkpoint: Path, device: torch.device) -> Code2Wav:
-    model = load_code2wav(OmniModelConfig(checkpoint, "qwen2_5_omni", "code2wav", VOICES), device, None)
-    # The engine asks the model for its device.
-    model.device = device  # type: ignore[attr-defined]
-    return model
+    return load_code2wav(OmniModelConfig(checkpoint, "qwen2_5_omni", "code2wav", VOICES), device, None)
 
 
 def _prompts() -> list[DiffusionPrompt]:
@@ -35,11 +33,8 @@ def _prompts() -> list[DiffusionPrompt]:
 
 
 def test_rows_together_equal_the_cpus_alone(qwen2_5_omni: Path, device: torch.device, record: Record) -> None:
-    together = run(_load(qwen2_5_omni, device), _prompts())
-    each = alone(_load(qwen2_5_omni, torch.device("cpu")), _prompts())
-    differences = [
-        float((one.tensor("waveform") - other.tensor("waveform")).abs().max())
-        for one, other in zip(together, each, strict=True)
-    ]
+    together = run(_load(qwen2_5_omni, device), _prompts(), device)
+    each = alone(_load(qwen2_5_omni, CPU), _prompts(), CPU)
+    differences = largest_differences(together, each, "waveform")
     record("code2wav: largest difference from the CPU's waveform", "", differences)
     assert max(differences) <= 1e-4
