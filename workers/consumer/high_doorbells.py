@@ -14,7 +14,7 @@ from omni_jobs.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)
 
-_WAIT_S = 1  # at a time for a doorbell; longer than that no wish to end is overlooked
+_WAIT_S = 1  # at a time for a doorbell, because the thread does not see ``close`` while it waits
 _PAUSE_S = 1.0  # while the broker is away
 
 
