@@ -1,4 +1,4 @@
-"""``Colours``: the picture that latents are, roughly: a linear map that is near to the VAE."""
+"""``Colours``: a linear map from latents to colours, which shows roughly what the VAE would decode, for previews."""
 
 from __future__ import annotations
 

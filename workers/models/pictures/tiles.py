@@ -1,7 +1,8 @@
 """``Tiling``: the tiles in which a large picture is decoded, and how they are joined.
 
-The tiles overlap. Where two meet, the picture goes over from one to the other by and by. It is what Diffusers'
-``tiled_decode`` makes of tiles of these sizes; here a tile is decoded at a time, so that others may come in between.
+The tiles overlap, and where they do, the picture fades from one to the other. Diffusers' ``tiled_decode`` makes the
+same of tiles of these sizes, all in one call; here a tile is decoded at a time, so that tiles of other pictures may
+come in between.
 """
 
 from __future__ import annotations
