@@ -84,6 +84,34 @@ def test_tiles_are_joined_as_the_reference_joins_them(
     assert (pixels(output).int() - expected.int()).abs().max() <= 1
 
 
+def test_a_picture_for_which_memory_lacks_as_a_whole_is_decoded_in_tiles(
+    model: PictureDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, small = prompt(96, 112), prompt(64, 64, 1)
+    tiled = PictureDecoder(model._vae, whole_pixels=0, tile=64, stride=48)
+    expected = run(tiled, [whole])[0]
+    asked: list[int] = []
+    decode = type(model._vae).pixels
+
+    def little_memory(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        asked.append(latents.shape[2] * latents.shape[3])
+        if asked[-1] > 8 * 8:
+            raise torch.OutOfMemoryError("no memory")
+        return decode(vae, latents)
+
+    monkeypatch.setattr(type(model._vae), "pixels", little_memory)
+    decoder = PictureDecoder(model._vae, tile=64, stride=48)
+    assert decoder.check(whole).steps == 1
+    first, second, third = (run(decoder, [each])[0] for each in (whole, whole, small))
+    assert torch.equal(pixels(first), pixels(expected))
+    assert torch.equal(pixels(second), pixels(expected))
+    assert pixels(third).shape == (64, 64, 3)
+    assert [area for area in asked if area > 64] == [12 * 14]  # what did not fit once is not tried again
+    smaller = PictureDecoder(model._vae, tile=128, stride=96)
+    with pytest.raises(torch.OutOfMemoryError):  # a picture of one tile has none to be divided into
+        run(smaller, [whole])
+
+
 def test_a_picture_of_several_tiles_is_as_alone_among_others(model: PictureDecoder) -> None:
     tiled = PictureDecoder(model._vae, whole_pixels=64 * 64, tile=64, stride=48)
     prompts = [prompt(96, 112), prompt(48, 64, 1), prompt(16, 400, 2)]

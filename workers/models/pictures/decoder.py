@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ from workers.models.pictures.tiles import STRIDE, TILE, Tiling
 from workers.models.pictures.vae import LATENT, PictureVae
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+
+logger = logging.getLogger(__name__)
 
 # Pixels up to which a picture is decoded whole. The VAE looks at all of a picture at once, so tiles differ a little in
 # colour; but a whole picture takes about 3 kB a pixel.
@@ -42,6 +46,7 @@ class PictureDecoder:
         self._vae = vae
         self._tile, self._stride = tile, stride
         self._whole_pixels = _WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels
+        self._lacked: float = math.inf  # pixels of the smallest picture for which memory lacked
         self.max_batch_cost = 1  # a tile fills the device, so rows take turns
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
@@ -55,8 +60,8 @@ class PictureDecoder:
         return PictureRow(on_device, self._tiling(latents))
 
     def step(self, rows: Sequence[PictureRow]) -> None:
-        """Decode the next tile of each row."""
-        tiles = [self._vae.pixels(_next_part(row))[0] for row in rows]
+        """Decode the next tile of each row. A picture for which memory lacks as a whole is decoded in tiles at once."""
+        tiles = [self._next_tile(row) for row in rows]
         for row, tile in zip(rows, tiles, strict=True):
             row.tiling.add(tile)
 
@@ -67,14 +72,36 @@ class PictureDecoder:
                 shades = (row.tiling.picture.float() * 0.5 + 0.5).clamp(0, 1) * 255
                 yield number, RowOutput({"pixels": shades.round().to(torch.uint8).permute(1, 2, 0).contiguous()})
 
+    def _next_tile(self, row: PictureRow) -> torch.Tensor:
+        """Return the pixels [3, h, w] of the row's next tile."""
+        tiling = row.tiling
+        area = tiling.height * tiling.width
+        if tiling.count > 1:
+            return self._pixels(row.latents, tiling)
+        if area < self._lacked:
+            try:
+                return self._pixels(row.latents, tiling)
+            except torch.OutOfMemoryError:
+                if max(tiling.height, tiling.width) <= self._tile:
+                    raise
+                # The rest is below, because the exception's traceback holds the tensors of the whole picture.
+            logger.warning("memory lacks for %d x %d pixels at once; trying tiles", tiling.width, tiling.height)
+            self._lacked = area
+            if row.latents.device.type == "cuda":
+                torch.cuda.empty_cache()
+        tiles = self._tiled(tiling.height, tiling.width)
+        return [tiles.add(self._pixels(row.latents, tiles)) for _ in range(tiles.count)][-1]
+
+    def _pixels(self, latents: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        rows, columns = (slice(each.start // LATENT, each.stop // LATENT) for each in tiling.next())
+        return self._vae.pixels(latents[:, :, rows, columns])[0]
+
     def _tiling(self, latents: torch.Tensor) -> Tiling:
         height, width = (side * LATENT for side in latents.shape[1:])
         if height * width <= self._whole_pixels:
             longest = max(height, width)
             return Tiling(height, width, tile=longest, stride=longest)
+        return self._tiled(height, width)
+
+    def _tiled(self, height: int, width: int) -> Tiling:
         return Tiling(height, width, tile=self._tile, stride=self._stride)
-
-
-def _next_part(row: PictureRow) -> torch.Tensor:
-    rows, columns = (slice(each.start // LATENT, each.stop // LATENT) for each in row.tiling.next())
-    return row.latents[:, :, rows, columns]

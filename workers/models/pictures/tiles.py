@@ -54,8 +54,8 @@ class Tiling:
         top, left = (each * self.stride for each in divmod(self.done, self.columns))
         return slice(top, min(top + self.tile, self.height)), slice(left, min(left + self.tile, self.width))
 
-    def add(self, tile: torch.Tensor) -> None:
-        """Join the next tile, float [3, h, w], which this changes, to those before it."""
+    def add(self, tile: torch.Tensor) -> torch.Tensor:
+        """Join the next tile, float [3, h, w], which this changes, to those before it, and return ``picture``."""
         rows, columns = self.next()
         row, column = divmod(self.done, self.columns)
         overlap = self.tile - self.stride
@@ -70,6 +70,7 @@ class Tiling:
         self._left = tile
         self._above[column : column + 1] = [tile[:, -overlap:].clone()]
         self.done += 1
+        return self.picture
 
 
 def _blend(before: torch.Tensor, tile: torch.Tensor, overlap: int, dim: int) -> None:
