@@ -13,6 +13,7 @@ from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_enco
 from workers.models.glm_image.grids import PIXELS, SIDES
 from workers.models.glm_image.parameters import DenoiseParameters
 from workers.models.glm_image.schedule import Schedules
+from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.models.glm_image.vae import load_colours
 from workers.models.pictures.colours import Colours
@@ -30,6 +31,7 @@ TRANSFORMER_CLASS = "GlmImageTransformer2DModel"
 
 _PARTS = ("transformer", "text_encoder", "tokenizer", "scheduler")  # that decide the latents
 _PATCH = 2  # latents of a patch's side; an image token's side has two patches
+_PATCHES = 4  # of an image token
 
 # Patches and text tokens, those of a guided picture twice. A picture of 1024 x 1024 pixels has 4,096 patches. On a CPU
 # larger steps are no faster, and all their rows wait for the last.
@@ -81,7 +83,8 @@ class Denoise:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``token_ids`` int64 [h * w], values ``height`` and ``width`` in pixels, and ``glyph_texts``, a
-    list of texts.
+    list of texts. Where it edits pictures it has a list of their image tokens, ``source_ids``, each int64 [h, w], and one
+    of their latents, ``source_latents``, each float [C, 4 h, 4 w].
     """
 
     def __init__(
@@ -103,8 +106,8 @@ class Denoise:
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
-        request = _Request.of(prompt, self._transformer.codebook)
-        tokens = request.patches + self._glyphs.most_tokens(request.glyph_texts)
+        request = _Request.of(prompt, self._transformer.codebook, self._transformer.channels)
+        tokens = request.patches + self._glyphs.most_tokens(request.glyph_texts) + request.source_patches
         if request.parameters.guidance_scale > 1:
             tokens += request.patches + 1
         return Cost(tokens, request.parameters.steps, request.size)
@@ -115,12 +118,16 @@ class Denoise:
         The noise is drawn on the CPU in float32, so that it depends on the seed alone. In float32 it is what Diffusers
         draws from a CPU generator of this seed.
         """
-        request = _Request.of(prompt, self._transformer.codebook)
+        request = _Request.of(prompt, self._transformer.codebook, self._transformer.channels)
         height, width = request.size
         generator = torch.Generator().manual_seed(prompt.seed)
         noise = torch.randn(1, self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
+        sources = [(patch_tokens(ids), latents) for ids, latents in request.sources]
         condition = self._transformer.condition(
-            self._glyphs.encode(request.glyph_texts), request.patch_tokens(), request.patches
+            self._glyphs.encode(request.glyph_texts),
+            patch_tokens(request.token_ids.view(height // PIXELS, width // PIXELS)),
+            request.patches,
+            self._transformer.memory(sources),
         )
         unconditional = None
         if request.parameters.guidance_scale > 1:
@@ -225,14 +232,13 @@ class _Pass(NamedTuple):
 
 
 def _runs(passes: Sequence[_Pass]) -> Iterable[Sequence[_Pass]]:
-    """Return the passes in runs, in each of which the longest has less than twice the tokens of the shortest.
+    """Return the passes in runs, in each of which the longest has less than twice the keys of the shortest.
 
-    Texts of a run are padded to the longest, so a long one must not have many short ones with it.
+    Texts and source pictures of a run are padded to the longest, so a long one must not have many short ones with it.
     """
     runs: dict[int, list[_Pass]] = {}
     for each in passes:
-        tokens = each.condition.text.shape[1] + each.condition.prior.shape[1]
-        runs.setdefault(tokens.bit_length(), []).append(each)
+        runs.setdefault(each.condition.keys.bit_length(), []).append(each)
     return runs.values()
 
 
@@ -243,10 +249,11 @@ class _Request:
     token_ids: torch.Tensor
     size: tuple[int, int]
     glyph_texts: list[str]
+    sources: list[Source]
     parameters: DenoiseParameters
 
     @classmethod
-    def of(cls, prompt: DiffusionPrompt, codebook: int) -> _Request:
+    def of(cls, prompt: DiffusionPrompt, codebook: int, channels: int) -> _Request:
         """Raise ModelError naming what is missing or wrong."""
         if not isinstance(prompt.parameters, DenoiseParameters):
             raise ModelError("these are not the parameters of a denoising", field="parameters")
@@ -260,9 +267,8 @@ class _Request:
             raise ModelError("int64 image tokens are due", field="token_ids")
         if token_ids.shape != due:
             raise ModelError(f"{list(token_ids.shape)} image tokens where {list(due)} are due", field="token_ids")
-        if bool(((token_ids < 0) | (token_ids >= codebook)).any()):
-            raise ModelError(f"an image token outside 0 … {codebook - 1}", field="token_ids")
-        return cls(token_ids, size, texts, prompt.parameters)
+        _check_codebook(token_ids, codebook, "token_ids")
+        return cls(token_ids, size, texts, _sources(prompt, codebook, channels), prompt.parameters)
 
     @property
     def patches(self) -> int:
@@ -270,8 +276,32 @@ class _Request:
         side = _PATCH * LATENT
         return (height // side) * (width // side)
 
-    def patch_tokens(self) -> torch.Tensor:
-        """Return the image token of each patch, int64 [patches]: a token stands for two rows and columns of them."""
-        height, width = self.size
-        grid = self.token_ids.view(height // PIXELS, width // PIXELS)
-        return grid.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
+    @property
+    def source_patches(self) -> int:
+        return sum(_PATCHES * source.token_ids.numel() for source in self.sources)
+
+
+def _sources(prompt: DiffusionPrompt, codebook: int, channels: int) -> list[Source]:
+    """Return a prompt's source pictures. Raise ModelError naming what is missing or wrong."""
+    ids, latents = prompt.tensors.get("source_ids", []), prompt.tensors.get("source_latents", [])
+    if not isinstance(ids, list) or not isinstance(latents, list) or len(ids) != len(latents):
+        raise ModelError("a list of image tokens and one of latents are due, of each picture", field="source_ids")
+    for tokens, encoded in zip(ids, latents, strict=True):
+        if tokens.dtype != torch.int64 or tokens.ndim != 2 or not tokens.numel():
+            raise ModelError("int64 image tokens [h, w] are due", field="source_ids")
+        _check_codebook(tokens, codebook, "source_ids")
+        due = (channels, *(SIDE * side for side in tokens.shape))
+        if encoded.shape != due or not encoded.is_floating_point() or not bool(torch.isfinite(encoded).all()):
+            message = f"{encoded.dtype} {list(encoded.shape)} where finite latents {list(due)} are due"
+            raise ModelError(message, field="source_latents")
+    return [Source(*source) for source in zip(ids, latents, strict=True)]
+
+
+def _check_codebook(token_ids: torch.Tensor, codebook: int, field: str) -> None:
+    if bool(((token_ids < 0) | (token_ids >= codebook)).any()):
+        raise ModelError(f"an image token outside 0 … {codebook - 1}", field=field)
+
+
+def patch_tokens(token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the image token of each patch of a grid [h, w], int64 [4 h w]: it stands for two rows and columns of them."""
+    return token_ids.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()

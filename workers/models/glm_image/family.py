@@ -1,12 +1,30 @@
-"""The family ``glm_image``: a language model that writes image tokens, a diffusion transformer, and a VAE."""
+"""The family ``glm_image``: a language model that writes image tokens, a diffusion transformer, and a VAE.
+
+Pictures that a job edits are encoded by the language model's vision tower and by the VAE.
+"""
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
-from omni_jobs.pipelines.flows import Flow, TensorField, ValueField
+from omni_jobs.pipelines.flows import FLOATS, Flow, TensorField, ValueField
 
 _HERE = "workers.models.glm_image"
 
 LANGUAGE_MODEL = "OmniJobsGlmImage"
 """The name under which vLLM gets the language model's class."""
+
+SOURCE_PICTURES = Flow(
+    "source_pictures",
+    {
+        "grids": TensorField(frozenset({"I64"}), (("pictures", 2),)),
+        "token_ids": TensorField(frozenset({"I64"}), (("tokens",),)),
+        "latents": TensorField(FLOATS, (("channels", "positions"),)),
+    },
+    rules={"positions": lambda sizes: 16 * sizes["tokens"]},
+    content="pictures",
+)
+"""The pictures that a job edits, one after the other, as image tokens and as latents, which are 4 x 4 to a token.
+
+``grids`` has each picture's rows and columns of tokens. A job that edits nothing has no picture.
+"""
 
 IMAGE_TOKENS = Flow(
     "image_tokens",
@@ -20,6 +38,12 @@ IMAGE_TOKENS = Flow(
 
 GLM_IMAGE = Family(
     components={
+        "encode": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"source_pictures"}),
+            parameters=f"{_HERE}.parameters:EncodeParameters",
+            implementation=f"{_HERE}.encode:load_encode",
+        ),
         "generate": ComponentDeclaration(
             "ar",
             produces=frozenset({"image_tokens"}),
@@ -44,9 +68,16 @@ GLM_IMAGE = Family(
     },
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",
     processors={
-        "text2tokens": ProcessorDeclaration(f"{_HERE}.text2tokens:Text2TokensProcessor", "ar"),
+        "pictures2sources": ProcessorDeclaration(f"{_HERE}.pictures2sources:Pictures2SourcesProcessor", "diffusion"),
+        # A pipeline without the input of source pictures draws, and edits nothing.
+        "text2tokens": ProcessorDeclaration(
+            f"{_HERE}.text2tokens:Text2TokensProcessor", "ar", may_consume=frozenset({"source_pictures"})
+        ),
         "tokens2latents": ProcessorDeclaration(
-            f"{_HERE}.tokens2latents:Tokens2LatentsProcessor", "diffusion", consumes=frozenset({"image_tokens"})
+            f"{_HERE}.tokens2latents:Tokens2LatentsProcessor",
+            "diffusion",
+            consumes=frozenset({"image_tokens"}),
+            may_consume=frozenset({"source_pictures"}),
         ),
         "latents2pixels": ProcessorDeclaration(
             f"{_HERE}.latents2pixels:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})

@@ -1,7 +1,7 @@
 """``Grids``: the image tokens of a picture, which the language model writes in two grids, a preview before the target.
 
 A token of the target stands for 32 x 32 pixels. The preview has the picture's shape and about 256 tokens, whatever its
-size. The formulas are those of Transformers' ``GlmImageProcessor``; a test compares the two.
+size; a picture that is an edit of others has none. The formulas are those of Transformers' ``GlmImageProcessor``; a test compares the two.
 """
 
 import math
@@ -36,23 +36,33 @@ class Grid(NamedTuple):
 
 
 class Grids(NamedTuple):
-    """The two grids of a picture, in the order in which the language model writes them."""
+    """The grids of a picture. The language model writes the preview, if there is one, before the target."""
 
-    preview: Grid
+    preview: Grid | None
     target: Grid
 
     @property
+    def written(self) -> list[Grid]:
+        """The grids in the order in which they are written."""
+        return [grid for grid in self if grid is not None]
+
+    @property
     def tokens(self) -> int:
-        return self.preview.tokens + self.target.tokens
+        return sum(grid.tokens for grid in self.written)
 
     @property
     def prompt_text(self) -> str:
         """The end of the prompt, which tells the model the sizes, but for the mark that begins a picture."""
-        return "".join(f"<sop>{grid.height} {grid.width}<eop>" for grid in (self.target, self.preview))
+        return "".join(f"<sop>{grid.height} {grid.width}<eop>" for grid in reversed(self.written))
 
 
-def grids_of(height: int, width: int) -> Grids:
-    """Return the grids of a picture of this size in pixels, each a multiple of 32."""
+def grids_of(height: int, width: int, *, edits: bool = False) -> Grids:
+    """Return the grids of a picture of this size in pixels, each a multiple of 32.
+
+    ``edits``: whether it is made of source pictures, which need no preview.
+    """
     target = Grid(height // PIXELS, width // PIXELS)
+    if edits:
+        return Grids(None, target)
     ratio = target.height / target.width
     return Grids(Grid(int(math.sqrt(ratio) * _PREVIEW_SIDE), int(math.sqrt(1 / ratio) * _PREVIEW_SIDE)), target)

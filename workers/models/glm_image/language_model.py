@@ -1,9 +1,10 @@
-"""GLM-Image's language model as a vLLM model: image tokens of a text, in two grids.
+"""GLM-Image's language model as a vLLM model: image tokens of a text, in two grids, or of a text and pictures, in one.
 
 The layers are GLM-4's, but for the rotary positions: M-RoPE in halves instead of pairs. The prompt is a text that ends
 in the sizes of the grids and the mark that begins a picture. A text's positions count on. A token of a grid has the
 position of the grid's begin in time, that and its row in height, that and its column in width; the next grid begins
-after the longer side. Source: Transformers' ``GlmImageModel.get_rope_index``.
+after the longer side. A source picture stands in the prompt as a grid of image tokens, with such positions; the text
+goes on after it. Source: Transformers' ``GlmImageModel.get_rope_index``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +62,8 @@ class GlmImageLayers(LlamaModel):
 class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
     """The vLLM model class. Implements ``SupportsAdditionalInformation`` of ``workers.runners.ar``.
 
-    A request gives ``grids`` int64 [n, 2]: rows and columns of each grid, in the order in which they are written.
+    A request gives ``grids`` int64 [n, 2]: rows and columns of each grid, in the order in which they are written. It
+    may give ``sources`` int64 [m, 3]: where in the prompt each source picture's grid begins, its rows and its columns.
     """
 
     packed_modules_mapping = {  # noqa: RUF012 — vLLM reads it from the class
@@ -102,8 +104,7 @@ class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
         tokens = prompt_tokens + int(grids.prod(dim=1).sum())
         if tokens > self._max_model_len:
             raise ModelError(f"{tokens} tokens with the prompt; the model takes {self._max_model_len}", field="grids")
-        parts = [torch.arange(prompt_tokens).expand(3, -1)]
-        begin = prompt_tokens
+        parts, begin = _prompt_positions(_sources(information, prompt_tokens), prompt_tokens)
         for height, width in grids.tolist():
             parts.append(grid_positions(begin, height, width))
             begin += max(height, width)
@@ -152,6 +153,40 @@ class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
         """Load the language model's part of the checkpoint's ``weights``; return the names of those loaded."""
         loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
         return loaded
+
+
+def _sources(information: Mapping[str, Any], prompt_tokens: int) -> list[list[int]]:
+    """Return begin, rows and columns of each source picture. Raise ModelError for what is no part of the prompt."""
+    sources = information.get("sources", torch.zeros(0, 3, dtype=torch.int64))
+    if not isinstance(sources, torch.Tensor) or sources.dtype != torch.int64 or sources.shape[1:] != (3,):
+        raise ModelError("int64 [m, 3] is due", field="sources")
+    end = 0
+    for begin, height, width in sources.tolist():
+        if begin < end or min(height, width) < 1 or begin + height * width > prompt_tokens:
+            message = f"{height} x {width} tokens from {begin} on, after {end} of {prompt_tokens}"
+            raise ModelError(message, field="sources")
+        end = begin + height * width
+    found: list[list[int]] = sources.tolist()
+    return found
+
+
+def _prompt_positions(sources: Sequence[Sequence[int]], prompt_tokens: int) -> tuple[list[torch.Tensor], int]:
+    """Return the M-RoPE positions of a prompt's texts and source pictures, int64 [3, …] each, and the next position."""
+    parts: list[torch.Tensor] = []
+    index = position = 0
+    for begin, height, width in sources:
+        parts.append(text_positions(position, begin - index))
+        position += begin - index
+        parts.append(grid_positions(position, height, width))
+        position += max(height, width)
+        index = begin + height * width
+    parts.append(text_positions(position, prompt_tokens - index))
+    return parts, position + prompt_tokens - index
+
+
+def text_positions(begin: int, tokens: int) -> torch.Tensor:
+    """Return the M-RoPE positions of a text's tokens, int64 [3, tokens]."""
+    return torch.arange(begin, begin + tokens).expand(3, -1)
 
 
 def grid_positions(begin: int, height: int, width: int) -> torch.Tensor:

@@ -8,11 +8,21 @@ from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.glm_image.grids import SIDES
 
 
+class EncodeParameters(StageParameters):
+    """Parameters of the stage that encodes source pictures: none."""
+
+
+_Side = Annotated[
+    Annotated[int, SIDES] | None,
+    Field(description="of the picture, in pixels: a multiple of 32; null: the first source picture's, or 1024"),
+]
+
+
 class GenerateParameters(StageParameters):
     """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
 
-    width: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
-    height: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
+    width: _Side = None
+    height: _Side = None
     temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
     top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0

@@ -1,25 +1,34 @@
-"""The prompts of GLM-Image: one message's text, the sizes of the grids, and the mark that begins a picture.
+"""The prompts of GLM-Image: one message's pictures and text, the sizes of the grids, and the mark that begins a picture.
 
-They are those of Transformers' ``GlmImageProcessor``; a test compares the two.
+A picture stands in the prompt as image tokens between two marks. The prompts are those of Transformers' ``GlmImageProcessor``; a test compares the two.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omni_jobs.errors import ConfigError, InvalidRequest
-from omni_jobs.media import MediaInfo
+from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.glm_image.glyphs import check_glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, Grids, grids_of
+from workers.models.glm_image.source_grids import MOST_SOURCES, SourceGrids, source_pictures
 
 PROCESSOR = "processor"
 LANGUAGE_MODEL = "vision_language_encoder"
 
 _LONGEST_END = len(f"{grids_of(LARGEST, LARGEST).prompt_text}<|dit_token_16384|>")  # tokens: a letter has one at most
+
+
+class Prompt(NamedTuple):
+    """A prompt's ``ids``, and where in it the grid of each source picture begins."""
+
+    ids: list[int]
+    begins: list[int]
 
 
 class GlmImagePromptRenderer:
@@ -34,6 +43,10 @@ class GlmImagePromptRenderer:
         config = read_json(file)
         self.max_model_len = positive(config, ("text_config", "max_position_embeddings"), str(file))
         self._image_tokens = positive(config, ("text_config", "vision_vocab_size"), str(file))
+        self._placeholder = positive(config, ("image_token_id",), str(file))
+        marks = [positive(config, (f"image_{mark}_token_id",), str(file)) for mark in ("start", "end")]
+        self._picture = [marks[0], self._placeholder, marks[1]]
+        self._source_grids = SourceGrids.read(model_dir / PROCESSOR)
         # A picture's begin belongs to the grids, so no template writes it here.
         self._template = ChatTemplate(model_dir / PROCESSOR, generation_prompt=False)
         self._tokenizer = PromptTokenizer(model_dir / PROCESSOR, self._template)
@@ -47,29 +60,62 @@ class GlmImagePromptRenderer:
         return False  # its checkpoints have a model_index.json, and no config.json
 
     def check(self, request: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest for anything but one user message with a text, and for text that the model reserves."""
+        """Raise InvalidRequest for anything but one user message with a text, and for text that the model reserves.
+
+        Raise it for more pictures than are edited at once, too.
+        """
         text = text_of(request)
         self._tokenizer.check(request["messages"])
         if not text.strip():
             raise InvalidRequest("says nothing of the picture", field="messages.0.content")
         check_glyph_texts(text)
+        for number, (field, _) in enumerate(source_pictures(request)):
+            if number == MOST_SOURCES:
+                raise InvalidRequest(f"at most {MOST_SOURCES} pictures are edited at once", field=field)
 
     def render(self, request: Mapping[str, Any]) -> str:
         return self._template.render(_messages(request))
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
-        """Return the ids of the prompt's text, which ``encode_grids`` continues."""
+        """Return the ids of the message, with one placeholder for each source picture."""
         ids = self._tokenizer.encode(_messages(request))
-        if ids and min(ids) < self._image_tokens:
+        pictures = [token for token in ids if token < self._image_tokens or token == self._placeholder]
+        if pictures != self._picture * len(list(source_pictures(request))):
+            # The template writes other pictures than the message has, or its text does.
             raise InvalidRequest("the text contains a token of pictures", field="messages.0.content")
         return ids
 
-    def encode_grids(self, grids: Grids) -> list[int]:
-        """Return the ids of the prompt's end."""
-        return self._tokenizer.encode_text(f"{grids.prompt_text}{self._begin}")
+    def encode_prompt(self, request: Mapping[str, Any], sources: Sequence[Sequence[int]], grids: Grids) -> Prompt:
+        """Return the prompt of a message with the image tokens of each source picture, and of the grids to write.
+
+        Raise InvalidRequest for a message with another number of pictures.
+        """
+        ids: list[int] = []
+        begins: list[int] = []
+        message = self.encode(request)
+        if message.count(self._placeholder) != len(sources):
+            raise InvalidRequest(f"{len(sources)} pictures of the message were encoded", field="messages.0.content")
+        for token in message:
+            if token == self._placeholder:
+                token_ids = sources[len(begins)]
+                begins.append(len(ids))
+                ids.extend(token_ids)
+            else:
+                ids.append(token)
+        ids.extend(self._tokenizer.encode_text(f"{grids.prompt_text}{self._begin}"))
+        return Prompt(ids, begins)
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        return self._tokenizer.count(_messages(request), self.max_model_len) + _LONGEST_END
+        """Return the most tokens that the prompt may have.
+
+        Raises InvalidRequest for a source picture whose sides the model does not take.
+        """
+        in_pictures = 0
+        for field, number in source_pictures(request):
+            info = media[number]
+            if isinstance(info, ImageInfo):
+                in_pictures += self._source_grids.of(info.height, info.width, field).tokens
+        return self._tokenizer.count(_messages(request), self.max_model_len) + in_pictures + _LONGEST_END
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         """Return the tokens that a prompt may have where the largest picture follows it."""
@@ -89,12 +135,23 @@ def text_of(request: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     for position, part in enumerate(content):
-        if part["type"] != "text":
-            raise InvalidRequest(
-                f"this pipeline draws of text only, it edits no {part['type']}", field=f"messages.0.content.{position}"
-            )
-    return "".join(part["text"] for part in content)
+        if part["type"] not in ("text", "image"):
+            raise InvalidRequest(f"a picture is made of no {part['type']}", field=f"messages.0.content.{position}")
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [{"type": "text", "text": text_of(request)}]}]
+    """Return the message as the template takes it: pictures without their media, neighbouring texts as one.
+
+    Raise InvalidRequest as ``text_of``.
+    """
+    text, content = text_of(request), request["messages"][0]["content"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": text}]
+    parts: list[dict[str, Any]] = []
+    for kind, run in groupby(content, key=lambda part: part["type"]):
+        if kind == "text":
+            parts.append({"type": "text", "text": "".join(part["text"] for part in run)})
+        else:
+            parts.extend({"type": kind} for _ in run)
+    return [{"role": "user", "content": parts}]

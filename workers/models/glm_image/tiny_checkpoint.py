@@ -33,7 +33,7 @@ _ROLES: dict[str, Any] = {
 _TOKEN_IDS = {token: IMAGE_TOKENS + BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 16_832  # the embedding table is padded past the tokenizer, as the real one is
 _HEAD_DIM = 32
-_CONTEXT = 8192
+_CONTEXT = 16_384
 
 # Weights have the deviation gain / sqrt(fan in), because the default 0.02 makes all pictures alike. With these the
 # latents keep about the size of noise, and the colours fill their range.
@@ -115,7 +115,9 @@ def _processor() -> Any:
         **_ROLES,
     )
     return transformers.GlmImageProcessor(
-        image_processor=transformers.GlmImageImageProcessor(patch_size=16, merge_size=1),
+        image_processor=transformers.GlmImageImageProcessor(
+            patch_size=16, merge_size=1, temporal_patch_size=1, size={"shortest_edge": 64**2, "longest_edge": 2048**2}
+        ),
         tokenizer=fast,
         chat_template=_CHAT_TEMPLATE,
     )
@@ -195,7 +197,7 @@ def _vae_config() -> dict[str, Any]:
     }
 
 
-_TINY = TinyDirectory(version=1, write=_write)
+_TINY = TinyDirectory(version=2, write=_write)
 
 
 def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:

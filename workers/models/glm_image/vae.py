@@ -65,9 +65,20 @@ class GlmImageVae:
 
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return the transformer's latents [B, C, h, w] as pixels [B, 3, 8 h, 8 w], about -1 to 1."""
+        mean, deviation = self._scale(latents)
+        pixels: torch.Tensor = self._model.decode(latents * deviation + mean, return_dict=False)[0]
+        return pixels
+
+    def latents_of_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, 3, 8 h, 8 w], -1 to 1, as latents [B, C, h, w] as the transformer takes them."""
+        latents: torch.Tensor = self._model.encode(pixels.to(self.device, self.dtype)).latent_dist.mode()
+        mean, deviation = self._scale(latents)
+        return (latents - mean) / deviation
+
+    def _scale(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation [1, C, 1, 1] of the VAE's own latents."""
         mean, deviation = (
             torch.tensor(self._model.config[name]).view(1, -1, 1, 1).to(latents)
             for name in ("latents_mean", "latents_std")
         )
-        pixels: torch.Tensor = self._model.decode(latents * deviation + mean, return_dict=False)[0]
-        return pixels
+        return mean, deviation

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
+from workers.models.checkpoint_weights import read_weights
 from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.saved_row import weights_fingerprint
@@ -43,7 +43,7 @@ def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[s
     with no_init_weights():  # saves 12 s for the real checkpoint
         model: Any = Qwen2_5OmniToken2WavModel(_read_config(checkpoint))
     try:
-        model.load_state_dict(_read_weights(checkpoint))
+        model.load_state_dict(read_weights(checkpoint, _PREFIX, torch.float32))
     except RuntimeError as error:
         raise ConfigError(f"token2wav of {checkpoint} does not fit: {error}", field="model.path") from error
     model.eval().requires_grad_(False)
@@ -60,28 +60,6 @@ def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
     config = Qwen2_5OmniToken2WavConfig(**section)
     config._attn_implementation = "sdpa"  # Transformers' only implementation that takes this model's masks
     return config
-
-
-def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for name in _weight_files(checkpoint):
-        try:
-            with safe_open(checkpoint / name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 - not a mapping
-                    if key.startswith(_PREFIX):
-                        weights[key.removeprefix(_PREFIX)] = file.get_tensor(key).float()
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{name} cannot be read: {error}", file=str(checkpoint / name)) from error
-    return weights
-
-
-def _weight_files(checkpoint: Path) -> list[str]:
-    """Return the safetensors files that hold token2wav, from the index of a sharded checkpoint. Raise ConfigError."""
-    index = checkpoint / "model.safetensors.index.json"
-    file_of = read_json(index, {"weight_map": {_PREFIX: "model.safetensors"}}).get("weight_map")
-    if not isinstance(file_of, dict):
-        raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map")
-    return sorted({file for key, file in file_of.items() if key.startswith(_PREFIX)})
 
 
 def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:

@@ -1,0 +1,40 @@
+"""``read_weights``: the weights of a part of a checkpoint, and no others, from its safetensors files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.prompts.checkpoint_files import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+
+def read_weights(directory: Path, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights whose names begin with ``prefix``, by the rest of their names.
+
+    Raise ConfigError naming the file that is missing or cannot be read.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for name in _files(directory, prefix):
+        try:
+            with safe_open(directory / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - not a mapping
+                    if key.startswith(prefix):
+                        weights[key.removeprefix(prefix)] = file.get_tensor(key).to(dtype)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}", file=str(directory / name)) from error
+    return weights
+
+
+def _files(directory: Path, prefix: str) -> list[str]:
+    """Return the files that hold such weights, from the index of a sharded checkpoint. Raise ConfigError."""
+    index = directory / "model.safetensors.index.json"
+    file_of = read_json(index, {"weight_map": {prefix: "model.safetensors"}}).get("weight_map")
+    if not isinstance(file_of, dict):
+        raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map")
+    return sorted({file for key, file in file_of.items() if key.startswith(prefix)})

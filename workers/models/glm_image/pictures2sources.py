@@ -1,0 +1,45 @@
+"""The input processor ``pictures2sources``: it decodes the pictures of a job's message, which are to be encoded."""
+
+import numpy as np
+import torch
+
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.glm_image.parameters import EncodeParameters
+from workers.models.glm_image.source_grids import source_pictures
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class Pictures2SourcesProcessor:
+    """Decodes a message's pictures and leaves its text alone. Its name in a stage config is ``pictures2sources``.
+
+    A picture is taken as all media are: upright by its EXIF, on white where it is transparent, the first of several
+    frames, with 8 bits a channel; a colour profile is not applied.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Do nothing: pictures are decoded in the same way for all checkpoints."""
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt, of ``pixels``, a list of uint8 [H, W, 3]: empty for a job that edits nothing.
+
+        Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, ConfigError
+        without a media wall, and ModelError for parameters of another stage.
+        """
+        if not isinstance(stage_input.parameters, EncodeParameters):
+            raise ModelError("pictures2sources makes input for a stage that encodes pictures", field="kind")
+        pixels = [_decoded(stage_input, field, number) for field, number in source_pictures(stage_input.request)]
+        return DiffusionPrompt({"pixels": pixels}, {}, stage_input.parameters, stage_input.seed)
+
+
+def _decoded(stage_input: StageInput, field: str, number: int) -> torch.Tensor:
+    if stage_input.wall is None:
+        raise ConfigError("a stage without a media wall takes no media", field=field)
+    try:
+        picture = stage_input.wall.decode_image(stage_input.media[number])
+    except OmniJobsError as error:
+        error.field = field
+        raise
+    return torch.from_numpy(np.array(picture))
