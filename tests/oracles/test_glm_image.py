@@ -1,8 +1,10 @@
 """The mistakes of GLM-Image's reference, Diffusers 0.40, are shown here, so that a version without them is noticed."""
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from tests.oracles.glm_image import GlmImageReference
 from tests.services.checkpoint import TinyCheckpoints
@@ -75,3 +77,35 @@ def test_its_mask_only_adds_one_to_the_scores_of_text(reference: GlmImageReferen
         mask = torch.tensor([[1] * 5 + [0] * 7])
         masked = reference.pipeline.transformer(encoder_hidden_states=padded, attention_mask=mask, **inputs).sample
     assert (masked - alone).abs().max() > 0.01
+
+
+# Of source pictures
+
+
+def drawn(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_it_cannot_encode_a_source_picture(reference: GlmImageReference) -> None:
+    """It joins the pictures' states along their channels, where Transformers 5.19 wants a list of them."""
+    for pictures, message in (([drawn(64, 96)], "32 channels"), ([drawn(64, 96), drawn(96, 64)], "must match")):
+        with pytest.raises(RuntimeError, match=message):
+            reference.pipeline.generate_prior_tokens(prompt="x", image=[pictures], height=64, width=64)
+    assert [ids.shape for ids in reference.source_ids([drawn(64, 96), drawn(96, 64)])] == [(2, 3), (3, 2)]
+
+
+def test_it_fails_for_a_source_picture_whose_sides_are_no_multiples_of_32(reference: GlmImageReference) -> None:
+    """Its VAE takes the picture in multiples of 16 pixels, the language model in multiples of 32."""
+    picture = drawn(80, 64)
+    (ids,) = reference.source_ids([picture])
+    assert ids.shape == (2, 2)
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(20\) must match the size of tensor b \(16\)"):
+        reference.pipeline(
+            prompt="x",
+            image=[picture],
+            height=SIZE[0],
+            width=SIZE[1],
+            prior_token_ids=reference.upsampled(TOKEN_IDS, *SIZE),
+            prior_token_image_ids=[reference.upsampled(ids, 64, 64)[0]],
+            source_image_grid_thw=[torch.tensor([[1, 4, 4]])],
+        )

@@ -83,8 +83,8 @@ class Denoise:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``token_ids`` int64 [h * w], values ``height`` and ``width`` in pixels, and ``glyph_texts``, a
-    list of texts. Where it edits pictures it has a list of their image tokens, ``source_ids``, each int64 [h, w], and one
-    of their latents, ``source_latents``, each float [C, 4 h, 4 w].
+    list of texts. Where it edits pictures it has lists of their image tokens and their latents: ``source_ids``, each
+    int64 [h, w], and ``source_latents``, each float [C, 4 h, 4 w].
     """
 
     def __init__(
@@ -303,5 +303,5 @@ def _check_codebook(token_ids: torch.Tensor, codebook: int, field: str) -> None:
 
 
 def patch_tokens(token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the image token of each patch of a grid [h, w], int64 [4 h w]: it stands for two rows and columns of them."""
+    """Return the image token of each patch of a grid int64 [h, w], int64 [4 h w]: two rows and columns have one."""
     return token_ids.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()

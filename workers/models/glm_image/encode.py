@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
+from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, ModelError
@@ -18,6 +18,7 @@ from workers.models.glm_image.source_grids import SourceGrids
 from workers.models.glm_image.sources import Source, as_payload
 from workers.models.glm_image.vae import GlmImageVae, load_vae
 from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.pictures.vae import LATENT
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -29,7 +30,7 @@ def load_encode(model: OmniModelConfig, device: torch.device, dtype: str | None)
     ``dtype`` is the vision tower's; None or auto: bfloat16 on a GPU, else float32. The VAE runs in float32.
     """
     return Encode(
-        SourceGrids.read(Path(model.path) / PROCESSOR),
+        SourceGrids.read(model.path / PROCESSOR),
         load_picture_tokenizer(model.path, device, denoising_dtype(dtype, device)),
         load_vae(model.path, device, torch.float32),
     )
@@ -51,6 +52,7 @@ class Encode:
         self._grids = grids
         self._tokenizer = tokenizer
         self._vae = vae
+        self._scaler: Any = VaeImageProcessor(vae_scale_factor=LATENT)
         self.max_batch_cost = 1  # a picture fills the device, so rows take turns
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
@@ -70,7 +72,7 @@ class Encode:
             row.steps_done += 1
 
     def finish(self, rows: Sequence[SourceRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield each row's ``grids`` int64 [n, 2], ``token_ids`` int64 [tokens] and ``latents`` float32 [C, 16 tokens]."""
+        """Yield each row's tensors of the flow ``source_pictures``."""
         for number, row in enumerate(rows):
             if wanted(number):
                 yield number, RowOutput(as_payload(row.encoded, self._vae.channels))
@@ -80,9 +82,8 @@ class Encode:
         picture = Image.fromarray(pixels.numpy())
         token_ids = self._tokenizer.tokens(picture)
         height, width = (side * PIXELS for side in token_ids.shape)
-        scaled = picture.resize((width, height), Image.Resampling.LANCZOS)
-        shades = torch.from_numpy(np.asarray(scaled, dtype=np.float32) / 255).permute(2, 0, 1)
-        return Source(token_ids, self._vae.latents_of_pixels((2.0 * shades - 1.0)[None])[0])
+        shades: torch.Tensor = self._scaler.preprocess(picture, height, width)
+        return Source(token_ids, self._vae.latents_of_pixels(shades)[0])
 
     def _pixels(self, prompt: DiffusionPrompt) -> list[torch.Tensor]:
         """Return the pictures of a prompt, checked."""

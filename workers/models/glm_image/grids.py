@@ -1,7 +1,8 @@
 """``Grids``: the image tokens of a picture, which the language model writes in two grids, a preview before the target.
 
 A token of the target stands for 32 x 32 pixels. The preview has the picture's shape and about 256 tokens, whatever its
-size; a picture that is an edit of others has none. The formulas are those of Transformers' ``GlmImageProcessor``; a test compares the two.
+size; a picture that is an edit of others has none. The formulas are those of Transformers' ``GlmImageProcessor``; a
+test compares the two.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""The prompts of GLM-Image: one message's pictures and text, the sizes of the grids, and the mark that begins a picture.
+"""The prompts of GLM-Image: one message's pictures and text, the sizes of the grids, and the mark that begins one.
 
-A picture stands in the prompt as image tokens between two marks. The prompts are those of Transformers' ``GlmImageProcessor``; a test compares the two.
+A picture stands in the prompt as image tokens between two marks. The prompts are those of Transformers'
+``GlmImageProcessor``; a test compares the two.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,10 @@ from workers.stages.types import StageInput
 
 
 class Tokens2LatentsProcessor:
-    """Adds the message's glyph texts and source pictures to the image tokens. Its name in a stage config is ``tokens2latents``."""
+    """Adds the message's glyph texts and source pictures to the image tokens.
+
+    Its name in a stage config is ``tokens2latents``.
+    """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Note which stage writes the image tokens."""
@@ -24,7 +27,8 @@ class Tokens2LatentsProcessor:
         """Return the prompt, of ``token_ids`` int64 [h * w], ``height``, ``width`` and ``glyph_texts``.
 
         Of the source pictures it has lists: ``source_ids``, each int64 [h, w], and ``source_latents``, each float
-        [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for parameters of another stage.
+        [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for parameters of
+        another stage.
         """
         if not isinstance(stage_input.parameters, DenoiseParameters):
             raise ModelError("tokens2latents makes input for a stage that denoises", field="kind")
