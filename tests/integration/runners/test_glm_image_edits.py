@@ -123,8 +123,9 @@ def test_the_order_of_source_pictures_does_not_matter_to_the_transformer(model: 
 def test_source_patches_cost_and_long_ones_do_not_pad_short_ones(model: Denoise) -> None:
     plain, with_source = model.check(prompt("x")), model.check(edit(ONE, text="x"))
     assert (with_source.units - plain.units, with_source.group) == (24, plain.group)
+    large = source_of(torch.zeros(6, 6, dtype=torch.int64))
     with torch.inference_mode():
-        rows = [model.begin(each) for each in (edit(ONE), edit(ONE, seed=1), edit(OTHER, seed=2), prompt("x", seed=3))]
+        rows = [model.begin(each) for each in (edit(ONE), edit(ONE, seed=1), edit(large, seed=2), prompt("x", seed=3))]
         seen: list[int] = []
         block = model._transformer._model.transformer_blocks[0]
         hook = block.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))

@@ -4,19 +4,22 @@ One engine with 64 tokens a step and a small KV cache, so that prompts come in c
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from omni_jobs.errors import ModelError
+from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.glm_image import GlmImageReference
 from tests.services.checkpoint import TinyCheckpoints
+from tests.source_pictures import drawn, encoded, source_of
 from workers.models.glm_image.parameters import GenerateParameters
 from workers.models.glm_image.text2tokens import Text2TokensProcessor
 from workers.runners.ar.ar_runner import ARRunner
@@ -42,9 +45,20 @@ class Generate:
 
     def prompt(self, text: str, height: int, width: int, seed: int = 0, **parameters: object) -> OmniTokensPrompt:
         merged = {"height": height, "width": width, "temperature": 0, **parameters}
-        request = {"messages": [{"role": "user", "content": text}]}
+        return self._prompt(text, encoded(), GenerateParameters(**merged), seed)
+
+    def edit(self, text: str, pictures: Sequence[Image.Image], **size: int) -> OmniTokensPrompt:
+        parts = [{"type": "image", "media": number} for number in range(len(pictures))]
+        sources = [source_of(token_ids) for token_ids in self.reference.source_ids(pictures)]
+        parameters = GenerateParameters(temperature=0, **size)
+        return self._prompt([*parts, {"type": "text", "text": text}], encoded(sources), parameters)
+
+    def _prompt(
+        self, content: object, sources: Payload, parameters: GenerateParameters, seed: int = 0
+    ) -> OmniTokensPrompt:
+        request = {"messages": [{"role": "user", "content": content}]}
         return self._processor(
-            StageInput("job-1", request, [], {}, GenerateParameters(**merged), seed=seed, capture=False)
+            StageInput("job-1", request, [], {"encode": sources}, parameters, seed=seed, capture=False)
         )
 
     async def run(self, *prompts: OmniTokensPrompt) -> list[OmniModelRunnerOutput]:
@@ -83,6 +97,24 @@ async def test_tokens_equal_to_transformers(generate: Generate) -> None:
         assert output.usage == {"prompt_tokens": len(prompt.prompt_token_ids), "completion_tokens": len(expected)}
         assert (output.values["height"], output.values["width"], output.finish_reason) == (height, width, "stop")
         assert (seen[-1].done, seen[-1].total) == (len(expected), len(expected))
+
+
+async def test_an_edits_tokens_equal_to_transformers(generate: Generate) -> None:
+    """Of one picture, and of two of different sizes with a plain picture beside; prompts come in chunks."""
+    one, two = [drawn(64, 96, 1)], [drawn(200, 120, 2), drawn(96, 64, 3)]
+    cases = [("Make it red", one, 64, 96), ("Join them", two, 128, 64), ("word " * 20, two, 96, 96)]
+    prompts = [generate.edit(text, pictures, height=height, width=width) for text, pictures, height, width in cases]
+    outputs = await generate.run(*prompts, generate.prompt("A lighthouse", 64, 96))
+    for (text, pictures, height, width), prompt, output in zip(cases, prompts, outputs[:-1], strict=True):
+        expected = generate.reference.tokens(text, height, width, pictures)
+        assert len(expected) == height // 32 * width // 32  # no preview
+        assert list(output.token_ids) == expected
+        assert (output.values["height"], output.values["width"]) == (height, width)
+        theirs = generate.reference.prompt(text, height, width, pictures)["input_ids"][0]
+        assert len(prompt.prompt_token_ids) == len(theirs)
+    assert list(outputs[-1].token_ids) == generate.reference.tokens("A lighthouse", 64, 96)[-6:]
+    (own_size,) = await generate.run(generate.edit("Make it red", one))
+    assert (own_size.values["height"], own_size.values["width"]) == (64, 96)
 
 
 async def test_a_batch_of_different_sizes_in_chunks_with_preemption(generate: Generate) -> None:

@@ -32,6 +32,44 @@ def test_positions_are_those_of_the_reference(tiny_glm_images: TinyCheckpoints, 
     assert GlmImageLanguageModel.information_positions(MODEL, (positions, delta)) == (positions, delta)
 
 
+@pytest.mark.parametrize("shapes", [[(2, 3)], [(4, 2), (1, 5)], [(3, 3), (2, 2), (1, 1)]])
+def test_positions_with_source_pictures_are_those_of_the_reference(
+    tiny_glm_images: TinyCheckpoints, shapes: list[tuple[int, int]]
+) -> None:
+    reference: Any = GlmImageForConditionalGeneration.from_pretrained(tiny_glm_images(0) / "vision_language_encoder")
+    ids, sources = [16_600], []
+    for height, width in shapes:
+        sources.append([len(ids) + 1, height, width])
+        ids += [16_384, *range(height * width), 16_385, 16_601]
+    ids += [16_602, 16_384]
+    grids = [[1, *shape] for shape in [*shapes, (3, 2)]]
+    of_prompt, _ = reference.model.get_rope_index(torch.tensor([ids]), torch.tensor(grids))
+    of_tokens = reference.model._cached_decode_position_ids[0]
+    information = {"grids": torch.tensor([[3, 2]]), "sources": torch.tensor(sources)}
+    positions, delta = GlmImageLanguageModel.load_information(MODEL, information, len(ids))
+    assert torch.equal(positions, torch.cat([of_prompt[:, 0], of_tokens[:, :-1]], dim=1))
+    assert positions.shape[1] + delta == of_tokens[0, -1]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [[1, 2, 2]],
+        torch.tensor([1, 2, 2]),
+        torch.tensor([[1, 2]]),
+        torch.tensor([[1.0, 2, 2]]),
+        torch.tensor([[-1, 2, 2]]),
+        torch.tensor([[1, 0, 2]]),
+        torch.tensor([[1, 4, 5]]),
+        torch.tensor([[1, 2, 2], [4, 2, 2]]),
+    ],
+)
+def test_source_pictures_that_are_no_parts_of_the_prompt_are_refused(sources: Any) -> None:
+    with pytest.raises(ModelError) as refused:
+        GlmImageLanguageModel.load_information(MODEL, {"grids": torch.tensor([[2, 2]]), "sources": sources}, 20)
+    assert refused.value.field == "sources"
+
+
 @pytest.mark.parametrize(
     ("grids", "message"),
     [

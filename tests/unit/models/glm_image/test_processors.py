@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.errors import ConfigError, InvalidRequest, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
 from tests.services.checkpoint import TinyCheckpoints
+from tests.source_pictures import encoded, source_of
 from workers.models.glm_image.ar_component import GENERATE
 from workers.models.glm_image.latents2pixels import Latents2PixelsProcessor
 from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters, GenerateParameters
@@ -30,9 +31,12 @@ def pipeline() -> Pipeline:
     return load_pipelines(Path(__file__).parents[4] / "stage_configs").named("glm_image")
 
 
-def stage_input(upstream: dict[str, Payload], parameters: StageParameters, text: str = "A sign 'Open'") -> StageInput:
-    request = {"messages": [{"role": "user", "content": text}]}
-    return StageInput("job-1", request, (), upstream, parameters, seed=11, capture=False)
+def stage_input(
+    upstream: dict[str, Payload], parameters: StageParameters, content: Any = "A sign 'Open'"
+) -> StageInput:
+    """The input of a job that edits nothing, unless ``upstream`` says otherwise."""
+    request = {"messages": [{"role": "user", "content": content}]}
+    return StageInput("job-1", request, (), {"encode": encoded(), **upstream}, parameters, seed=11, capture=False)
 
 
 def payload(values: dict[str, Any] | None = None, **tensors: torch.Tensor) -> Payload:
@@ -110,6 +114,7 @@ def test_image_tokens_and_glyph_texts_become_a_prompt(pipeline: Pipeline) -> Non
     prompt = processor(stage_input({"generate": given}, DenoiseParameters(steps=3), "'a' and \"b\""))
     assert torch.equal(prompt.tensors["token_ids"], torch.arange(6))  # type: ignore[arg-type]
     assert prompt.values == {"height": 64, "width": 96, "glyph_texts": ["a", "b"]}
+    assert prompt.tensors["source_ids"] == prompt.tensors["source_latents"] == []
     assert (prompt.parameters, prompt.seed) == (DenoiseParameters(steps=3), 11)
     with pytest.raises(ModelError):
         processor(stage_input({"generate": given}, DecodeParameters()))
@@ -129,6 +134,85 @@ def test_image_tokens_that_are_none(pipeline: Pipeline, given: Payload, field: s
     with pytest.raises(PayloadCorrupt) as refused:
         Tokens2LatentsProcessor(pipeline.stage("denoise"), None)(stage_input({"generate": given}, DenoiseParameters()))
     assert str(refused.value.field).startswith(field)
+
+
+# Source pictures
+
+SOURCES = [source_of(torch.arange(6).view(2, 3), 1), source_of(torch.arange(8).view(2, 4) + 100, 2)]
+EDIT = [{"type": "image", "media": 0}, {"type": "image", "media": 1}, {"type": "text", "text": "Join 'em"}]
+
+
+def test_source_pictures_stand_in_the_prompt_as_their_tokens(
+    pipeline: Pipeline, tiny_glm_images: TinyCheckpoints
+) -> None:
+    processor = Text2TokensProcessor(
+        pipeline.stage("generate"), OmniModelConfig(tiny_glm_images(0), "glm_image", "generate")
+    )
+    given = stage_input({"encode": encoded(SOURCES)}, GenerateParameters(height=128), EDIT)
+    prompt = processor(given)
+    assert prompt.additional_information["grids"].tolist() == [[4, 3]]  # as wide as the first picture
+    assert prompt.additional_information["sources"].tolist() == [[1, 2, 3], [9, 2, 4]]
+    ids = [16_384, *range(6), 16_385, 16_384, *range(100, 108), 16_385]
+    assert list(prompt.prompt_token_ids[: len(ids)]) == ids
+    assert prompt.parameters.max_tokens == 12
+    for sources in ([], SOURCES[:1], [*SOURCES, SOURCES[0]]):
+        with pytest.raises(InvalidRequest, match=f"{len(sources)} pictures"):
+            processor(stage_input({"encode": encoded(sources)}, GenerateParameters(), EDIT))
+
+
+def test_source_pictures_reach_the_denoising(pipeline: Pipeline) -> None:
+    image_tokens = payload({"height": 64, "width": 96}, token_ids=torch.arange(6))
+    upstream = {"generate": image_tokens, "encode": encoded(SOURCES)}
+    prompt = Tokens2LatentsProcessor(pipeline.stage("denoise"), None)(stage_input(upstream, DenoiseParameters(), EDIT))
+    assert prompt.values["glyph_texts"] == []
+    for number, source in enumerate(SOURCES):
+        assert torch.equal(prompt.tensors["source_ids"][number], source.token_ids)  # type: ignore[index]
+        assert torch.equal(prompt.tensors["source_latents"][number], source.latents)  # type: ignore[index]
+
+
+def test_a_pipeline_without_the_stage_that_encodes_draws(pipeline: Pipeline, tiny_glm_images: TinyCheckpoints) -> None:
+    stage = pipeline.stage("generate").model_copy(update={"inputs": {}})
+    processor = Text2TokensProcessor(stage, OmniModelConfig(tiny_glm_images(0), "glm_image", "generate"))
+    prompt = processor(stage_input({}, GenerateParameters(height=64, width=64)))
+    assert prompt.additional_information["sources"].shape == (0, 3)
+    assert prompt.additional_information["grids"].tolist() == [[16, 16], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (EMPTY, "additional_information"),
+        (payload(), "tensors.grids"),
+        (
+            payload(grids=torch.tensor([[2, 2]]), token_ids=torch.arange(5), latents=torch.zeros(16, 80)),
+            "tensors.grids",
+        ),
+        (
+            payload(grids=torch.tensor([[-2, -2]]), token_ids=torch.arange(4), latents=torch.zeros(16, 64)),
+            "tensors.grids",
+        ),
+        (
+            payload(grids=torch.tensor([[2, 2]]), token_ids=torch.arange(4), latents=torch.full((16, 64), torch.inf)),
+            "tensors.latents",
+        ),
+    ],
+)
+def test_source_pictures_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:
+    upstream = {"encode": given, "generate": payload({"height": 64, "width": 96}, token_ids=torch.arange(6))}
+    with pytest.raises(PayloadCorrupt) as refused:
+        Tokens2LatentsProcessor(pipeline.stage("denoise"), None)(stage_input(upstream, DenoiseParameters(), EDIT))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("tokens", "positions", "field"), [(4, 64, None), (4, 60, "tensors.latents.shape"), (0, 0, None)]
+)
+def test_the_flow_knows_how_many_latents_a_token_has(tokens: int, positions: int, field: str | None) -> None:
+    given = payload(
+        grids=torch.zeros(1, 2, dtype=torch.int64), token_ids=torch.arange(tokens), latents=torch.zeros(16, positions)
+    )
+    problem = flow("source_pictures").problem(given)
+    assert (problem and problem.field) == field
 
 
 # latents2pixels
