@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from tests.oracles.glm_image import GlmImageReference
+from tests.oracles.samples import image_part
 from tests.services.checkpoint import TinyCheckpoints
+from tests.source_pictures import drawn
 from workers.offline import OmniLLM, OmniOutput
 
 pytest.importorskip("vllm")
@@ -24,6 +26,15 @@ def request(
         "seed": seed,
         "stages": {"generate": {"height": height, "width": width, "temperature": temperature}, "denoise": denoise},
     }
+
+
+EDIT = "Join them, and write 'New'"
+
+
+def png(source: Image.Image) -> bytes:
+    file = io.BytesIO()
+    source.save(file, "PNG")
+    return file.getvalue()
 
 
 def picture(output: Any) -> np.ndarray[Any, Any]:
@@ -42,11 +53,19 @@ def test_pictures_are_those_of_the_reference(tiny_glm_images: TinyCheckpoints) -
     ]
     requests = [request(text, height, width, seed=seed, **options) for text, height, width, seed, options in cases]
     sampled = request("A lighthouse", 64, 64, seed=4, temperature=0.9, steps=2)
+    sources = [drawn(100, 64, 1), drawn(64, 96, 2)]  # the first is shrunk to 96 x 64 pixels
+    edit = request(EDIT, 64, 96, seed=5, steps=3)
+    edit["messages"][0]["content"] = [*map(image_part, map(png, sources)), {"type": "text", "text": EDIT}]
+    del edit["stages"]["generate"]["height"], edit["stages"]["generate"]["width"]
     with OmniLLM("glm_image", model=checkpoint) as llm:
-        *greedy, one, other = llm.generate([*requests, sampled, sampled])
+        *greedy, one, other, edited = llm.generate([*requests, sampled, sampled, edit])
     assert np.array_equal(picture(one), picture(other))
     assert picture(one).shape == (64, 64, 3)
     reference = GlmImageReference(checkpoint)
+    assert picture(edited).shape == (96, 64, 3)
+    token_ids = torch.tensor(reference.tokens(EDIT, 96, 64, sources))
+    expected = reference.picture(EDIT, token_ids, 96, 64, seed=5, pictures=sources, num_inference_steps=3)
+    assert np.abs(picture(edited).astype(int) - expected).max() <= 1
     for (text, height, width, seed, options), output in zip(cases, greedy, strict=True):
         written = reference.tokens(text, height, width)
         token_ids = torch.tensor(written[-(height // 32 * width // 32) :])
