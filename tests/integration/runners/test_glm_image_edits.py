@@ -1,5 +1,7 @@
 """Edits by GLM-Image: source pictures are encoded as the references do, and edits are Diffusers' bit for bit."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import run
 from tests.integration.runners.test_glm_image_pictures import after, load, prompt, tensor
 from tests.oracles.glm_image import GlmImageReference
@@ -164,6 +166,14 @@ def test_jobs_of_several_pictures_take_turns(encoder: Encode) -> None:
             assert torch.equal(tensor(one, name), tensor(other, name))
 
 
+def test_in_bfloat16_the_vae_stays_in_float32(checkpoint: Path, encoder: Encode) -> None:
+    given = pictures_prompt(pixels(drawn(128, 128)))
+    (exact,), (rounded,) = run(encoder, [given]), run(load_encoder(checkpoint, "bfloat16"), [given])
+    assert torch.equal(tensor(exact, "latents"), tensor(rounded, "latents"))
+    same = (tensor(exact, "token_ids") == tensor(rounded, "token_ids")).float().mean()
+    assert same > 0.3  # of 16,384 random codes another is often as near
+
+
 # Bad input
 
 
@@ -207,3 +217,30 @@ def test_sources_that_do_not_fit_are_refused_with_their_field(
     with pytest.raises(ModelError) as refused:
         model.check(replace(given, tensors={**given.tensors, **changes}))
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("file", "section", "changes", "message"),
+    [
+        ("vision_language_encoder/config.json", "vision_config", {"depth": 2}, "do not fit"),
+        ("vision_language_encoder/config.json", "vq_config", {"embed_dim": 4}, "do not fit"),
+        ("vision_language_encoder/config.json", "vision_config", {"depth": "two"}, "cannot be prepared"),
+        ("processor/processor_config.json", "image_processor", {"patch_size": 14}, "patches of 16 pixels"),
+        ("vae/config.json", None, {"latents_mean": None}, "each latent channel"),
+        ("vision_language_encoder/model.safetensors", None, None, "cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    checkpoint: Path, tmp_path: Path, file: str, section: str | None, changes: dict[str, Any] | None, message: str
+) -> None:
+    for part in ("processor", "vision_language_encoder", "vae"):
+        shutil.copytree(checkpoint / part, tmp_path / part)
+    if changes is None:
+        (tmp_path / file).unlink()
+    else:
+        config = json.loads((tmp_path / file).read_text())
+        (config if section is None else config[section]).update(changes)
+        (tmp_path / file).write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message) as refused:
+        load_encoder(tmp_path)
+    assert refused.value.file is not None

@@ -35,11 +35,12 @@ def load_picture_tokenizer(checkpoint: Path, device: torch.device, dtype: torch.
         processor: Any = GlmImageImageProcessor.from_pretrained(checkpoint / PROCESSOR, local_files_only=True)
     except Exception as error:  # Transformers raises many kinds for wrong files
         raise ConfigError(f"pictures cannot be prepared: {error}", file=str(directory)) from error
-    parts: list[Any] = []
-    for kind, section, prefix, its_dtype in (
+    sections: list[tuple[Any, Any, str, torch.dtype]] = [
         (GlmImageVisionModel, config.vision_config, "model.visual.", dtype),
         (GlmImageVQVAE, config.vq_config, "model.vqmodel.", torch.float32),
-    ):
+    ]
+    parts: list[Any] = []
+    for kind, section, prefix, its_dtype in sections:
         with no_init_weights():
             module: Any = kind._from_config(section, dtype=its_dtype)
         try:

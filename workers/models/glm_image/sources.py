@@ -74,8 +74,8 @@ def sources_of(stage_input: StageInput, stage: StageConfig) -> list[Source]:
         Source(ids.view(height, width).clone(), each.reshape(-1, SIDE * height, SIDE * width).clone())
         for (height, width), ids, each in zip(
             sizes,
-            token_ids.split(counts),
-            latents.split([SIDE * SIDE * count for count in counts], dim=1),
+            torch.split_with_sizes(token_ids, counts),
+            torch.split_with_sizes(latents, [SIDE * SIDE * count for count in counts], dim=1),
             strict=True,
         )
     ]
