@@ -248,6 +248,18 @@ def test_a_mask_beside_the_request_is_refused(api: ApiServer, model: str) -> Non
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "mask")
 
 
+def test_what_a_job_may_set_is_shown_with_its_bounds(api: ApiServer) -> None:
+    shown = {each["name"]: each["stages"] for each in api.http.get("/v1/pipelines").json()["pipelines"]}
+    denoise = next(each for each in shown["qwen_image"] if each["name"] == "denoise")
+    bounds = {
+        name: {key: each for key, each in of.items() if each is not None} for name, of in denoise["bounds"].items()
+    }
+    assert bounds["steps"] == {"at_least": 1, "at_most": 200}
+    assert bounds["width"] == {"at_least": 16, "at_most": 2048, "multiple_of": 16}
+    assert bounds["pixels"] == {"at_least": 1}
+    assert set(bounds) == {"steps", "true_cfg_scale", "width", "height", "pixels"}
+
+
 def unusual() -> Iterator[tuple[str, bytes]]:
     """Pictures that are taken, though few programs write them; tests/e2e/test_upscale.py tells what comes of each."""
     frames = [Image.new("RGB", (40, 30), colour) for colour in ("red", "blue")]

@@ -1,6 +1,7 @@
 """What a job may set for the stages of GLM-Image."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,11 +12,18 @@ from workers.models.glm_image.grids import SIDES
 class GenerateParameters(StageParameters):
     """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
 
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+
     width: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
     height: Annotated[int, SIDES, Field(description="of the picture, in pixels: a multiple of 32")] = 1024
     temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
     top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of the picture."""
+        return self.width * self.height
 
 
 class DenoiseParameters(StageParameters):
