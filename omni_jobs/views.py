@@ -47,6 +47,16 @@ class BulkAnswer(_View):
     error: ErrorView | None = None
 
 
+class BoundsView(_View):
+    """What a number may be that a job sets: the model's bounds, narrowed by the ``limits`` of the stage config."""
+
+    at_least: int | float | None = None
+    more_than: int | float | None = None
+    at_most: int | float | None = None
+    less_than: int | float | None = None
+    multiple_of: int | float | None = None
+
+
 class StageView(_View):
     """A stage of a pipeline. ``parameters`` has the defaults of what a job may set in ``stages.<name>``."""
 
@@ -55,6 +65,7 @@ class StageView(_View):
     inputs: dict[str, str]  # earlier stage → the flow taken from it
     produces: str = ""  # a flow
     parameters: dict[str, Any]
+    bounds: dict[str, BoundsView] = {}  # of each number among them, and of what is computed of them or of the input
     paused_at: datetime | None = None  # since then its workers claim nothing; null: it is not paused
     resumable: bool = False  # whether a run of it goes on from a snapshot after a loss; else all its steps run again
 

@@ -141,7 +141,7 @@ def result(
     from omni_jobs.cli.live import show_progress
 
     with connect(url) as client:
-        job = show_progress(client, job_id, timeout) if wait else client.get(job_id)
+        job = show_progress(client, job_id, timeout, out) if wait else client.get(job_id)
         if out is not None:
             client.save(job, out)
     show_outcome(job, as_json, out)

@@ -12,10 +12,13 @@ from rich.live import Live
 from rich.text import Text
 
 from omni_jobs.cli.formats import duration_text
+from omni_jobs.cli.preview_file import PreviewFile
 from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
-from omni_jobs.states import StageRunState
+from omni_jobs.states import JobState, StageRunState
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from omni_jobs.client import Client
     from omni_jobs.stack.embedded import EmbeddedStack
     from omni_jobs.views import JobView
@@ -35,18 +38,24 @@ def show_start(stack: EmbeddedStack) -> None:
         console.print(f"{child.name} ready after {duration_text(child.start_s)}", highlight=False)
 
 
-def show_progress(client: Client, job_id: str, timeout: float | None = None) -> JobView:
+def show_progress(client: Client, job_id: str, timeout: float | None = None, preview_in: Path | None = None) -> JobView:
     """Wait for a job, show its progress meanwhile, and return the job once it has ended, in whatever state.
 
-    Raises NotFound, and TimeoutError after ``timeout`` seconds, if given.
+    ``preview_in``: the directory that gets the newest preview meanwhile, of a job that asked for previews.
+    Raises NotFound, TimeoutError after ``timeout`` seconds, if given, and OSError for a preview.
     """
     console = Console(stderr=True)
     latest = client.get(job_id)
     printed: set[tuple[str, str]] = set()
+    preview = None if preview_in is None else PreviewFile(preview_in)
 
     def update(job: JobView) -> None:
         nonlocal latest
         latest = job
+        if preview is not None and preview.update(job):
+            console.print(Text(f"the newest preview: {preview.path}"), soft_wrap=True)
+        if preview is not None and job.status is JobState.COMPLETED:
+            preview.remove()
         if not console.is_terminal:
             for stage in job.stages:
                 if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:

@@ -70,6 +70,12 @@ SizeOption = Annotated[
     str | None,
     typer.Option("--size", metavar="WIDTHxHEIGHT", help="Of a picture: the width and height of the stages that have."),
 ]
+PreviewsOption = Annotated[
+    bool,
+    typer.Option(
+        "--previews", help="Ask for previews: the status page shows them, and with --out preview.jpeg has the newest."
+    ),
+]
 WaitingOutOption = Annotated[
     Path | None,
     typer.Option("--out", help="Wait, and write result.json, text.txt and the artifacts into this directory."),

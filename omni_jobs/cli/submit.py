@@ -34,6 +34,7 @@ def submit(
     modalities: options.ModalitiesOption = None,
     voice: options.VoiceOption = None,
     size: options.SizeOption = None,
+    previews: options.PreviewsOption = False,
     param: options.ParamOption = None,
     seed: options.SeedOption = None,
     metadata: options.MetadataOption = None,
@@ -53,7 +54,7 @@ def submit(
     Examples:
       omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
       omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
-      omni-jobs submit "A lighthouse at dusk" --size 1024x768 --seed 7 --out lighthouse
+      omni-jobs submit "A lighthouse at dusk" --size 1024x768 --seed 7 --previews --out lighthouse
       omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
       omni-jobs submit --body request.json --json
     """
@@ -65,6 +66,8 @@ def submit(
     else:
         request = _prompt(text, system, media, prompt_embeds)
         request |= _settings(modalities, voice, param, seed, metadata, priority)
+    if previews:
+        request["previews"] = True
     wanted = None if size is None else Size.parse(size)
     with connect(url) as client:
         if body is None:
@@ -83,7 +86,7 @@ def _follow(client: Client, job: JobView, timeout: float | None, out: Path | Non
     """Show a job's progress until its end, write its files to ``out``, and print its outcome."""
     from omni_jobs.cli.live import show_progress
 
-    job = show_progress(client, job.id, timeout)
+    job = show_progress(client, job.id, timeout, out)
     if out is not None:
         client.save(job, out)
     show_outcome(job, as_json, out)

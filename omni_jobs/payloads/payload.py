@@ -44,6 +44,12 @@ class Payload:
     prompt_embeds: PromptEmbedsPayload | None = None
     additional_information: AdditionalInformationPayload | None = None
 
+    @property
+    def key(self) -> str | None:
+        """The payload's key in the object store, for errors; None if it was not read from there."""
+        parts = (self.additional_information, self.prompt_embeds)
+        return next((part.key for part in parts if part is not None), None)
+
     # Encoding
 
     def buffers(self) -> list[memoryview]:

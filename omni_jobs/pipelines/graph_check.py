@@ -2,10 +2,13 @@
 
 from graphlib import CycleError, TopologicalSorter
 
+from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.declarations import ComponentDeclaration
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.flows import flow
+from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.pipelines.outputs import output
+from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource
 
@@ -63,7 +66,24 @@ def _check_stage(pipeline: Pipeline, stage: StageConfig, source: YamlSource) -> 
     _check_inputs(stage, component, source)
     _check_engine(stage, component, source)
     with source.located((*at, "parameters")):
-        stage.parameters_with({})
+        defaults = stage.parameters_with({})
+    if stage.limits:
+        _check_limits(pipeline, stage, defaults, source)
+
+
+def _check_limits(pipeline: Pipeline, stage: StageConfig, defaults: StageParameters, source: YamlSource) -> None:
+    """Check that the limits narrow, and that a job that sets nothing keeps them."""
+    at = ("stages", stage.name, "limits")
+    try:
+        _ = stage.bounds
+    except ConfigError as error:
+        raise source.error((*at, *(() if error.field is None else (error.field,))), error.message) from None
+    if INPUT_PIXELS in stage.limits and "image" not in pipeline.accepts:
+        raise source.error((*at, INPUT_PIXELS), "the pipeline accepts no image")
+    set_by_default = {name: getattr(defaults, name) for name in stage.limits if name in type(defaults).model_fields}
+    if (found := stage.beyond_limits(set_by_default)) is not None:
+        subject = f"the default of {found.limit}" if found.limit == found.parameter else "by default"
+        raise source.error((*at, found.limit), f"{subject} {found.problem}: set another under parameters")
 
 
 def _component(stage: StageConfig, source: YamlSource) -> ComponentDeclaration | None:

@@ -4,10 +4,19 @@ A stage config gives the defaults; a job's ``stages`` object overrides them fiel
 the same class, which refuses unknown names.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
 class StageParameters(BaseModel):
-    """Base class of stages' parameters. Refuses unknown names, NaN, and values of another type."""
+    """Base class of stages' parameters. Refuses unknown names, NaN, and values of another type.
+
+    quantities  whole numbers that a class computes of its parameters, such as the pixels of width and height: the name
+                of a property → those parameters. A stage's ``limits`` may bound them, too
+    """
+
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)

@@ -25,6 +25,7 @@ from omni_jobs.pipelines.declarations import (
 )
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.flows import Flow, flow
+from omni_jobs.pipelines.limits import INPUT_PIXELS, Beyond, Bounds, Limit, beyond, own_bounds
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from omni_jobs.retry import RetryLimits
@@ -65,6 +66,7 @@ class StageConfig(_Frozen):
     retries: RetryLimits = RetryLimits()
     max_payload_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     parameters: dict[str, Any] = {}  # defaults; ``component`` or ``kind`` decides their type
+    limits: dict[Name, Limit] = {}  # narrower bounds of what a job may set: by parameter, or a quantity such as pixels
 
     # What the names stand for. Each raises ConfigError for a name that is not installed, and PluginBroken.
 
@@ -129,6 +131,44 @@ class StageConfig(_Frozen):
         given = {**self.parameters, **overrides}
         return self.parameters_type.model_validate(given, context=self.engine_settings)
 
+    @cached_property
+    def bounds(self) -> Mapping[str, Bounds]:
+        """What each number may be that a job sets: the parameters' own bounds, narrowed by ``limits``.
+
+        Raises ConfigError for a limit of another name, and for one that does not narrow.
+        """
+        bounds = own_bounds(self.parameters_type)
+        if not self.inputs:
+            bounds[INPUT_PIXELS] = Bounds(at_least=1, is_whole=True)
+        for name, limit in self.limits.items():
+            if name not in bounds:
+                raise ConfigError(f"no number of this name; known: {', '.join(bounds) or 'none'}", field=name)
+            try:
+                bounds[name] = bounds[name].narrowed(limit)
+            except ConfigError as error:
+                error.field = name
+                raise
+        return bounds
+
+    def beyond_limits(self, overrides: Mapping[str, Any]) -> Beyond | None:
+        """Return the first thing in which a job's ``overrides`` are beyond ``limits``; None if they are not.
+
+        What has no limit is left to ``parameters_with``; the rest is checked before it, so that
+        the nearest number in a message is one that the limit lets pass. Raises pydantic's ValidationError as it does.
+        """
+        limited = {name: self.bounds[name] for name in self.limits}
+        if not limited:
+            return None
+        if (found := beyond(limited, overrides)) is not None:
+            return found
+        parameters = self.parameters_with(overrides)
+        for name, parts in self.parameters_type.quantities.items():
+            found = beyond(limited, {name: getattr(parameters, name)})
+            if found is not None:
+                said = f"{' x '.join(parts)} are {getattr(parameters, name)} {name}, which {found.problem}"
+                return Beyond(next((part for part in parts if part in overrides), parts[0]), name, said)
+        return None
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide a job's result, a dict of JSON: the stage's part of the pipeline's digest."""
         graph = {"kind", "component", "processor", "inputs", "produces"}
@@ -174,8 +214,8 @@ class Pipeline(_Frozen):
         A worker claims only jobs of its own digest, so no job runs with two versions of a file.
         Included: name, version, accepted inputs, outputs, family, voices; per stage kind, component, processor, inputs,
         flow, default parameters, a family of its own, and those settings of its engine that decide a result.
-        Excluded: slots, limits, retries, memory, batches and devices, because an operator tunes them while jobs wait;
-        descriptions; and the checkpoint's path, because the same weights lie elsewhere on each host.
+        Excluded: slots, limits of all kinds, retries, memory, batches and devices, because an operator tunes them while
+        jobs wait; descriptions; and the checkpoint's path, because the same weights lie elsewhere on each host.
         A field set to its default counts as unset, so that a new field with a default changes no digest.
         """
         decisive = {

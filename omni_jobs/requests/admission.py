@@ -15,7 +15,7 @@ from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.priority import Priority
 from omni_jobs.prompts import PromptRenderer, Renderers
-from omni_jobs.requests.content import Contents, decode_base64, measure
+from omni_jobs.requests.content import Contents, Medium, check_input_pixels, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
 from omni_jobs.requests.json_body import Long, canonical, parse_body
 from omni_jobs.requests.options import modalities_of, outputs_of, parameters_of
@@ -139,7 +139,7 @@ def admit(
         check_embeds(embeds, renderer, stages)
         media = [Media("application/vnd.safetensors", embeds)]
     else:
-        check_length = partial(_check_length, renderer, admitted, stages)
+        check_length = partial(_check_length, renderer, admitted, stages, contents.media)
         media = _check_media(contents, settings, wall, renderer, check_length)
     return AdmittedRequest(
         request=admitted,
@@ -205,9 +205,13 @@ def _check_length(
     renderer: PromptRenderer | None,
     request: Mapping[str, Any],
     stages: Sequence[StageConfig],
+    media: Sequence[Medium],
     infos: Sequence[MediaInfo],
 ) -> None:
-    """Raise InvalidRequest where the prompt has more tokens than the model takes."""
+    """Raise InvalidRequest where the prompt has more tokens than the model takes, and for pictures beyond a limit."""
+    for stage in stages:
+        for medium, info in zip(media, infos, strict=True):
+            check_input_pixels(stage, medium, info)
     if renderer is None:
         return
     renderer.check(request)

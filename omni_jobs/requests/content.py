@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
+from omni_jobs.media.info import ImageInfo
 from omni_jobs.media.wall import Kind, MediaWall
+from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, TextPart, VideoPart
 from omni_jobs.requests.json_body import SLICE, Long
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
-    from omni_jobs.pipelines.stage_config import Pipeline
+    from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
     from omni_jobs.settings import Settings
 
 _DECODED_AT_ONCE = 64 << 10  # characters of base64: decoding them holds the interpreter's lock for 0.13 ms
@@ -127,6 +129,22 @@ def measure(
     if infos != headers:
         check_length(infos)
     return infos
+
+
+def check_input_pixels(stage: StageConfig, medium: Medium, info: MediaInfo) -> None:
+    """Check a picture against the stage's limit of ``input_pixels``, if it has one.
+
+    Raises RequestTooLarge for a picture beyond it, and InvalidRequest for one that has too few pixels.
+    """
+    if INPUT_PIXELS not in stage.limits or not isinstance(info, ImageInfo):
+        return
+    pixels = info.width * info.height
+    problem = stage.bounds[INPUT_PIXELS].problem(pixels)
+    if problem is not None:
+        at_least = stage.limits[INPUT_PIXELS].at_least
+        kind = InvalidRequest if at_least is not None and pixels < at_least else RequestTooLarge
+        found = f"the picture has {info.width}×{info.height} pixels, and {INPUT_PIXELS} {problem}"
+        raise kind(f"{found} (a limit of this pipeline)", field=medium.field)
 
 
 def _parts(message: Message) -> Sequence[Part]:

@@ -11,7 +11,8 @@ import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 
@@ -52,7 +53,7 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     if len(body) > _SMALL:
         body, long = _outline(body, _TEXT_AS_JSON * max_text_bytes)
     try:
-        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
+        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_NoNumber)
     except UnicodeDecodeError as error:
         where = "" if long else f" at byte {error.start}"
         raise InvalidRequest(f"the body is not UTF-8: {error.reason}{where}", field="body") from None
@@ -166,8 +167,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+@dataclass(frozen=True, slots=True)
+class _NoNumber:
+    """What Python's parser takes for a number and JSON does not: NaN, Infinity or -Infinity. It never leaves here."""
+
+    name: str
 
 
 def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: int) -> None:
@@ -198,6 +202,8 @@ def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: i
                     container[name] = str(text, "ascii")
             elif isinstance(value, dict | list):
                 waiting.append((value, path))
+            elif isinstance(value, _NoNumber):
+                raise InvalidRequest(f"{value.name} is no JSON number", field=_dotted(path))
             elif not _fits_64_bits(value):
                 raise InvalidRequest("the number takes more than 64 bits", field=_dotted(path))
 

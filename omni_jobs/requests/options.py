@@ -98,11 +98,16 @@ def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[Stag
         fields[output.stage, name] = field
     for stage, values in chosen.items():
         try:
-            running[stage].parameters_with(values)
+            beyond = running[stage].beyond_limits(values)
+            if beyond is None:
+                running[stage].parameters_with(values)
         except ValidationError as error:
             refused = refuse(error, "stages", stage)
             parameter = ".".join((refused.field or "").split(".")[2:3])
             raise InvalidRequest(refused.message, field=fields.get((stage, parameter), refused.field)) from None
+        if beyond is not None:
+            field = fields.get((stage, beyond.parameter), f"stages.{stage}.{beyond.parameter}")
+            raise InvalidRequest(f"{beyond.problem} (a limit of this pipeline)", field=field)
     return chosen
 
 

@@ -69,28 +69,44 @@ class HandOff:
         return self._stage.input_of(
             job_id=claim.job_id,
             request=claim.request,
-            media=[self._read(ref, max_bytes=ref.size) for ref in refs],
-            upstream={stage: self._read_payload(stage, payload) for stage, payload in claim.upstream.items()},
+            media=[self._read(ref, f"media.{number}", max_bytes=ref.size) for number, ref in enumerate(refs)],
+            upstream={stage: self._read_payload(claim, stage, stored) for stage, stored in claim.upstream.items()},
             seed=claim.seed,
             has_successors=claim.has_successors,
         )
 
-    def _read_payload(self, stage: str, payload: ObjectRef | bytes | None) -> Payload:
+    def _read_payload(self, claim: Claim, stage: str, stored: ObjectRef | bytes | None) -> Payload:
+        """Return the payload that a stage left. Raises PayloadCorrupt, also for one of another job, stage or kind."""
         limits = self._limits[stage]
-        if payload is None:
+        if stored is None:
             raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
-        if isinstance(payload, bytes):
-            return Payload.decode(payload, limits, stage=self._stage.name)
-        data = self._read(payload, max_bytes=limits.max_bytes)
-        return Payload.decode(data, limits, key=payload.key, stage=self._stage.name)
+        if isinstance(stored, bytes):
+            payload = Payload.decode(stored, limits, stage=self._stage.name)
+        else:
+            data = self._read(stored, stage, max_bytes=limits.max_bytes)
+            payload = Payload.decode(data, limits, key=stored.key, stage=self._stage.name)
+        due = {"job_id": claim.job_id, "stage": stage, "kind": self._stage.pipeline.stage(stage).produces}
+        for name, value in due.items():
+            if (found := getattr(payload.manifest, name)) != value:
+                raise PayloadCorrupt(
+                    f"{found!r}, not {value!r}", field=f"manifest.{name}", key=payload.key, stage=self._stage.name
+                )
+        return payload
 
-    def _read(self, ref: ObjectRef, *, max_bytes: int) -> memoryview:
-        """Read an object; read a damaged one a second time, because the damage may have happened on the way."""
+    def _read(self, ref: ObjectRef, field: str, *, max_bytes: int) -> memoryview:
+        """Read an object; read a damaged one a second time, because the damage may have happened on the way.
+
+        Raises StorageError, which names ``field``.
+        """
         try:
-            return self._store.read(ref, max_bytes=max_bytes)
-        except ObjectCorrupt as error:
-            logger.warning("read once more: %s", error)
-            return self._store.read(ref, max_bytes=max_bytes)
+            try:
+                return self._store.read(ref, max_bytes=max_bytes)
+            except ObjectCorrupt as error:
+                logger.warning("read once more: %s", error)
+                return self._store.read(ref, max_bytes=max_bytes)
+        except StorageError as error:
+            error.field = error.field or field
+            raise
 
     # Store.
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from omni_jobs.errors import ModelError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -84,7 +85,8 @@ class StageLLM:
 
         ``snapshots`` are for a runner that can be resumed. Offline there are none.
         Call the output's ``free`` once its hidden states are stored, because they hold memory of the engine's budget.
-        Raises OmniJobsError carrying the stage's name; other exceptions of the model's code pass as they are.
+        Raises OmniJobsError carrying the stage's name, and the payload's key where the prompt is wrong; other
+        exceptions of the model's code pass as they are.
         """
         with self.stage.named_in_errors():
             if self.stage.config.runner.blocking_prompts:
@@ -92,9 +94,14 @@ class StageLLM:
                 prompt = await asyncio.to_thread(self.stage.make_prompt, stage_input)
             else:
                 prompt = self.stage.make_prompt(stage_input)
-            if snapshots is not None and self._resumable is not None:
-                return await self._resumable.run(prompt, progress, snapshots)
-            return await self.runner.run(prompt, progress)
+            try:
+                if snapshots is not None and self._resumable is not None:
+                    return await self._resumable.run(prompt, progress, snapshots)
+                return await self.runner.run(prompt, progress)
+            except ModelError as error:
+                if error.field is not None:  # of the prompt, which no longer knows the payload's key
+                    error.key = error.key or stage_input.upstream_key
+                raise
 
     async def close(self) -> None:
         """End the engine and the media's decoders; safe to call twice."""

@@ -121,8 +121,7 @@ class Stage:
         """
         for earlier, name in self.config.inputs.items():
             if earlier in upstream and (problem := flow(name).problem(upstream[earlier])) is not None:
-                key = getattr(upstream[earlier].additional_information, "key", None)
-                raise PayloadCorrupt(problem.message, field=problem.field, key=key, stage=self.name)
+                raise PayloadCorrupt(problem.message, field=problem.field, key=upstream[earlier].key, stage=self.name)
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
             parameters = self.config.parameters_with(overrides) if overrides else self._parameters

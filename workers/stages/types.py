@@ -52,6 +52,12 @@ class StageInput(NamedTuple):
         """Whether the job asked for previews."""
         return bool(self.request.get("previews"))
 
+    @property
+    def upstream_key(self) -> str | None:
+        """The key of the payload that the prompt is made of; None where there is none with a key, or several."""
+        keys = [payload.key for payload in self.upstream.values()]
+        return keys[0] if len(keys) == 1 else None
+
 
 EnginePrompt: TypeAlias = object
 """The prompt that an input processor makes for its stage's runner, which refuses a type that is not its own."""

@@ -24,6 +24,7 @@ from omni_jobs.views import ArtifactView, ErrorView, StageRunView, WaitingView, 
 router = APIRouter(tags=["status"])
 
 _LARGEST_PICTURE_BYTES = 16 << 20  # the page has those of many jobs
+_LARGEST_PREVIEW = 64 << 10  # characters of its data URL, because each refresh of the page brings it again
 
 
 class StageLoad(BaseModel):
@@ -106,8 +107,8 @@ def _status(services: Services, caller: Caller) -> Status:
     ]
     recent = [
         RecentJob(
-            # without the text and the preview of a stage's progress, which may be long
-            **job.model_dump(exclude={"artifacts": True, "stages": {"__all__": {"progress": {"text", "picture"}}}}),
+            **job.model_dump(exclude={"artifacts", "stages"}),
+            stages=[_brief(stage) for stage in job.stages],
             artifacts=[artifact.url for artifact in job.artifacts],
             pictures=[artifact.url for artifact in job.artifacts if _is_picture(artifact)],
         )
@@ -122,6 +123,15 @@ def _status(services: Services, caller: Caller) -> Status:
         recent=recent,
         has_session=services.callers.auth == "keys",
     )
+
+
+def _brief(stage: StageRunView) -> StageRunView:
+    """Return a stage run without what may be long in its progress: its text, and a preview that is large."""
+    if stage.progress is None:
+        return stage
+    picture = stage.progress.picture
+    shown = picture if picture is not None and len(picture) <= _LARGEST_PREVIEW else None
+    return stage.model_copy(update={"progress": stage.progress.model_copy(update={"text": None, "picture": shown})})
 
 
 def _is_picture(artifact: ArtifactView) -> bool:
@@ -164,13 +174,13 @@ def page() -> Response:
 def _page() -> tuple[bytes, str]:
     """Return the page, and a Content-Security-Policy.
 
-    It allows the page's own script and style, and this server's answers and pictures.
+    It allows the page's own script and style, this server's answers and pictures, and previews, which stand in answers.
     """
     html = files("omni_jobs.api.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
     script, style = (_hash_of(tag, html) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
-        "img-src 'self'; "
+        "img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html.encode(), policy

@@ -9,8 +9,8 @@ from omni_jobs.api.needs import Reader
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.database.clock import as_datetime
 from omni_jobs.pipelines.outputs import output
-from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.views import FormatView, OutputView, PipelineList, PipelineView, StageView
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+from omni_jobs.views import BoundsView, FormatView, OutputView, PipelineList, PipelineView, StageView
 
 router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 
@@ -39,6 +39,7 @@ def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str
                 inputs=dict(stage.inputs),
                 produces=stage.produces,
                 parameters=stage.parameters_with({}).model_dump(mode="json") if whole else {},
+                bounds=_bounds(stage) if whole else {},
                 resumable=whole and stage.is_resumable,
                 paused_at=as_datetime(paused[key]) if (key := (pipeline.name, stage.name)) in paused else None,
             )
@@ -46,6 +47,13 @@ def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str
         ],
         trouble=services.unavailable_reason(pipeline),
     )
+
+
+def _bounds(stage: StageConfig) -> dict[str, BoundsView]:
+    """Return the bounds of the stage's parameters, and of what else it has a limit for."""
+    bounded = {name: each.to_dict() for name, each in stage.bounds.items()}
+    shown = {*stage.parameters_type.model_fields, *stage.parameters_type.quantities, *stage.limits}
+    return {name: BoundsView(**each) for name, each in bounded.items() if each and name in shown}
 
 
 def _output_view(modality: str, stage: str) -> OutputView:

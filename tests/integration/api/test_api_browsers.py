@@ -1,5 +1,6 @@
 """Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
+import base64
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Completion, NewWorker, StoredArtifact
+from omni_jobs.jobs import Completion, NewWorker, ProgressReport, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.storage.keys import artifact_key
 from omni_jobs.tenants.key_store import ApiKeys
@@ -288,6 +289,36 @@ def test_the_status_page_shows_a_jobs_pictures(api: ApiServer, page: Page) -> No
     assert [text for text in told if "Content Security Policy" in text] == []
     first.click()
     page.wait_for_url(f"**/v1/jobs/{job}/artifacts/large.png")
+
+
+def data_url(width: int, height: int) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(samples.image(width, height, format='JPEG')).decode()}"
+
+
+def test_the_status_page_shows_the_newest_preview_of_a_job_that_runs(api: ApiServer, page: Page) -> None:
+    job_id = str(api.http.post("/v1/jobs", json=ECHO).json()["id"])
+    jobs, echo = api.services.jobs, api.services.pipelines["echo"]
+    jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0)
+    [claim] = jobs.claim("w", 5).claims
+
+    def draw(done: int, picture: str | None) -> None:
+        jobs.report_progress([ProgressReport(claim.stage_run_id, claim.attempt, done, 50, "steps", picture=picture)])
+
+    draw(5, data_url(24, 16))
+    page.goto(f"http://localhost:{api.port}/")
+    shown = page.get_by_alt_text(f"preview of {job_id}")
+    expect(shown).to_have_js_property("naturalWidth", 24)
+    expect(shown).to_be_visible()
+    expect(page.get_by_text("5 / 50 steps")).to_be_visible()
+    draw(10, data_url(32, 16))
+    expect(shown).to_have_js_property("naturalWidth", 32)
+    expect(page.get_by_text("10 / 50 steps")).to_be_visible()
+    draw(15, f"https://evil.example/{'x' * 64}.png")
+    expect(page.get_by_text("15 / 50 steps")).to_be_visible()
+    expect(shown).to_have_count(0)
+    draw(20, data_url(32, 16) + "A" * (64 << 10))  # too large to come with every refresh
+    expect(page.get_by_text("20 / 50 steps")).to_be_visible()
+    expect(shown).to_have_count(0)
 
 
 def test_a_picture_of_another_site_stays_out_of_the_status_page(api: ApiServer, evil: int, page: Page) -> None:

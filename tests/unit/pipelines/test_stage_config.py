@@ -163,6 +163,7 @@ def test_what_decides_a_result_decides_the_digest(tmp_path: Path, old: str, new:
         ("queue_limit_s: 60", "queue_limit_s: 61"),
         ("retries: {storage: 1}", "retries: {storage: 2}"),
         ("max_payload_bytes: 1000", "max_payload_bytes: 1001"),
+        ("slots: 8", "slots: 8\n    limits: {max_tokens: {at_most: 100}}"),
         ("max_num_seqs: 8", "max_num_seqs: 9"),
         ("max_num_batched_tokens: 512", "max_num_batched_tokens: 600"),
         ("block_size: 16", "block_size: 32"),
@@ -197,6 +198,7 @@ def test_every_field_is_in_the_digest_or_left_out_on_purpose() -> None:
         *("name", "version", "model", "accepts", "voices", "stages", "outputs"),
     }
     tuned = {"device", "slots", "slots_for_high", "time_limit_s", "queue_limit_s", "retries", "max_payload_bytes"}
+    tuned |= {"limits"}
     assert set(StageConfig.model_fields) - tuned == {
         *("name", "kind", "model", "component", "processor", "inputs", "produces", "engine", "parameters"),
     }

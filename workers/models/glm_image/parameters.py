@@ -1,6 +1,7 @@
 """What a job may set for the stages of GLM-Image."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -21,11 +22,18 @@ _Side = Annotated[
 class GenerateParameters(StageParameters):
     """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
 
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+
     width: _Side = None
     height: _Side = None
     temperature: Annotated[float, Field(ge=0, le=2, description="0: always the likeliest token")] = 0.9
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.75
     top_k: Annotated[int, Field(ge=0, le=100_000, description="0: all tokens")] = 0
+
+    @property
+    def pixels(self) -> int | None:
+        """The pixels of the picture; None: up to its sources."""
+        return None if self.width is None or self.height is None else self.width * self.height
 
 
 class DenoiseParameters(StageParameters):

@@ -50,4 +50,5 @@ class Tokens2LatentsProcessor:
             },
             stage_input.parameters,
             stage_input.seed,
+            stage_input.previews,
         )

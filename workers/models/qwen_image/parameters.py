@@ -1,6 +1,7 @@
 """What a job may set for the stages of Qwen-Image."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -20,6 +21,8 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 class DenoiseParameters(StageParameters):
     """Parameters of the denoising, which solves an ODE from noise to latents by Euler's method."""
 
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+
     steps: Annotated[int, Field(ge=1, le=200, description="steps from noise to the picture")] = 50
     true_cfg_scale: Annotated[
         float,
@@ -31,3 +34,8 @@ class DenoiseParameters(StageParameters):
     ] = 4.0
     width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
     height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of the picture."""
+        return self.width * self.height

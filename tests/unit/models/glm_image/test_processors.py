@@ -120,6 +120,15 @@ def test_image_tokens_and_glyph_texts_become_a_prompt(pipeline: Pipeline) -> Non
         processor(stage_input({"generate": given}, DecodeParameters()))
 
 
+def test_a_job_that_asks_for_previews_has_a_prompt_that_does(pipeline: Pipeline) -> None:
+    processor = Tokens2LatentsProcessor(pipeline.stage("denoise"), None)
+    given = stage_input(
+        {"generate": payload({"height": 64, "width": 96}, token_ids=torch.arange(6))}, DenoiseParameters()
+    )
+    assert not processor(given).previews
+    assert processor(given._replace(request={**given.request, "previews": True})).previews
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

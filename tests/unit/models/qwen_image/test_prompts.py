@@ -204,7 +204,7 @@ def test_parameters_that_the_model_cannot_take(
         ('"seed": -1', "seed"),
         ('"seed": 9223372036854775808', "seed"),
         ('"n": 4', "n"),
-        ('"stages": {"denoise": {"true_cfg_scale": NaN}}', "body"),
+        ('"stages": {"denoise": {"true_cfg_scale": NaN}}', "stages.denoise.true_cfg_scale"),
         ('"stages": {"denoise": {"true_cfg_scale": 1e999}}', "stages.denoise.true_cfg_scale"),
     ],
 )
