@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import workers.vllm_hooks.quick_import  # noqa: F401 — before all other imports of vLLM
+
+# isort: split
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
