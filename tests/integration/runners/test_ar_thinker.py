@@ -124,14 +124,24 @@ async def test_text_alone_captures_nothing(thinker: ARRunner, reference: Referen
 
 
 async def test_media_reach_the_engine_whatever_it_had_before(thinker: ARRunner, reference: Reference) -> None:
-    """vLLM's caches of media would drop this picture on one side alone: they are off, whatever size is asked for."""
-    picture = CASES["image"].prompt(reference, capture=False, max_tokens=2)
-    await thinker.run(picture, quiet)
+    """vLLM's caches of media would keep one picture here and another in the engine: they are off.
+
+    A picture that is captured is rendered, waits for its bytes, and enters the engine after one that came later.
+    """
+    late = CASES["image"].prompt(reference, capture=False, max_tokens=2)
     (image,) = CASES["image"].multi_modal_data["image"]
-    for turned in (image.rotate(90, expand=True), image.rotate(180), image.rotate(270, expand=True)):
-        other = CASES["image"].prompt(reference, capture=True, max_tokens=2)
-        (await thinker.run(replace(other, multi_modal_data={"image": [turned]}), quiet)).free()
-    output = await thinker.run(picture, quiet)
+    early = replace(
+        CASES["image"].prompt(reference, capture=True, max_tokens=2),
+        multi_modal_data={"image": [image.rotate(90, expand=True)]},
+    )
+    held = await thinker._budget.reserve(thinker._budget.limit)
+    waiting = asyncio.Event()
+    first = asyncio.create_task(thinker.run(early, lambda progress: waiting.set()))
+    await waiting.wait()
+    await thinker.run(late, quiet)
+    held.free()
+    (await first).free()
+    output = await thinker.run(late, quiet)
     assert len(output.token_ids) == 2
 
 
