@@ -78,7 +78,7 @@ _DROP = (  # what waits, so that the next side begins; a job whose first stage r
         " AND id IN (SELECT job_id FROM stage_runs WHERE stage = 'first' AND state = 'cancelled')"
     ),
 )
-_UNFINISHED = text("SELECT 1 FROM jobs WHERE state IN ('queued', 'in_progress') LIMIT 1")
+_UNFINISHED = text("SELECT id FROM jobs WHERE state IN ('queued', 'in_progress', 'cancelling')")
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,11 @@ class _Stack:
         self.submit(new)
 
     def drop(self) -> None:
-        """Cancel what waits, in SQL alone because there is much, and wait until nothing runs."""
+        """Cancel what waits, in SQL alone because there is much, and what runs, and wait until nothing runs."""
         for statement in _DROP:
             self.db.run(partial(_execute, statement))  # each in a transaction of its own, so that none waits long
+        for job_id in self.db.read(lambda tx: tx.execute(_UNFINISHED).scalars().all()):
+            self.jobs.cancel(job_id)
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:

@@ -33,7 +33,6 @@ from benchmarks.figures import Figure, figure, report
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests import hostile
-from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
 SMALL = json.dumps({"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}).encode()
 JSON = "application/json"
@@ -54,6 +53,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-hostile-") as name:
         directory = Path(name)
         requests = _write_requests(directory / "requests")
+        # Imported here, because the process of the hostile clients imports this module and needs no torch.
+        from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
+
         model = build_tiny_checkpoint(directory / "checkpoint")
         settings = Settings(data_dir=directory / "data", models={"qwen2_5_omni": model})
         with EmbeddedStack(settings, pipelines=[]) as stack:

@@ -1,8 +1,10 @@
+import gc
 import os
 from collections.abc import Generator
 
 import pytest
 
+gc.disable()  # until all tests are imported: the collector would search millions of new objects again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -14,6 +16,20 @@ pytest_plugins = [
     "tests.services.seaweedfs",
     "tests.services.checkpoint",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """From here on garbage is collected, but not searched for among what the imports made."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries report at the interpreter's end what it has not freed
 
 
 @pytest.hookimpl(wrapper=True)

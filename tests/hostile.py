@@ -224,9 +224,10 @@ def mpf_segment(pictures: int = 2) -> bytes:
 @lru_cache(maxsize=4)
 def png_zip_bomb(size: int = 1 << 30) -> bytes:
     """A small PNG whose pixels' stream holds ``size`` bytes, far more than its header says."""
-    packer = zlib.compressobj(9)
-    block = bytes(1 << 20)
-    packed = b"".join(packer.compress(block) for _ in range(size >> 20)) + packer.flush()
+    packer = zlib.compressobj(9, wbits=-15)  # a full flush begins anew, so that what is packed once may stand often
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    checksum = (size & -(1 << 20)) % 65_521 << 16 | 1  # Adler-32 of zeros
+    packed = b"\x78\xda" + block * (size >> 20) + packer.flush() + struct.pack(">I", checksum)
     header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", packed), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -239,7 +240,7 @@ def png_noise(side: int = 1_000) -> bytes:
     """Noise: a PNG as large as its pixels."""
     pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
     return file.getvalue()
 
 

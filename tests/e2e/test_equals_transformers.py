@@ -33,16 +33,11 @@ def _as_shipped(_: dict[str, Any]) -> None:
     """The configuration a user has."""
 
 
-def _chunked(pipeline: dict[str, Any]) -> None:
-    """Prompts in chunks of 48 tokens, prefix cache on."""
-    for stage in ("thinker", "talker"):
-        pipeline["stages"][stage]["engine"]["cpu"]["max_num_batched_tokens"] = 48
-
-
-def _cramped(pipeline: dict[str, Any]) -> None:
-    """So little KV cache that sixteen requests push each other out, again and again."""
+def _crowded(pipeline: dict[str, Any]) -> None:
+    """Prompts in chunks of 48 tokens, the prefix cache on, and so little cache that requests push each other out."""
     for stage in ("thinker", "talker"):
         cpu = pipeline["stages"][stage]["engine"]["cpu"]
+        cpu["max_num_batched_tokens"] = 48
         cpu["kv_cache_memory_bytes"] = 1 << 20
         cpu["block_size"] = 32
         cpu["max_model_len"] = 512
@@ -50,7 +45,7 @@ def _cramped(pipeline: dict[str, Any]) -> None:
 
 # Not seed 2: of one of its jobs the two best codes lie 1.4e-6 apart, which is a toss between any two sums.
 # Nor seed 3: there a thinker ends with its first token, where Transformers' generate fails.
-STACKS = {"shipped, seed 0": (0, _as_shipped), "chunked, seed 1": (1, _chunked), "cramped, seed 4": (4, _cramped)}
+STACKS = {"shipped, seed 0": (0, _as_shipped), "crowded, seed 4": (4, _crowded)}
 
 
 class Subject:

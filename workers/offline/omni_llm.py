@@ -266,6 +266,8 @@ def _cores_divided(engines: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads_per_engine(engines)),
         # vLLM's own choice binds all engines to the same first cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Without binding, vLLM's CPU engine needs no second process, which would import vLLM once more.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     with _ENVIRONMENT:
         ours = {name: value for name, value in share.items() if name not in os.environ} if engines else {}

@@ -7,6 +7,7 @@ seeds         a generator for seeded sampling on CPUs
 cpu_lora      a correction of vLLM's LoRA for batches with and without an adapter on CPUs
 worker        vLLM's worker for this platform, made to build our model runner
 engine        AsyncLLM: its start, its calls and its errors
+quick_import  the import of vLLM's engine, without garbage collection meanwhile
 engine_arguments  the types of its arguments, checked before the start and recorded for processes without vLLM
 """
 

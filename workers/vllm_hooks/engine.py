@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import multiprocessing
 import os
@@ -12,6 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import workers.vllm_hooks.quick_import  # noqa: F401 — before all other imports of vLLM
+
+# isort: split
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
@@ -49,7 +53,13 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid or 0)
     os.environ[ENGINE_PID] = str(os.getpid())  # for ``register`` in the processes of the ranks
-    _run_engine_core(*args, **kwargs)
+    try:
+        _run_engine_core(*args, **kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+    # vLLM has closed all it had, and multiprocessing will have. To free object by object what is left takes seconds.
+    atexit.register(os._exit, 0)
 
 
 class Engine:

@@ -16,6 +16,7 @@ from workers.offline import OmniLLM, OmniOutput
 from workers.offline.omni_llm import _cores_divided
 
 ROOT = Path(__file__).parents[3]
+SET_FOR_ENGINES = ["OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING"]
 
 _SCRIPT = """
 import json, os, sys
@@ -53,7 +54,7 @@ if __name__ == "__main__":
         "threads": [found for found in threads if found],
         "audio": [isinstance(result, OmniOutput) and len(result.audio or b"") for result in results[:6] + left],
         "error": [getattr(results[6], "code", None), getattr(results[6], "stage", None), str(results[6])],
-        "environment": [os.environ.get(name) for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")],
+        "environment": [os.environ.get(name) for name in sys.argv[3:]],
     }), flush=True)
 """
 
@@ -61,11 +62,11 @@ if __name__ == "__main__":
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_cores_captures_and_a_quiet_end(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "VLLM_CPU"))}
+    environment = {name: value for name, value in os.environ.items() if name not in SET_FOR_ENGINES}
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     done = subprocess.run(
-        [sys.executable, script, tiny_checkpoint, tmp_path / "spool"],
+        [sys.executable, script, tiny_checkpoint, tmp_path / "spool", *SET_FOR_ENGINES],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -80,7 +81,7 @@ def test_cores_captures_and_a_quiet_end(tiny_checkpoint: Path, tmp_path: Path) -
     # Three engines, one process each at least.
     assert len(found["threads"]) >= 3
     assert set(found["threads"]) == {str(threads_per_engine(3))}
-    assert found["environment"] == [None, None]  # the caller's own is as it was
+    assert found["environment"] == [None, None, None]  # the caller's own is as it was
     # Room for the hidden states of four at a time: the others have waited, and one never fits.
     assert all(size > 44 for size in found["audio"]), found
     assert found["error"][:2] == ["payload_too_large", "thinker"]
@@ -147,11 +148,11 @@ def test_embeddings_between_two_engines(tiny_causal_lm: Path, tmp_path: Path) ->
 
 def test_what_the_caller_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    for name in SET_FOR_ENGINES[1:]:
+        monkeypatch.delenv(name, raising=False)
     with _cores_divided(3):
-        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == ("7", "nobind")
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in os.environ
+        assert [os.environ[name] for name in SET_FOR_ENGINES] == ["7", "nobind", "0"]
+    assert [os.environ.get(name) for name in SET_FOR_ENGINES] == ["7", None, None]
 
 
 def test_without_engines_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

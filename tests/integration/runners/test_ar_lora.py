@@ -15,6 +15,7 @@ from omni_jobs.errors import ConfigError, ModelError
 from tests.oracles.ar import quiet
 from tests.oracles.lora import build_adapter, merge
 from tests.oracles.tinted import TintedReference, build_checkpoint
+from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
@@ -70,7 +71,8 @@ async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ada
         references[name] = TintedReference(merge(checkpoint, adapter, directory / f"merged-{name}"))
     modules = {name: str(adapter) for name, adapter in adapters.items()}
     started = runner(checkpoint, tmp_path_factory.mktemp("spool"), lora_modules=modules)
-    await started.start()
+    with one_process_an_engine():
+        await started.start()
     yield Adapted(started, references, checkpoint, directory)
     await started.close()
 

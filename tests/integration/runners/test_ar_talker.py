@@ -27,6 +27,7 @@ from tests.oracles.ar import (
     talker_prompt,
 )
 from tests.oracles.reference import Reference, ReferenceResult, Way
+from tests.processes import one_process_an_engine
 from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.prompts import OmniTokensPrompt
@@ -83,8 +84,7 @@ async def talker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
         max_num_seqs=16,
         max_num_batched_tokens=64,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with one_process_an_engine():
         await found.start()
     yield Talker(tiny_checkpoint, found)
     await found.close()

@@ -17,6 +17,7 @@ from vllm.platforms.cpu import CpuPlatform
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
 from tests.oracles.reference import Reference, ReferenceResult
+from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner, component_of
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
@@ -31,8 +32,12 @@ def reference(tiny_checkpoint: Path) -> Reference:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
-    """As a worker runs it: the engine and its worker in processes of their own. Small blocks, so that prompts share."""
+    """As a worker runs it: the engine and its worker in processes of their own. Small blocks, so that prompts share.
+
+    It asks vLLM for a cache of media with room for one picture, and must not get it.
+    """
     found = runner(tiny_checkpoint, "thinker", tmp_path_factory.mktemp("spool"), block_size=32)
+    found._engine_args["mm_processor_cache_gb"] = 600e3 / 2**30
     await found.start()
     yield found
     await found.close()
@@ -55,8 +60,7 @@ async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         max_num_seqs=16,
         max_num_batched_tokens=64,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the worker in the engine's process: it starts faster
+    with one_process_an_engine(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", classmethod(_with_async_scheduling))
         await found.start()
     yield found
@@ -119,25 +123,26 @@ async def test_text_alone_captures_nothing(thinker: ARRunner, reference: Referen
         assert after[name] == before[name]
 
 
-async def test_media_reach_the_engine_whatever_it_had_before(
-    tiny_checkpoint: Path, reference: Reference, tmp_path: Path
-) -> None:
-    """vLLM's caches of media would drop this picture on one side alone: they are off, whatever size is asked for."""
-    found = runner(tiny_checkpoint, "thinker", tmp_path / "spool")
-    room_for_one_picture = {"mm_processor_cache_gb": 600e3 / 2**30}
-    found._component = replace(found._component, engine_args={**found._component.engine_args, **room_for_one_picture})
-    await found.start()
-    try:
-        picture = CASES["image"].prompt(reference, capture=False, max_tokens=2)
-        await found.run(picture, quiet)
-        (image,) = CASES["image"].multi_modal_data["image"]
-        for turned in (image.rotate(90, expand=True), image.rotate(180), image.rotate(270, expand=True)):
-            other = CASES["image"].prompt(reference, capture=True, max_tokens=2)
-            (await found.run(replace(other, multi_modal_data={"image": [turned]}), quiet)).free()
-        output = await found.run(picture, quiet)
-        assert len(output.token_ids) == 2
-    finally:
-        await found.close()
+async def test_media_reach_the_engine_whatever_it_had_before(thinker: ARRunner, reference: Reference) -> None:
+    """vLLM's caches of media would keep one picture here and another in the engine: they are off.
+
+    A picture that is captured is rendered, waits for its bytes, and enters the engine after one that came later.
+    """
+    late = CASES["image"].prompt(reference, capture=False, max_tokens=2)
+    (image,) = CASES["image"].multi_modal_data["image"]
+    early = replace(
+        CASES["image"].prompt(reference, capture=True, max_tokens=2),
+        multi_modal_data={"image": [image.rotate(90, expand=True)]},
+    )
+    held = await thinker._budget.reserve(thinker._budget.limit)
+    waiting = asyncio.Event()
+    first = asyncio.create_task(thinker.run(early, lambda progress: waiting.set()))
+    await waiting.wait()
+    await thinker.run(late, quiet)
+    held.free()
+    (await first).free()
+    output = await thinker.run(late, quiet)
+    assert len(output.token_ids) == 2
 
 
 async def test_a_stage_run_executed_twice_gives_the_same(thinker: ARRunner, reference: Reference) -> None:

@@ -18,6 +18,7 @@ from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
 from tests.oracles.glm_image import GlmImageReference
+from tests.processes import one_process_an_engine
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import drawn, encoded, source_of
 from workers.models.glm_image.parameters import GenerateParameters
@@ -78,8 +79,7 @@ async def generate(
     small = {"block_size": 32, "kv_cache_memory_bytes": 1 << 20, "max_num_batched_tokens": 64, "max_model_len": 1024}
     engine = ArEngine(**{**args.engine.model_dump(exclude_unset=True), **small})
     runner = ARRunner(replace(args, engine=engine))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with one_process_an_engine():
         await runner.start()
     yield Generate(checkpoint, runner)
     await runner.close()

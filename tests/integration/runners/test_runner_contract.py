@@ -17,6 +17,7 @@ from tests.integration.runners.test_upscale import scene
 from tests.integration.runners.test_whisper import args as whisper_args
 from tests.integration.runners.test_whisper import packaged_model
 from tests.oracles import ar
+from tests.processes import one_process_an_engine
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
 from tests.runner_contract import Subject, check
@@ -84,14 +85,15 @@ async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
         parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
         return OmniTextPrompt(text, {}, parameters, seed=1, capture=False)
 
-    await check(
-        Subject(
-            lambda: ar.runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=4096, max_num_seqs=4),
-            lambda number: prompt("word " * (1 + number), 8),
-            prompt("word", 2000),
-            echo(),
+    with one_process_an_engine():
+        await check(
+            Subject(
+                lambda: ar.runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=4096, max_num_seqs=4),
+                lambda number: prompt("word " * (1 + number), 8),
+                prompt("word", 2000),
+                echo(),
+            )
         )
-    )
 
 
 async def test_pooling(tiny_causal_lm: Path) -> None:
@@ -112,15 +114,16 @@ async def test_pooling(tiny_causal_lm: Path) -> None:
         token_ids = [n * 7 % 250 for n in range(tokens)]
         return PoolingPrompt(token_ids, PoolingParameters(), 0, negative_token_ids=token_ids[::-1])
 
-    await check(
-        Subject(
-            lambda: PoolingRunner(args),
-            lambda number: prompt(5 + number),
-            prompt(context),
-            echo(),
-            exact=False,
+    with one_process_an_engine():
+        await check(
+            Subject(
+                lambda: PoolingRunner(args),
+                lambda number: prompt(5 + number),
+                prompt(context),
+                echo(),
+                exact=False,
+            )
         )
-    )
 
 
 async def test_whisper() -> None:

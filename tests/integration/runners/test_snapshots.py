@@ -207,7 +207,7 @@ async def test_a_model_that_cannot_be_resumed_refuses_and_begins_anew(
     declared: Family = family.QWEN2_5_OMNI
     code2wav: ComponentDeclaration = replace(declared.components["code2wav"], resumable=False)
     other = replace(declared, components={**declared.components, "code2wav": code2wav})
-    monkeypatch.setattr("workers.runners.diffusion.gpu_diffusion_worker.family", lambda name: other)
+    monkeypatch.setattr("workers.runners.declared_component.family", lambda name: other)
     monkeypatch.delattr(Code2Wav, "resume")
     runner = DiffusionRunner(args(tiny_checkpoint, snapshot_every_steps=1))
     await runner.start()

@@ -53,6 +53,8 @@ class EngineMain:
     async def serve(self) -> None:
         """Load the model and run prompts until the worker sends ``close``; send the error and return if that fails."""
         start = await self._receive()
+        usual = gc.get_threshold()
+        gc.set_threshold(100_000, 50, 50)  # imports make a million objects, and hardly any of them is garbage
         spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:
             args = replace(ARGS.validate_python(start["args"]), engine=DiffusionEngine(**start["engine"]))
@@ -64,6 +66,7 @@ class EngineMain:
             return
         gc.collect()
         gc.freeze()  # the loaded modules stay for the process's life, so the collector need not go through them again
+        gc.set_threshold(*usual)
         self._send({"ready": True, "resumable": runner.snapshot_origin is not None})
         while "close" not in (message := await self._receive()):
             if "cancel" in message:
@@ -199,3 +202,6 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s/engine] %(message)s")
     uvloop.run(_main(socket.socket(fileno=int(sys.argv[1]))))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)  # to free object by object what is left takes seconds
