@@ -10,8 +10,9 @@ alone        every pixel is the same
 in company   within 1 of 255, because sums are rounded in another order (--company: so many other jobs at once)
 
 The steps taken again are those from the snapshot, which the job's progress names (``resumed_at``), to the last step
-that the progress had told of before the kill. Exit code 1: a picture is another, a job failed, or a job took more
-steps again than lie between two snapshots.
+that the progress had told of before the kill. They are at most those between two snapshots, and those that were taken
+while the last snapshot was on its way to the object store. Exit code 1: a picture is another, a job failed, or a job
+took more than two intervals of steps again.
 """
 
 import argparse
@@ -67,7 +68,7 @@ class Kill:
             return f"the job is {self.status}"
         if self.difference > (0 if self.alone else 1):
             return f"colours differ by {self.difference}"
-        if self.told - self.resumed_at > EVERY:
+        if self.told - self.resumed_at > 2 * EVERY:  # a snapshot on its way is lost
             return f"went on from step {self.resumed_at}, though step {self.told} was taken"
         return None
 

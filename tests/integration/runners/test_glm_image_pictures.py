@@ -163,6 +163,34 @@ def test_long_texts_do_not_pad_short_ones(model: Denoise) -> None:
     assert seen == [(3, 1), (1, 501)]
 
 
+def test_alone_both_passes_are_one_forward_where_memory_lets_them(
+    checkpoint: Path, model: Denoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prompt("A lighthouse", 64, 96, steps=3, guidance=2.0, seed=1)
+    (apart,) = run(model, [given])
+    other = load(checkpoint)
+    assert not other.passes_at_once  # on a CPU
+    together: list[int] = []
+    velocities, room = other._transformer.velocities, [2]
+
+    def counted(latents: torch.Tensor, *rest: Any) -> torch.Tensor:
+        together.append(len(latents))
+        if len(latents) > room[0]:
+            raise torch.OutOfMemoryError("no memory")
+        return velocities(latents, *rest)
+
+    monkeypatch.setattr(other._transformer, "velocities", counted)
+    other.passes_at_once = True
+    (found,) = run(other, [given])
+    assert together == [2, 2, 2]
+    assert (tensor(found, "latents") - tensor(apart, "latents")).abs().max() <= 1e-5
+    together.clear()
+    room[0] = 1
+    (found,) = run(other, [given])
+    assert together == [2, 1, 1, 1, 1, 1, 1]  # what did not fit once is not tried again
+    assert torch.equal(tensor(found, "latents"), tensor(apart, "latents"))
+
+
 def test_a_step_that_raises_moves_no_row(model: Denoise) -> None:
     with torch.inference_mode():
         rows = [model.begin(prompt(seed=seed)) for seed in (1, 2)]

@@ -103,6 +103,8 @@ class Denoise:
         self._load_colours = colours
         self._colours: Colours | None = None
         self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
+        # Whether a row that is alone takes its two passes in one forward. On a CPU that is no faster.
+        self.passes_at_once = transformer.device.type == "cuda"
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
@@ -143,21 +145,8 @@ class Denoise:
         )
 
     def step(self, rows: Sequence[LatentRow]) -> None:
-        """Take one step of each row by Euler's method, in one forward pass unless texts differ much in length.
-
-        A row that is alone takes its two passes one after the other: so its latents are those of Diffusers bit for bit,
-        and a large picture needs less memory.
-        """
-        passes = [
-            _Pass(number, row, condition, guided)
-            for number, row in enumerate(rows)
-            for condition, guided in ((row.condition, True), (row.unconditional, False))
-            if condition is not None
-        ]
-        velocities: dict[tuple[int, bool], torch.Tensor] = {}
-        for run in _runs(passes) if len(rows) > 1 else [[each] for each in passes]:
-            for each, velocity in zip(run, self._velocities(run), strict=True):
-                velocities[each.row_number, each.guided] = velocity
+        """Take one step of each row by Euler's method, in one forward pass unless texts differ much in length."""
+        velocities = self._velocities(rows)
         moved = []
         for number, row in enumerate(rows):
             velocity = velocities[number, True]
@@ -170,12 +159,36 @@ class Denoise:
             row.latents, row.velocity = latents, velocity
             row.steps_done += 1
 
-    def _velocities(self, passes: Sequence[_Pass]) -> Sequence[torch.Tensor]:
-        rows = [each.row for each in passes]
-        times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
-        latents = torch.cat([row.latents for row in rows])
-        velocities = self._transformer.velocities(latents, [each.condition for each in passes], times, rows[0].size)
-        return torch.tensor_split(velocities, len(rows))
+    def _velocities(self, rows: Sequence[LatentRow]) -> Mapping[tuple[int, bool], torch.Tensor]:
+        """Return where each row goes: its number and whether it is guided → float32 [1, C, h, w].
+
+        A row that is alone takes its two passes one after the other where one forward of both is no faster, or does not
+        fit into memory. On a CPU its latents are so those of Diffusers bit for bit.
+        """
+        passes = [
+            _Pass(number, row, condition, guided)
+            for number, row in enumerate(rows)
+            for condition, guided in ((row.condition, True), (row.unconditional, False))
+            if condition is not None
+        ]
+        if len(rows) == 1 and self.passes_at_once:
+            try:
+                return self._run(_runs(passes))
+            except torch.OutOfMemoryError:
+                self.passes_at_once = False  # they are not tried again
+        return self._run(_runs(passes) if len(rows) > 1 else [[each] for each in passes])
+
+    def _run(self, runs: Iterable[Sequence[_Pass]]) -> Mapping[tuple[int, bool], torch.Tensor]:
+        found: dict[tuple[int, bool], torch.Tensor] = {}
+        for run in runs:
+            rows = [each.row for each in run]
+            times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
+            latents = torch.cat([row.latents for row in rows])
+            conditions = [each.condition for each in run]
+            velocities = self._transformer.velocities(latents, conditions, times, rows[0].size)
+            for each, velocity in zip(run, torch.tensor_split(velocities, len(run)), strict=True):
+                found[each.row_number, each.guided] = velocity
+        return found
 
     def finish(self, rows: Sequence[LatentRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``latents`` float32 [C, h, w]."""
