@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.oracles.qwen_image import QwenImageReference
-from workers.models.qwen_image.latents import Size
 from workers.models.qwen_image.schedule import Schedules
+from workers.models.qwen_image.size import Size
 
 H = 128
 

@@ -36,6 +36,7 @@ from workers.vllm_hooks.hooks import check_hooks
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
@@ -156,14 +157,19 @@ class Engine:
             async for output in self._llm.generate(prompt, sampling, request_id, lora_request=lora):
                 yield output
 
-    async def embed_tokens(self, prompt_token_ids: Sequence[int], request_id: str) -> torch.Tensor:
+    async def embed_tokens(
+        self, prompt_token_ids: Sequence[int], request_id: str, pictures: Sequence[Image.Image] = ()
+    ) -> torch.Tensor:
         """Return the last hidden states of a prompt, a row for each token: [P, H], on the CPU, not normalized.
 
-        The engine must have been started with the task ``token_embed``. Cancelling the call aborts the request. Raise
+        ``pictures``, RGB, stand where the prompt has placeholders, each of which becomes the tokens of its picture. The
+        engine must have been started with the task ``token_embed``. Cancelling the call aborts the request. Raise
         ModelError, OutOfMemory or another error of the request, and EngineDead.
         """
         params = PoolingParams(task="token_embed", use_activation=False)
         prompt: Any = {"prompt_token_ids": list(prompt_token_ids)}
+        if pictures:  # they are prepared on a thread of vLLM's
+            prompt = await self.render({**prompt, "multi_modal_data": {"image": list(pictures)}})
         with _our_errors():
             async with aclosing(self._llm.encode(prompt, params, request_id)) as outputs:
                 async for output in outputs:

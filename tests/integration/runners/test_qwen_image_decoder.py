@@ -15,7 +15,8 @@ from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import run
 from tests.oracles.qwen_image import QwenImageReference
 from workers.models.pictures.decoder import PictureDecoder
-from workers.models.qwen_image.latents import Size, noise, pack, unpack
+from workers.models.qwen_image.latents import noise, pack, unpack
+from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.vae import load_colours, load_decoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig

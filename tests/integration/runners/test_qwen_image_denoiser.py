@@ -15,9 +15,10 @@ from tests.integration.runners.qwen_image_prompts import WIDTH, embeds, prompt, 
 from tests.oracles.qwen_image import QwenImageReference
 from workers.models.pictures.colours import Colours
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
-from workers.models.qwen_image.latents import Size, unpack
 from workers.models.qwen_image.latents import noise as latent_noise
+from workers.models.qwen_image.latents import unpack
 from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt

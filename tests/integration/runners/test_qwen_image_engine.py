@@ -14,7 +14,8 @@ from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.codec_prompts import nothing
 from tests.integration.runners.qwen_image_prompts import prompt, run
-from workers.models.qwen_image.latents import Size, noise
+from workers.models.qwen_image.latents import noise
+from workers.models.qwen_image.size import Size
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt

@@ -20,7 +20,7 @@ from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
 from omni_jobs.settings import Settings
 from tests.oracles import samples
-from workers.models.qwen2_5_omni.prompts import smart_resize
+from workers.models.qwen_vision import smart_resize
 
 ROOT = Path(__file__).parents[3]
 LIMITS = MediaLimits.of(Settings())

@@ -3,8 +3,8 @@
 The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test compares the two.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
+from workers.models.qwen_vision import QwenVision
 
 # Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
 _VIDEO_MIN_PIXELS = 128 * 28 * 28
@@ -42,13 +43,7 @@ class QwenOmniPromptRenderer:
             "talker": positive(config, ("talker_config", "max_position_embeddings"), file),
         }
         file = str(model_dir / "preprocessor_config.json")
-        image = processor_part(model_dir, "image_processor")
-        size = image.get("size") or {}
-        self._patch = int(image.get("patch_size", 14))
-        self._merge = int(image.get("merge_size", 2))
-        self._temporal = int(image.get("temporal_patch_size", 2))
-        self._image_min = int(image.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
-        self._image_max = int(image.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280)
+        self._vision = QwenVision.read(model_dir)
         audio = processor_part(model_dir, "feature_extractor")
         self._sampling_rate = positive(audio, ("sampling_rate",), file)
         self._hop = positive(audio, ("hop_length",), file)
@@ -88,10 +83,10 @@ class QwenOmniPromptRenderer:
             case AudioInfo():
                 return self._audio_tokens(info, field)
             case ImageInfo():
-                return self._patches(info.height, info.width, self._image_min, self._image_max)
+                return self._vision.tokens(info.height, info.width)
             case VideoInfo():
-                pairs = -(-info.frames // self._temporal)
-                return pairs * self._patches(info.height, info.width, _VIDEO_MIN_PIXELS, _VIDEO_MAX_PIXELS)
+                frames = replace(self._vision, min_pixels=_VIDEO_MIN_PIXELS, max_pixels=_VIDEO_MAX_PIXELS)
+                return -(-info.frames // frames.temporal) * frames.tokens(info.height, info.width)
 
     def _audio_tokens(self, info: AudioInfo, field: str) -> int:
         """Count a clip's tokens: one per four mel frames, because the encoder halves them twice.
@@ -104,31 +99,6 @@ class QwenOmniPromptRenderer:
         mel_frames = -(-info.samples // self._hop)
         halved = (mel_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
-
-    def _patches(self, height: int, width: int, min_pixels: int, max_pixels: int) -> int:
-        """Count the tokens of an image or a frame: its merged patches after resizing."""
-        factor = self._patch * self._merge
-        resized_height, resized_width = smart_resize(height, width, factor, min_pixels, max_pixels)
-        return (resized_height // factor) * (resized_width // factor)
-
-
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return the height and width to which Qwen's image processors resize an image.
-
-    They are multiples of ``factor`` within the pixel limits. Source: Transformers,
-    models/qwen2_vl/image_processing_qwen2_vl.py.
-    """
-    near_height, near_width = round(height / factor) * factor, round(width / factor) * factor
-    if near_height * near_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
-        return (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    if near_height * near_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return near_height, near_width
 
 
 def _media_fields(request: Mapping[str, Any], media: Sequence[MediaInfo]) -> Iterator[tuple[MediaInfo, str]]:

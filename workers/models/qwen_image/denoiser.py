@@ -1,8 +1,9 @@
 """``Denoiser``: Qwen-Image's diffusion transformer as a diffusion model: embeddings and noise → latents.
 
-In float32 a row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise. Rows of a step
-have equal height and width, because the transformer's rotary positions are those of one size. All else is a row's own:
-its text, its number of steps, its guidance, and where it is.
+In float32 a row's result is that of Diffusers' ``QwenImagePipeline`` for the same embeddings and noise, and that of
+``QwenImageEditPlusPipeline`` for the same pictures. Rows of a step have equal height and width, and so have the
+pictures that they edit, because the transformer's rotary positions are those of one list of sizes. All else is a row's
+own: its text, its number of steps, its guidance, and where it is.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from workers.models.pictures.colours import Colours
 from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.schedule import Schedule
-from workers.models.qwen_image.latents import TOKEN, Size, noise, unpack
+from workers.models.qwen_image.latents import TOKEN, noise, unpack
 from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.schedule import Schedules
-from workers.models.qwen_image.template import MAX_TEXT_TOKENS
+from workers.models.qwen_image.size import Size
+from workers.models.qwen_image.sources import Sources
+from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
 from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -35,26 +38,36 @@ _SNAPSHOT = 1  # the version of what ``save`` returns
 # forward are no faster; a step of many rows only makes each wait for all.
 _MAX_BATCH_COST: Mapping[str, int] = {"cpu": 4096, "cuda": 32_768}
 
-# Fields of the transformer's config that stand for other models: edited pictures, layers, distilled guidance.
-_OTHER_MODELS = ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
+# Fields of the transformer's config that stand for other models: layers, distilled guidance.
+_OTHER_MODELS = ("guidance_embeds", "use_additional_t_cond", "use_layer3d_rope")
+_EDITS = "zero_cond_t"  # a field of models that edit: tokens of sources are conditioned on time 0
 
 
 def load_denoiser(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoiser:
-    """Return the transformer of a checkpoint: in float32 on a CPU, in bfloat16 on a GPU, unless ``dtype`` says.
+    """Return the transformer of a checkpoint that draws.
 
-    Raises ConfigError naming a part that is missing or wrong.
+    It is in float32 on a CPU and in bfloat16 on a GPU, unless ``dtype`` says. Raises ConfigError naming a part that is missing or wrong.
     """
+    return _load(model, device, dtype, edits=False)
+
+
+def load_editor(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoiser:
+    """Return the transformer of a checkpoint that edits, as ``load_denoiser`` does."""
+    return _load(model, device, dtype, edits=True)
+
+
+def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, edits: bool) -> Denoiser:
     torch_dtype = denoising_dtype(dtype, device)
     schedules = Schedules(model.path)
     transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
     file = str(model.path / "transformer" / "config.json")
-    for setting in _OTHER_MODELS:
+    for setting in _OTHER_MODELS if edits else (*_OTHER_MODELS, _EDITS):
         if transformer.config.get(setting):
             raise ConfigError("is that of another model than Qwen-Image", file=file, field=setting)
     if (transformer.config.in_channels, transformer.config.patch_size) != (TOKEN, 2):
         raise ConfigError(f"tokens of {TOKEN} channels, patches of 2 x 2 are due", file=file, field="in_channels")
     identity = fingerprint(model.path, ("transformer", "scheduler"))
-    return Denoiser(transformer, schedules, identity, lambda: load_colours(model.path, device))
+    return Denoiser(transformer, schedules, identity, lambda: load_colours(model.path, device), edits=edits)
 
 
 @dataclass(slots=True)
@@ -64,6 +77,7 @@ class DenoiseRow:
     latents    float32 [N, 64], in whatever dtype the model runs: in bfloat16 a step's length is wrong by up to 0.4 %
     text       [T, H], in the model's dtype
     negative   [U, H], in the model's dtype; None: there is no guidance
+    sources    the pictures that it edits, tokens in the model's dtype; None: it draws
     velocity   float32 [N, 64], of the last step; None before the first one here
     """
 
@@ -74,26 +88,44 @@ class DenoiseRow:
     latents: torch.Tensor
     text: torch.Tensor
     negative: torch.Tensor | None
+    sources: Sources | None = None
     steps_done: int = 0
     velocity: torch.Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The picture's size, and those of its sources."""
+        return (self.size, *(() if self.sources is None else self.sources.sizes))
 
 
 class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
-    A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; its
-    parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with its ``height`` and ``width``.
+    A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
+    ``Sources``. Its parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with its ``height``
+    and ``width``.
     """
 
     def __init__(
-        self, transformer: Any, schedules: Schedules, identity: str, load_colours: Callable[[], Colours]
+        self,
+        transformer: Any,
+        schedules: Schedules,
+        identity: str,
+        load_colours: Callable[[], Colours],
+        *,
+        edits: bool = False,
     ) -> None:
-        """Take the loaded parts. ``identity`` tells the model from others; ``load_colours`` is called for previews."""
+        """Take the loaded parts. ``identity`` tells the model from others; ``load_colours`` is called for previews.
+
+        ``edits``: whether each row edits pictures; else none does.
+        """
         self._transformer = transformer
         self._schedules = schedules
         self._identity = identity
         self._load_colours = load_colours
         self._colours: Colours | None = None
+        self._edits = edits
+        self._max_text_tokens = MAX_EDIT_TOKENS if edits else MAX_TEXT_TOKENS
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
         self.max_batch_cost = _MAX_BATCH_COST[self.device.type]
@@ -102,18 +134,20 @@ class Denoiser:
         self.joint_tokens = self.max_batch_cost if self.device.type == "cuda" else 0
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
-        """Return the latent tokens of a step. Raises ModelError naming the field that does not fit."""
+        """Return the latent tokens of a step, those of sources counted. Raises ModelError naming what does not fit."""
         parameters = _parameters(prompt)
         self._check_embeds(prompt.tensors.get("prompt_embeds"), "prompt_embeds")
         if "negative_prompt_embeds" in prompt.tensors:
             self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
-        size = Size(parameters.height, parameters.width)
-        return Cost(size.tokens * (2 if _is_guided(prompt) else 1), parameters.steps, size)
+        sources = self._sources(prompt)
+        sizes = (Size(parameters.height, parameters.width), *(() if sources is None else sources.sizes))
+        return Cost(_tokens(sizes) * (2 if _is_guided(prompt) else 1), parameters.steps, sizes)
 
     def begin(self, prompt: DiffusionPrompt) -> DenoiseRow:
         """Return the row of a prompt: noise of its seed."""
         parameters = _parameters(prompt)
         size = Size(parameters.height, parameters.width)
+        sources = self._sources(prompt)
         return DenoiseRow(
             size=size,
             schedule=self._schedules.of(size, parameters.steps),
@@ -122,6 +156,7 @@ class Denoiser:
             latents=noise(size, prompt.seed).to(self.device),
             text=self._on_device(prompt.tensors["prompt_embeds"]),
             negative=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
+            sources=None if sources is None else sources._replace(tokens=self._on_device(sources.tokens)),
         )
 
     def step(self, rows: Sequence[DenoiseRow]) -> None:
@@ -176,6 +211,7 @@ class Denoiser:
             "steps": row.schedule.steps,
             "seed": row.seed,
             "true_cfg_scale": row.scale if row.negative is not None else 1.0,
+            **({} if row.sources is None else {"source_sizes": [list(size) for size in row.sources.sizes]}),
         }
 
     def _check_embeds(self, embeds: object, name: str) -> None:
@@ -184,12 +220,19 @@ class Denoiser:
             raise ModelError("there are no embeddings", field=name)
         if not embeds.is_floating_point():
             raise ModelError(f"embeddings are floats, not {embeds.dtype}", field=f"{name}.dtype")
-        if embeds.ndim != 2 or embeds.shape[1] != width or not 1 <= len(embeds) <= MAX_TEXT_TOKENS:
+        if embeds.ndim != 2 or embeds.shape[1] != width or not 1 <= len(embeds) <= self._max_text_tokens:
             raise ModelError(
-                f"{list(embeds.shape)} where [1 … {MAX_TEXT_TOKENS}, {width}] is due", field=f"{name}.shape"
+                f"{list(embeds.shape)} where [1 … {self._max_text_tokens}, {width}] is due", field=f"{name}.shape"
             )
         if not bool(torch.isfinite(embeds).all()):
             raise ModelError("an embedding is not finite", field=name)
+
+    def _sources(self, prompt: DiffusionPrompt) -> Sources | None:
+        if self._edits:
+            return Sources.of(prompt)
+        if "source_tokens" in prompt.tensors:
+            raise ModelError("this model draws, and edits no pictures", field="source_tokens")
+        return None
 
     def _on_device(self, embeds: TensorTree) -> torch.Tensor:
         if not isinstance(embeds, torch.Tensor):
@@ -221,7 +264,7 @@ class Denoiser:
         negatives: Sequence[torch.Tensor],
     ) -> torch.Tensor | None:
         """Return one forward of both halves [B + G, N, 64]; None where memory does not let them be together."""
-        tokens = rows[0].size.tokens * (len(rows) + len(guided))
+        tokens = _tokens(rows[0].sizes) * (len(rows) + len(guided))
         if tokens > self.joint_tokens:
             return None
         try:
@@ -231,19 +274,22 @@ class Denoiser:
             return None
 
     def _forward(self, rows: Sequence[DenoiseRow], texts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the transformer once for rows of one size, each with a text [T, H], and return [B, N, 64]."""
-        rows_of_tokens, columns = rows[0].size.grid
+        """Run the transformer once for rows of one size, each with a text [T, H], and return [B, N, 64].
+
+        It sees the tokens of sources behind those of the picture; what it says of them is of no use.
+        """
+        grids = [(1, *size.grid) for size in rows[0].sizes]
         embeds, mask = _padded(texts)
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device, self.dtype)
         prediction: torch.Tensor = self._transformer(
-            hidden_states=torch.stack([row.latents for row in rows]).to(self.dtype),
+            hidden_states=torch.stack([_seen(row).to(self.dtype) for row in rows]),
             timestep=times / 1000,
             encoder_hidden_states=embeds,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, rows_of_tokens, columns)]] * len(rows),
+            img_shapes=[grids] * len(rows),
             return_dict=False,
         )[0]
-        return prediction
+        return prediction[:, : rows[0].size.tokens]
 
     def _guide(self, plain: torch.Tensor, negative: torch.Tensor, rows: Sequence[DenoiseRow]) -> torch.Tensor:
         """Return predictions led away from the negative ones, each token as long as the plain one: [B, N, 64]."""
@@ -252,6 +298,15 @@ class Denoiser:
         lengths = [torch.norm(each, dim=-1, keepdim=True) for each in (plain, combined)]
         guided: torch.Tensor = combined * (lengths[0] / lengths[1])
         return guided
+
+
+def _seen(row: DenoiseRow) -> torch.Tensor:
+    """Return the tokens of a row that the transformer sees, [N + S, 64]."""
+    return row.latents if row.sources is None else torch.cat([row.latents, row.sources.tokens.to(row.latents)])
+
+
+def _tokens(sizes: Sequence[Size]) -> int:
+    return sum(size.tokens for size in sizes)
 
 
 def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

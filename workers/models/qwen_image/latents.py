@@ -6,40 +6,16 @@ tokens of a picture by rows; unpacked ones are [16, H / 8, W / 8].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.qwen_image.parameters import PATCH, SIDES
+from workers.models.qwen_image.size import Size
 
 CHANNELS: Final = 16
 TOKEN: Final = CHANNELS * 4
 """The width of a packed token: a patch of 2 x 2 latents."""
-
-
-class Size(NamedTuple):
-    """A picture's size in pixels, multiples of 16."""
-
-    height: int
-    width: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """The rows of tokens, and the tokens of a row."""
-        return self.height // PATCH, self.width // PATCH
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of the picture."""
-        rows, columns = self.grid
-        return rows * columns
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Size:
-        """Return the size that a payload's values name. Raises ModelError naming the one that is wrong."""
-        return cls(SIDES.of(values, "height"), SIDES.of(values, "width"))
 
 
 def noise(size: Size, seed: int) -> torch.Tensor:

@@ -14,6 +14,9 @@ PATCH: Final = 16
 MAX_SIDE: Final = 2048
 """The longest side in pixels. The model was trained on pictures of up to 1664."""
 
+MOST_SOURCES: Final = 3
+"""The most pictures of an edit: so many Qwen-Image-Edit-Plus was trained on."""
+
 SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 """What a width or height may be, in pixels."""
 

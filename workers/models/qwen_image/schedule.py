@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workers.models.pictures.schedule import Schedule, read_euler_config
-from workers.models.qwen_image.latents import Size
+from workers.models.qwen_image.size import Size
 
 
 class Schedules:

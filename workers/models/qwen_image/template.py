@@ -15,6 +15,9 @@ PREFIX_TOKENS: Final = 34
 MAX_TEXT_TOKENS: Final = 1024
 """The longest description, SUFFIX included, in tokens. Diffusers cuts a longer one; omni-jobs refuses it."""
 
+MAX_EDIT_TOKENS: Final = 2048
+"""The most tokens of an edit's prompt without those that the transformer never sees: pictures and instruction."""
+
 
 class QwenImageTemplate:
     """A ``PromptTemplate`` of one message, whose text is the description."""

@@ -12,6 +12,7 @@ latent, the VAE's statistics, the schedule, and a tokenizer for which the prompt
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +48,41 @@ _SCHEDULER = {
 
 
 def _write(directory: Path, seed: int) -> None:
+    write_parts(directory, seed, PREFIX + SUFFIX)
+    write_json(directory / "model_index.json", {"_class_name": "QwenImagePipeline", **INDEX})
+
+
+def write_parts(directory: Path, seed: int, template: str, marks: Iterable[str] = (), **transformer: Any) -> Any:
+    """Write transformer, VAE, text encoder, tokenizer and scheduler of a checkpoint; return the tokenizer.
+
+    ``marks`` are a token each, and so are the words of ``template``. ``transformer``: more of its settings.
+    """
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     generator = torch.Generator().manual_seed(seed)
-    parts = {"transformer": _transformer(), "vae": _vae(), "text_encoder": _text_encoder()}
+    parts = {"transformer": _transformer(**transformer), "vae": _vae(), "text_encoder": _text_encoder()}
     for name, model in parts.items():
         for path, parameter in sorted(model.named_parameters()):
             randomise(path, parameter.data, generator, _GAIN)
         model.save_pretrained(directory / name)
-    _tokenizer().save_pretrained(directory / "tokenizer")
+    tokenizer = _tokenizer(template, marks)
+    tokenizer.save_pretrained(directory / "tokenizer")
     scheduler: Any = FlowMatchEulerDiscreteScheduler(**_SCHEDULER)
     scheduler.save_pretrained(directory / "scheduler")
-    write_json(
-        directory / "model_index.json",
-        {
-            "_class_name": "QwenImagePipeline",
-            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-            "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-            "tokenizer": ["transformers", "Qwen2Tokenizer"],
-            "transformer": ["diffusers", "QwenImageTransformer2DModel"],
-            "vae": ["diffusers", "AutoencoderKLQwenImage"],
-        },
-    )
+    return tokenizer
 
 
-def _transformer() -> Any:
+INDEX = {
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    "tokenizer": ["transformers", "Qwen2Tokenizer"],
+    "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKLQwenImage"],
+}
+"""The classes of the parts that ``write_parts`` writes, as model_index.json has them."""
+
+
+def _transformer(**settings: Any) -> Any:
     from diffusers import QwenImageTransformer2DModel
 
     with torch.random.fork_rng(devices=[]):
@@ -81,6 +92,7 @@ def _transformer() -> Any:
             num_attention_heads=2,
             joint_attention_dim=_HIDDEN,
             axes_dims_rope=(8, 12, 12),
+            **settings,
         )
 
 
@@ -127,8 +139,8 @@ def _text_encoder() -> Any:
     return model
 
 
-def _tokenizer() -> Any:
-    words = re.findall(r" ?[A-Za-z]+", re.sub(r"<\|\w+\|>", "\n", PREFIX + SUFFIX))
+def _tokenizer(template: str, marks: Iterable[str]) -> Any:
+    words = [*marks, *re.findall(r" ?[A-Za-z]+", re.sub(r"<\|\w+\|>", "\n", template))]
     roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT, **roles)
 

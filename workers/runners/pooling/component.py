@@ -13,8 +13,10 @@ class PoolingComponent:
                  family's ``vllm_models``
     model        where in the checkpoint directory the component's config.json and weights lie: ``text_encoder``
     tokenizer    where in the checkpoint directory its tokenizer lies; vLLM needs one, although prompts are token ids
+    pictures     the most pictures of a prompt; 0: its prompts hold none, and the encoders of media are not loaded
     """
 
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     model: str = "."
     tokenizer: str = "."
+    pictures: int = 0

@@ -12,7 +12,7 @@ _WHOLE = (
     "between two chunks: give max_num_batched_tokens of at least max_model_len"
 )
 _CACHED = "tokens from the cache are not computed, and each token of a prompt has to give its row"
-_MEDIA = "prompts are token ids, and the encoders of media are not loaded"
+_MEDIA = "the component decides which media its prompts hold"
 _LORA = "a pooling stage runs no LoRA adapters"
 
 POOLING_REFUSED: Mapping[str, str] = {

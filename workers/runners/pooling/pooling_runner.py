@@ -43,7 +43,6 @@ POOLING_ARGUMENTS: Mapping[str, Any] = {
     # A request that was preempted between two chunks would get the rows of the first one twice.
     "enable_chunked_prefill": False,
     "enable_prefix_caching": False,  # tokens from the cache give no rows
-    "language_model_only": True,  # the encoders of media stay out of memory
 }
 """The engine arguments of vLLM that make it return rows instead of tokens."""
 
@@ -70,7 +69,7 @@ class PoolingRunner:
         """Run one prompt, with its negative prompt at the same time. Raises ModelError as ``Runner.run`` does.
 
         The output has ``prompt_embeds`` [P - drop, H], and ``negative_prompt_embeds`` [Q - drop, H] where there is a
-        negative prompt, as ``multimodal_outputs`` on the CPU.
+        negative prompt, as ``multimodal_outputs`` on the CPU. P and Q count the tokens of pictures.
         """
         return await self._runs.run(self._run(prompt, progress))
 
@@ -88,16 +87,20 @@ class PoolingRunner:
         sequences = {"prompt_embeds": prompt.prompt_token_ids}
         if prompt.negative_token_ids is not None:
             sequences["negative_prompt_embeds"] = prompt.negative_token_ids
-        for name, token_ids in sequences.items():
-            _check_length(name, len(token_ids), prompt.drop, engine.max_model_len)
-        total, done = sum(map(len, sequences.values())), 0
+        if len(prompt.pictures) > self._component.pictures:
+            message = f"{len(prompt.pictures)} pictures, and the component takes {self._component.pictures}"
+            raise ModelError(message, field="pictures")
+        lengths = {name: len(token_ids) + prompt.picture_tokens for name, token_ids in sequences.items()}
+        for name, length in lengths.items():
+            _check_length(name, length, prompt.drop, engine.max_model_len)
+        total, done = sum(lengths.values()), 0
         progress(Progress(done, total, "tokens"))
 
         async def rows_of(name: str, token_ids: Sequence[int]) -> torch.Tensor:
             nonlocal done
-            rows = await engine.embed_tokens(token_ids, uuid.uuid4().hex)
-            _check_rows(name, rows, len(token_ids))
-            done += len(token_ids)
+            rows = await engine.embed_tokens(token_ids, uuid.uuid4().hex, prompt.pictures)
+            _check_rows(name, rows, lengths[name])
+            done += lengths[name]
             progress(Progress(done, total, "tokens"))
             return rows[prompt.drop :]
 
@@ -143,7 +146,14 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: Pooling
         # vLLM would return float32 whatever the model's dtype.
         "hf_overrides": {"head_dtype": "model", **merged.get("hf_overrides", {})},
         **POOLING_ARGUMENTS,
+        **_media_arguments(component),
     }
+
+
+def _media_arguments(component: PoolingComponent) -> dict[str, Any]:
+    if not component.pictures:
+        return {"language_model_only": True}  # the encoders of media stay out of memory
+    return {"limit_mm_per_prompt": {"image": component.pictures, "video": 0}}
 
 
 def check_model_files(directory: Path, stage: str) -> None:

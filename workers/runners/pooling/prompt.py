@@ -1,9 +1,15 @@
 """``PoolingPrompt``: the engine prompt of a pooling stage."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from omni_jobs.pipelines.parameters import StageParameters
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +19,9 @@ class PoolingPrompt:
     prompt_token_ids    [P], of which the first ``drop`` give no row
     negative_token_ids  [Q], of which the first ``drop`` give no row; None: there is no negative prompt
     drop                the tokens at the beginning of both that belong to the template: less than P and than Q
+    pictures            RGB, for the placeholders of each sequence in turn; the component says how many it takes at most
+    picture_tokens      by how many tokens each sequence grows, as the engine puts tokens for these placeholders: each
+                        has a row
     """
 
     prompt_token_ids: Sequence[int]
@@ -20,3 +29,5 @@ class PoolingPrompt:
     seed: int
     negative_token_ids: Sequence[int] | None = None
     drop: int = 0
+    pictures: Sequence[Image.Image] = ()
+    picture_tokens: int = 0

@@ -1,0 +1,60 @@
+"""Sources: the pictures that a job brings, scaled for a model and as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from omni_jobs.errors import ConfigError, OmniJobsError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from workers.stages.types import StageInput
+
+
+def decoded_sources(stage_input: StageInput) -> list[Image.Image]:
+    """Return the pictures of a job's messages in their order, decoded behind the wall: RGB, upright.
+
+    Raises ConfigError for a stage without a wall, InvalidRequest or RequestTooLarge naming the picture that does not
+    decode, and DecodersUnavailable.
+    """
+    pictures = []
+    for field, number in picture_parts(stage_input.request["messages"]):
+        if stage_input.wall is None:
+            raise ConfigError("a stage without a media wall takes no pictures", field=field)
+        try:
+            pictures.append(stage_input.wall.decode_image(stage_input.media[number]))
+        except OmniJobsError as error:
+            error.field = field
+            raise
+    return pictures
+
+
+def picture_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Yield (field in the request, number among the media) of each picture of an admitted request's messages."""
+    for position, message in enumerate(messages):
+        content = message["content"]
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] == "image":
+                yield f"messages.{position}.content.{place}", part["media"]
+
+
+def scaled(picture: Image.Image, height: int, width: int) -> Image.Image:
+    """Return an RGB picture of this size, as Diffusers' ``VaeImageProcessor`` scales it: by Lanczos' filter."""
+    from PIL import Image
+
+    return picture.resize((width, height), resample=Image.Resampling.LANCZOS)
+
+
+def bytes_of(picture: Image.Image) -> torch.Tensor:
+    """Return an RGB picture's pixels, uint8 [H, W, 3]."""
+    return torch.from_numpy(np.array(picture))
+
+
+def shades_of(pixels: torch.Tensor) -> torch.Tensor:
+    """Return pixels uint8 [H, W, 3] on the CPU as a VAE takes them: float32 [3, H, W], -1 to 1."""
+    return 2.0 * (pixels.permute(2, 0, 1).float() / 255.0) - 1.0

@@ -1,0 +1,71 @@
+"""``Sources``: the pictures that a job edits, as the transformer sees them: clean tokens behind those of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from omni_jobs.errors import ModelError
+from workers.models.qwen_image.latents import CHANNELS, TOKEN, pack
+from workers.models.qwen_image.parameters import MOST_SOURCES, PATCH
+from workers.models.qwen_image.size import Size
+from workers.runners.diffusion.prompt import DiffusionPrompt
+
+_LONGEST = 32_768  # pixels of a side; of more the transformer has no positions on either side of the middle
+
+
+class Sources(NamedTuple):
+    """The pictures of one edit.
+
+    tokens  [S, 64], those of all pictures in their order
+    sizes   of each picture
+    """
+
+    tokens: torch.Tensor
+    sizes: tuple[Size, ...]
+
+    @classmethod
+    def of(cls, prompt: DiffusionPrompt) -> Sources:
+        """Return the sources of a prompt: a tensor ``source_tokens`` and a value ``source_sizes``.
+
+        Raises ModelError naming the one that is missing, does not fit or is not finite.
+        """
+        sizes = source_sizes(prompt.values.get("source_sizes"), "source_sizes")
+        tokens, due = prompt.tensors.get("source_tokens"), sum(size.tokens for size in sizes)
+        if not isinstance(tokens, torch.Tensor):
+            raise ModelError("there are no tokens of pictures to edit", field="source_tokens")
+        if not tokens.is_floating_point():
+            raise ModelError(f"tokens are floats, not {tokens.dtype}", field="source_tokens.dtype")
+        if tuple(tokens.shape) != (due, TOKEN):
+            raise ModelError(f"{list(tokens.shape)} where [{due}, {TOKEN}] is due", field="source_tokens.shape")
+        if not bool(torch.isfinite(tokens).all()):
+            raise ModelError("a token is not finite", field="source_tokens")
+        return cls(tokens, sizes)
+
+
+def source_sizes(sizes: object, field: str) -> tuple[Size, ...]:
+    """Return sizes, [height, width] in pixels each, that are those of sources. Raises ModelError naming ``field``."""
+    if not isinstance(sizes, list) or not 1 <= len(sizes) <= MOST_SOURCES:
+        raise ModelError(f"sizes of 1 to {MOST_SOURCES} pictures are due", field=field)
+    for number, size in enumerate(sizes):
+        sides = size if isinstance(size, list) and len(size) == 2 else [None]
+        if any(type(side) is not int or side % PATCH or not PATCH <= side <= _LONGEST for side in sides):
+            raise ModelError(f"{size!r:.40} are no sides of multiples of {PATCH}", field=f"{field}.{number}")
+    return tuple(Size(*size) for size in sizes)
+
+
+def packed_sources(latents: torch.Tensor, values: Mapping[str, Any]) -> Sources:
+    """Return the sources that latents by rows [L, 16] of pictures with these ``sizes`` are.
+
+    Raises ModelError naming the value or tensor that does not fit.
+    """
+    sizes = source_sizes(values.get("sizes"), "values.sizes")
+    counts = [4 * size.tokens for size in sizes]
+    if tuple(latents.shape) != (sum(counts), CHANNELS):
+        message = f"{list(latents.shape)} where [{sum(counts)}, {CHANNELS}] is due"
+        raise ModelError(message, field="tensors.picture_latents.shape")
+    pictures = zip(latents.split(counts), sizes, strict=True)
+    tokens = [pack(each.view(2 * size.grid[0], 2 * size.grid[1], -1).permute(2, 0, 1)) for each, size in pictures]
+    return Sources(torch.cat(tokens), sizes)

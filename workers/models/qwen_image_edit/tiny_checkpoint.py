@@ -1,0 +1,52 @@
+"""Build a complete tiny Qwen-Image-Edit checkpoint with random weights, for tests and the demo.
+
+    python -m workers.models.qwen_image_edit.tiny_checkpoint DIR --seed 0
+
+It is a tiny Qwen-Image checkpoint whose transformer conditions sources on time 0, as that of 2511 does, with the
+processor of the text encoder's pictures. Its tokenizer takes 64 tokens for the template, as the real one does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.models.qwen_image.tiny_checkpoint import INDEX, write_parts
+from workers.models.qwen_image_edit.template import PREFIX, SUFFIX
+from workers.models.tiny_directory import TinyDirectory, write_json
+
+_MARKS = (" consistency", " (", "),", "'s")  # tokens of the real tokenizer, which the template has
+_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 16_384
+
+
+def _write(directory: Path, seed: int) -> None:
+    from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = write_parts(directory, seed, PREFIX + SUFFIX + "Picture", _MARKS, zero_cond_t=True)
+    sizes = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS}
+    processor = Qwen2VLProcessor(
+        Qwen2VLImageProcessor(size=sizes), tokenizer, Qwen2VLVideoProcessor(size=sizes), chat_template=None
+    )
+    processor.save_pretrained(directory / "processor")
+    write_json(
+        directory / "model_index.json",
+        {"_class_name": "QwenImageEditPlusPipeline", **INDEX, "processor": ["transformers", "Qwen2VLProcessor"]},
+    )
+
+
+_TINY = TinyDirectory(version=1, write=_write)
+
+
+def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
+    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path: see TinyDirectory.
+
+    Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
+    """
+    return _TINY.build(directory, seed=seed)
+
+
+def main() -> None:
+    _TINY.main("workers.models.qwen_image_edit.tiny_checkpoint", __doc__.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()

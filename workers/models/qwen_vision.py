@@ -1,0 +1,64 @@
+"""``QwenVision``: how many tokens Qwen's vision encoders make of a picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_jobs.prompts.checkpoint_files import processor_part
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVision:
+    """What an image processor of Qwen2-VL's kind does, as its settings say.
+
+    patch                   pixels to a side of a patch
+    merge                   patches to a side of a token
+    temporal                frames of a patch
+    min_pixels, max_pixels  of a picture once it is resized
+    """
+
+    patch: int
+    merge: int
+    temporal: int
+    min_pixels: int
+    max_pixels: int
+
+    @classmethod
+    def read(cls, directory: Path) -> QwenVision:
+        """Read the settings in a directory. Raise ConfigError for a file that is missing or cannot be read."""
+        settings = processor_part(directory, "image_processor")
+        size = settings.get("size") or {}
+        return cls(
+            patch=int(settings.get("patch_size", 14)),
+            merge=int(settings.get("merge_size", 2)),
+            temporal=int(settings.get("temporal_patch_size", 2)),
+            min_pixels=int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
+            max_pixels=int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
+        )
+
+    def tokens(self, height: int, width: int) -> int:
+        """Count the tokens of a picture or a frame of this size: its merged patches after resizing."""
+        factor = self.patch * self.merge
+        resized_height, resized_width = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
+        return (resized_height // factor) * (resized_width // factor)
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return the height and width to which Qwen's image processors resize an image.
+
+    They are multiples of ``factor`` within the pixel limits. Source: Transformers,
+    models/qwen2_vl/image_processing_qwen2_vl.py.
+    """
+    near_height, near_width = round(height / factor) * factor, round(width / factor) * factor
+    if near_height * near_width > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if near_height * near_width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return near_height, near_width
