@@ -9,6 +9,7 @@ from tests.oracles.causal_lm import build_causal_lm
 from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_glm_image
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
+from workers.models.qwen_image_edit.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image_edit
 
 TinyCheckpoints = Callable[[int], Path]
 
@@ -37,6 +38,13 @@ def tiny_qwen_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint
     """``tiny_qwen_images(seed)``: the directory of the tiny Qwen-Image checkpoint of that seed."""
     root = tmp_path_factory.mktemp("tiny_qwen_images")
     return lambda seed: build_tiny_qwen_image(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen_image_edits(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_qwen_image_edits(seed)``: the directory of the tiny Qwen-Image-Edit checkpoint of that seed."""
+    root = tmp_path_factory.mktemp("tiny_qwen_image_edits")
+    return lambda seed: build_tiny_qwen_image_edit(root / f"seed_{seed}", seed=seed)
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,8 @@ _EDITS = "zero_cond_t"  # a field of models that edit: tokens of sources are con
 def load_denoiser(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoiser:
     """Return the transformer of a checkpoint that draws.
 
-    It is in float32 on a CPU and in bfloat16 on a GPU, unless ``dtype`` says. Raises ConfigError naming a part that is missing or wrong.
+    It is in float32 on a CPU and in bfloat16 on a GPU, unless ``dtype`` says. Raises ConfigError naming a part that is
+    missing or wrong.
     """
     return _load(model, device, dtype, edits=False)
 
@@ -102,8 +103,8 @@ class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
-    ``Sources``. Its parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], with its ``height``
-    and ``width``.
+    ``Sources``. Its parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], and its values are
+    ``height`` and ``width``.
     """
 
     def __init__(

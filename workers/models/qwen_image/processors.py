@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
@@ -55,7 +53,7 @@ class Embeds2LatentsProcessor:
     """Makes the denoising's prompt of a payload ``embeds``. Its name in a stage config is ``embeds2latents``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._upstream = _input_of(stage, "embeds")
+        self._upstream = input_of(stage, "embeds")
 
     def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
         """Return the prompt: ``prompt_embeds`` [T, H], and ``negative_prompt_embeds`` [U, H] where there are some.
@@ -64,14 +62,7 @@ class Embeds2LatentsProcessor:
         """
         if not isinstance(stage_input.parameters, DenoiseParameters):
             raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
-        payload = stage_input.upstream[self._upstream]
-        if payload.prompt_embeds is None:
-            raise PayloadCorrupt("missing", field="prompt_embeds", key=_key(payload))
-        tensors: dict[str, Any] = {"prompt_embeds": _finite(payload.prompt_embeds.embeds, "prompt_embeds", payload)}
-        information = payload.additional_information
-        if information is not None and NEGATIVE in information.tensors:
-            negative = information.tensor(NEGATIVE, dtypes=FLOATS, rank=2)
-            tensors[NEGATIVE] = _finite(negative, f"tensors.{NEGATIVE}", payload)
+        tensors = embeds_of(stage_input.upstream[self._upstream])
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
 
 
@@ -79,28 +70,46 @@ class Latents2PixelsProcessor:
     """Makes the VAE's prompt of a payload ``latents``. Its name in a stage config is ``latents2pixels``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._upstream = _input_of(stage, "latents")
+        self._upstream = input_of(stage, "latents")
 
     def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
         """Return the prompt: ``latents`` [N, 64], ``height`` and ``width``. Raises PayloadCorrupt naming the field."""
         payload = stage_input.upstream[self._upstream]
         information = payload.additional_information
         if information is None:
-            raise PayloadCorrupt("missing", field="additional_information", key=_key(payload))
-        latents = _finite(information.tensor("latents", dtypes=FLOATS, rank=2), "tensors.latents", payload)
+            raise PayloadCorrupt("missing", field="additional_information", key=key_of(payload))
+        latents = finite(information.tensor("latents", dtypes=FLOATS, rank=2), "tensors.latents", payload)
         sides = {name: information.value(name, int) for name in ("height", "width")}
         return DiffusionPrompt({"latents": latents}, sides, stage_input.parameters, stage_input.seed)
 
 
-def _input_of(stage: StageConfig, flow: str) -> str:
+def embeds_of(payload: Payload) -> dict[str, torch.Tensor]:
+    """Return ``prompt_embeds`` [T, H] of a payload ``embeds``, and ``negative_prompt_embeds`` [U, H] if it has some.
+
+    Raises PayloadCorrupt naming the key and the field that is missing or not finite.
+    """
+    if payload.prompt_embeds is None:
+        raise PayloadCorrupt("missing", field="prompt_embeds", key=key_of(payload))
+    tensors = {"prompt_embeds": finite(payload.prompt_embeds.embeds, "prompt_embeds", payload)}
+    information = payload.additional_information
+    if information is not None and NEGATIVE in information.tensors:
+        negative = information.tensor(NEGATIVE, dtypes=FLOATS, rank=2)
+        tensors[NEGATIVE] = finite(negative, f"tensors.{NEGATIVE}", payload)
+    return tensors
+
+
+def input_of(stage: StageConfig, flow: str) -> str:
+    """Return the name of the stage whose payload of this flow a stage takes."""
     return next(name for name, each in stage.inputs.items() if each == flow)
 
 
-def _finite(tensor: Tensor, field: str, payload: Payload) -> torch.Tensor:
+def finite(tensor: Tensor, field: str, payload: Payload) -> torch.Tensor:
+    """Return a payload's tensor. Raises PayloadCorrupt naming key and field if an element is not finite."""
     if not tensor.is_finite():  # it would spread through the batch
-        raise PayloadCorrupt("an element is not finite", field=field, key=_key(payload))
+        raise PayloadCorrupt("an element is not finite", field=field, key=key_of(payload))
     return to_torch(tensor)
 
 
-def _key(payload: Payload) -> str | None:
+def key_of(payload: Payload) -> str | None:
+    """Return the payload's key in the object store; None for one that came with the claim."""
     return getattr(payload.additional_information, "key", None)

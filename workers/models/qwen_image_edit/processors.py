@@ -1,0 +1,126 @@
+"""The input processors of Qwen-Image-Edit: ``instruct``, ``scale`` and ``edit``."""
+
+from __future__ import annotations
+
+from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.pipelines.flows import FLOATS
+from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts import load_renderer
+from workers.models.pictures.source import bytes_of, decoded_sources, scaled
+from workers.models.qwen_image.processors import embeds_of, finite, input_of, key_of
+from workers.models.qwen_image.size import Size
+from workers.models.qwen_image.sources import packed_sources
+from workers.models.qwen_image_edit.parameters import EditParameters, SourcesParameters
+from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
+from workers.models.qwen_image_edit.sizes import default_size, size_of_area
+from workers.models.qwen_image_edit.template import PREFIX_TOKENS
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.pooling.parameters import PoolingParameters
+from workers.runners.pooling.prompt import PoolingPrompt
+from workers.stages.engine_args import OmniModelConfig
+from workers.stages.types import StageInput
+
+
+class InstructProcessor:
+    """Makes the text encoder's prompt of pictures and instruction. Its name in a stage config is ``instruct``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model."""
+        if model is None:
+            raise ConfigError("processor instruct needs a model", field="processor", stage=stage.name)
+        renderer = load_renderer(model.family, model.path)
+        if not isinstance(renderer, QwenImageEditPromptRenderer):
+            raise ConfigError("processor instruct is Qwen-Image-Edit's own", field="processor", stage=stage.name)
+        self._renderer: QwenImageEditPromptRenderer = renderer
+
+    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+        """Return the token ids of instruction and negative prompt, with the pictures as the text encoder sees them.
+
+        Raises InvalidRequest, RequestTooLarge and DecodersUnavailable for pictures, and ModelError.
+        """
+        parameters = stage_input.parameters
+        if not isinstance(parameters, PoolingParameters):
+            raise ModelError("instruct makes input for Qwen-Image-Edit's text encoder", field="component")
+        pictures = decoded_sources(stage_input)
+        sizes = [Size(picture.height, picture.width) for picture in pictures]
+        negative = parameters.negative_prompt
+        return PoolingPrompt(
+            prompt_token_ids=self._renderer.encode(stage_input.request),
+            parameters=parameters,
+            seed=stage_input.seed,
+            negative_token_ids=None if negative is None else self._renderer.encode_text(negative, len(pictures)),
+            drop=PREFIX_TOKENS,
+            pictures=[scaled(each, *self._renderer.seen_as(size)) for each, size in zip(pictures, sizes, strict=True)],
+            picture_tokens=self._renderer.picture_tokens(sizes),
+        )
+
+
+class ScaleProcessor:
+    """Makes the VAE's prompt of a job's pictures. Its name in a stage config is ``scale``."""
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        pass
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt: ``pictures``, and in ``default_size`` the size of an edit that names none.
+
+        Raises InvalidRequest, RequestTooLarge and DecodersUnavailable for pictures, and ModelError.
+        """
+        parameters = stage_input.parameters
+        if not isinstance(parameters, SourcesParameters):
+            raise ModelError("scale makes input for the encoder of Qwen-Image-Edit's pictures", field="component")
+        pictures = decoded_sources(stage_input)
+        if not pictures:
+            raise ModelError("there are no pictures to edit", field="messages")
+        sizes = [Size(picture.height, picture.width) for picture in pictures]
+        pixels = [
+            bytes_of(scaled(each, *size_of_area(parameters.pixels, size)))
+            for each, size in zip(pictures, sizes, strict=True)
+        ]
+        values = {"default_size": list(default_size(sizes[-1]))}
+        return DiffusionPrompt({"pictures": pixels}, values, parameters, stage_input.seed)
+
+
+class EditProcessor:
+    """Makes the denoising's prompt of the payloads ``embeds`` and ``picture_latents``.
+
+    Its name in a stage config is ``edit``.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        self._embeds, self._latents = input_of(stage, "embeds"), input_of(stage, "picture_latents")
+
+    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+        """Return the prompt: embeddings as ``embeds2latents`` does, ``source_tokens`` [S, 64] and ``source_sizes``.
+
+        Raises PayloadCorrupt naming the key and the field that is missing, wrong or not finite, and ModelError.
+        """
+        parameters = stage_input.parameters
+        if not isinstance(parameters, EditParameters):
+            raise ModelError("edit makes input for Qwen-Image-Edit's denoising", field="component")
+        payload = stage_input.upstream[self._latents]
+        information = payload.additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information", key=key_of(payload))
+        latents = information.tensor("picture_latents", dtypes=FLOATS, rank=2)
+        try:
+            sources = packed_sources(finite(latents, "tensors.picture_latents", payload), information.values)
+            default = _default_size(information.values.get("default_size"))
+        except ModelError as error:
+            raise PayloadCorrupt(error.message, field=error.field, key=key_of(payload)) from None
+        return DiffusionPrompt(
+            {**embeds_of(stage_input.upstream[self._embeds]), "source_tokens": sources.tokens},
+            {"source_sizes": [list(size) for size in sources.sizes]},
+            parameters.sized(default),
+            stage_input.seed,
+            stage_input.previews,
+        )
+
+
+def _default_size(sides: object) -> Size:
+    if not isinstance(sides, list) or len(sides) != 2:
+        raise ModelError("a height and a width are due", field="values.default_size")
+    try:
+        return Size.of({"height": sides[0], "width": sides[1]})
+    except ModelError as error:
+        raise ModelError(error.message, field="values.default_size") from None
