@@ -37,7 +37,7 @@ class QwenImageEditReference(QwenImageReference):
         seen = []
         for picture in pictures:
             (width, height), area = picture.size, self._area("CONDITION_IMAGE_SIZE")
-            width, height, _ = self._module.calculate_dimensions(area, width / height)
+            width, height = self._module.calculate_dimensions(area, width / height)[:2]
             seen.append(resize(picture, height, width))
         with torch.no_grad():
             image = seen if self._is_plus else seen[0]

@@ -8,5 +8,9 @@ ENCODER = PoolingComponent(
     model="text_encoder",
     tokenizer="tokenizer",
     pictures=MOST_SOURCES,
-    engine_args={"hf_overrides": {"architectures": [TEXT_ENCODER]}},
+    engine_args={
+        "hf_overrides": {"architectures": [TEXT_ENCODER]},
+        # With the weights vLLM finds no settings of the processor, and would feed bytes as they are to the vision tower.
+        "mm_device_do_normalize": False,
+    },
 )
