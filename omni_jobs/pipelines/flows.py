@@ -222,12 +222,6 @@ _OURS = (
     ),
     Flow("latents", {"latents": TensorField(FLOATS)}, content="latents"),
     Flow(
-        "picture_latents",
-        {"picture_latents": TensorField(FLOATS, (("latents", "channels"),))},
-        {"sizes": ValueField(list)},
-        content="latents",
-    ),
-    Flow(
         "pixels",
         {"pixels": TensorField(frozenset({"U8"}), (("height", "width", 3), ("frames", "height", "width", 3)))},
         {"frame_rate": ValueField(float, at_least=0, optional=True)},

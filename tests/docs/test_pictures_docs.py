@@ -12,6 +12,8 @@ from omni_jobs.requests.admission import admit
 from omni_jobs.settings import Settings
 from workers.models.qwen_image.denoiser import _MAX_BATCH_COST
 from workers.models.qwen_image.parameters import MAX_SIDE, PATCH
+from workers.models.qwen_image.template import MAX_EDIT_TOKENS
+from workers.models.qwen_image_edit.sizes import MULTIPLE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
@@ -34,6 +36,17 @@ def test_defaults_are_the_stage_configs(stage: str, name: str) -> None:
     (default,) = re.findall(rf"^\|[^|]*`{stage}\.{name}`[^|]*\| `?(.*?)`? \|", PAGE, re.MULTILINE)
     config = PIPELINES.named("qwen_image").stage(stage)
     assert getattr(config.parameters_with({}), name) == json.loads(default)
+
+
+def test_defaults_of_edits_are_the_stage_configs() -> None:
+    pipeline = PIPELINES.named("qwen_image_edit")
+    sources, denoise = (pipeline.stage(name).parameters_with({}) for name in ("sources", "denoise"))
+    assert (getattr(denoise, "width", 0), getattr(denoise, "height", 0)) == (None, None)
+    assert f"`sources.pixels`, {getattr(sources, 'pixels', None)} by default and {MULTIPLE**2} at least" in PAGE
+    assert f"at most {MAX_EDIT_TOKENS:,} tokens" in PAGE
+    for name in ("steps", "true_cfg_scale"):
+        drawn = PIPELINES.named("qwen_image").stage("denoise").parameters_with({})
+        assert getattr(denoise, name) == getattr(drawn, name)
 
 
 def test_bounds_are_the_codes() -> None:

@@ -9,11 +9,10 @@ from PIL import Image
 
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import prompt, run
-from workers.models.pictures.encoder import PictureEncoder
 from workers.models.pictures.source import bytes_of, scaled
 from workers.models.qwen_image.size import Size
-from workers.models.qwen_image.sources import packed_sources
 from workers.models.qwen_image_edit.sizes import size_of_area
+from workers.models.qwen_image_edit.source_encoder import SourceEncoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 
 
@@ -26,16 +25,11 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def edit_prompt(
-    encoder: PictureEncoder, pictures: Sequence[Image.Image], *given: Any, pixels: int = 64 * 64, **parameters: Any
+    encoder: SourceEncoder, pictures: Sequence[Image.Image], *given: Any, pixels: int = 64 * 64, **parameters: Any
 ) -> DiffusionPrompt:
     """Return a denoising's prompt of pictures that are scaled to ``pixels``; the rest is as ``prompt`` takes it."""
     sizes = [size_of_area(pixels, Size(each.height, each.width)) for each in pictures]
     tensors = {"pictures": [bytes_of(scaled(each, *size)) for each, size in zip(pictures, sizes, strict=True)]}
     (output,) = run(encoder, [DiffusionPrompt(tensors, {}, StageParameters(), 0)])
-    sources = packed_sources(output.tensors["picture_latents"], output.values)  # type: ignore[arg-type]
     made = prompt(*given, **parameters)
-    return replace(
-        made,
-        tensors={**made.tensors, "source_tokens": sources.tokens},
-        values={"source_sizes": [list(size) for size in sources.sizes]},
-    )
+    return replace(made, tensors={**made.tensors, **output.tensors}, values=output.values)

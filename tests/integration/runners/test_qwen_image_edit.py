@@ -15,9 +15,8 @@ from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_edits import edit_prompt, picture
 from tests.integration.runners.qwen_image_prompts import embeds, prompt, run
 from tests.oracles.qwen_image_edit import QwenImageEditReference
-from workers.models.pictures.encoder import PictureEncoder
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser, load_editor
-from workers.models.qwen_image.vae import load_encoder
+from workers.models.qwen_image_edit.source_encoder import SourceEncoder, load_source_encoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 
@@ -29,8 +28,8 @@ def load(checkpoint: Path) -> Denoiser:
     return load_editor(OmniModelConfig(checkpoint, "qwen_image_edit", "denoise"), CPU, None)
 
 
-def load_vae(checkpoint: Path) -> PictureEncoder:
-    return load_encoder(OmniModelConfig(checkpoint, "qwen_image_edit", "sources"), CPU, None)
+def load_vae(checkpoint: Path) -> SourceEncoder:
+    return load_source_encoder(OmniModelConfig(checkpoint, "qwen_image_edit", "sources"), CPU, None)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def model(checkpoint: Path) -> Denoiser:
 
 
 @pytest.fixture(scope="module")
-def encoder(checkpoint: Path) -> PictureEncoder:
+def encoder(checkpoint: Path) -> SourceEncoder:
     return load_vae(checkpoint)
 
 
@@ -92,7 +91,7 @@ def test_an_edit_alone_has_the_bits_of_the_reference(
         assert output.values == size
 
 
-def test_rows_in_company_are_as_alone(model: Denoiser, encoder: PictureEncoder) -> None:
+def test_rows_in_company_are_as_alone(model: Denoiser, encoder: SourceEncoder) -> None:
     rows = [
         edit_prompt(encoder, TWO, 9, 5, seed=1, steps=4),
         edit_prompt(encoder, TWO[::-1], 12, None, seed=2, steps=2),
@@ -113,13 +112,13 @@ def test_rows_in_company_are_as_alone(model: Denoiser, encoder: PictureEncoder) 
             assert torch.allclose(latents(one), latents(other), rtol=0, atol=1e-5)
 
 
-def test_what_is_edited_decides_the_result(model: Denoiser, encoder: PictureEncoder) -> None:
+def test_what_is_edited_decides_the_result(model: Denoiser, encoder: SourceEncoder) -> None:
     one, other = ([picture(80, 60, seed)] for seed in (0, 3))
     results = [latents(run(model, [edit_prompt(encoder, each, 9, 5)])[0]) for each in (one, other)]
     assert (results[0] - results[1]).abs().max() > 1e-3
 
 
-def test_the_cost_counts_the_tokens_of_sources(model: Denoiser, encoder: PictureEncoder) -> None:
+def test_the_cost_counts_the_tokens_of_sources(model: Denoiser, encoder: SourceEncoder) -> None:
     cost = model.check(edit_prompt(encoder, ONE, steps=9, pixels=64 * 64))  # 64 x 64 pixels once scaled
     assert (cost.units, cost.steps) == (2 * (12 + 16), 9)
     assert model.check(edit_prompt(encoder, ONE, true_cfg_scale=1.0)).units == 12 + 16
@@ -127,7 +126,7 @@ def test_the_cost_counts_the_tokens_of_sources(model: Denoiser, encoder: Picture
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_row_goes_on_from_its_snapshot_to_the_same_bits(
-    checkpoint: Path, model: Denoiser, encoder: PictureEncoder, steps: int
+    checkpoint: Path, model: Denoiser, encoder: SourceEncoder, steps: int
 ) -> None:
     """A snapshot holds the target's latents alone: the sources come of the payload again."""
     given = edit_prompt(encoder, TWO, steps=3)
@@ -175,7 +174,7 @@ def test_a_row_goes_on_from_its_snapshot_to_the_same_bits(
     ],
 )
 def test_sources_that_do_not_fit_are_refused_with_their_field(
-    model: Denoiser, encoder: PictureEncoder, tensors: dict[str, Any], values: dict[str, Any], field: str
+    model: Denoiser, encoder: SourceEncoder, tensors: dict[str, Any], values: dict[str, Any], field: str
 ) -> None:
     given = edit_prompt(encoder, ONE)
     with pytest.raises(ModelError) as refused:
@@ -184,7 +183,7 @@ def test_sources_that_do_not_fit_are_refused_with_their_field(
 
 
 def test_a_model_that_draws_edits_nothing_and_one_that_edits_does_not_draw(
-    tiny_qwen_images: Checkpoints, model: Denoiser, encoder: PictureEncoder
+    tiny_qwen_images: Checkpoints, model: Denoiser, encoder: SourceEncoder
 ) -> None:
     draws = load_denoiser(OmniModelConfig(tiny_qwen_images(0), "qwen_image", "denoise"), CPU, None)
     for denoiser, given in ((draws, edit_prompt(encoder, ONE)), (model, prompt())):
@@ -209,13 +208,13 @@ PIXELS = torch.zeros(32, 64, 3, dtype=torch.uint8)
         ([PIXELS[:0]], "pictures.0.shape"),
     ],
 )
-def test_pictures_that_the_vae_cannot_take(encoder: PictureEncoder, pictures: Any, field: str) -> None:
+def test_pictures_that_the_vae_cannot_take(encoder: SourceEncoder, pictures: Any, field: str) -> None:
     with pytest.raises(ModelError) as refused:
         encoder.check(DiffusionPrompt({"pictures": pictures}, {}, StageParameters(), 0))
     assert refused.value.field == field
 
 
-def test_pictures_of_several_jobs_are_encoded_in_turn(encoder: PictureEncoder) -> None:
+def test_pictures_of_several_jobs_are_encoded_in_turn(encoder: SourceEncoder) -> None:
     prompts = [
         DiffusionPrompt({"pictures": [PIXELS, PIXELS[:, :32]]}, {"kept": 1}, StageParameters(), 0),
         DiffusionPrompt({"pictures": [PIXELS + 100]}, {}, StageParameters(), 0),
@@ -223,10 +222,10 @@ def test_pictures_of_several_jobs_are_encoded_in_turn(encoder: PictureEncoder) -
     assert [encoder.check(each).steps for each in prompts] == [2, 1]
     alone = [run(encoder, [each])[0] for each in prompts]
     for one, other in zip(alone, run(encoder, prompts, late=[0, 1]), strict=True):
-        assert torch.equal(one.tensors["picture_latents"], other.tensors["picture_latents"])  # type: ignore[arg-type]
+        assert torch.equal(one.tensors["source_tokens"], other.tensors["source_tokens"])  # type: ignore[arg-type]
         assert one.values == other.values
-    assert alone[0].values == {"kept": 1, "sizes": [[32, 64], [32, 32]]}
-    assert alone[0].tensors["picture_latents"].shape == (4 * 8 + 4 * 4, 16)  # type: ignore[union-attr]
+    assert alone[0].values == {"kept": 1, "source_sizes": [[32, 64], [32, 32]]}
+    assert alone[0].tensors["source_tokens"].shape == (2 * 4 + 2 * 2, 64)  # type: ignore[union-attr]
 
 
 # Checkpoints
@@ -247,5 +246,5 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint: Path, tmp_path: Pa
     assert refused.value.to_dict()["field"] == "zero_cond_t"
 
 
-def test_embeddings_of_pictures_and_text_are_taken_up_to_their_limit(model: Denoiser, encoder: PictureEncoder) -> None:
+def test_embeddings_of_pictures_and_text_are_taken_up_to_their_limit(model: Denoiser, encoder: SourceEncoder) -> None:
     model.check(edit_prompt(encoder, ONE, embeds(2048, 0), 5))

@@ -172,6 +172,7 @@ def test_list() -> None:
         "glm_image",
         "qwen2_5_omni",
         "qwen_image",
+        "qwen_image_edit",
         "speech",
         "transcribe",
         "upscale",

@@ -23,7 +23,7 @@ def decoded_sources(stage_input: StageInput) -> list[Image.Image]:
     decode, and DecodersUnavailable.
     """
     pictures = []
-    for field, number in picture_parts(stage_input.request["messages"]):
+    for field, number in source_parts(stage_input.request["messages"]):
         if stage_input.wall is None:
             raise ConfigError("a stage without a media wall takes no pictures", field=field)
         try:
@@ -34,13 +34,13 @@ def decoded_sources(stage_input: StageInput) -> list[Image.Image]:
     return pictures
 
 
-def picture_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+def source_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
     """Yield (field in the request, number among the media) of each picture of an admitted request's messages."""
     for position, message in enumerate(messages):
         content = message["content"]
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if part["type"] == "image":
-                yield f"messages.{position}.content.{place}", part["media"]
+                yield f"messages.{position}.content.{place}.image_url.url", part["media"]
 
 
 def scaled(picture: Image.Image, height: int, width: int) -> Image.Image:

@@ -20,7 +20,7 @@ from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.schedule import Schedule
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DenoiseParameters, EditParameters
 from workers.models.qwen_image.schedule import Schedules
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
@@ -103,8 +103,8 @@ class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
-    ``Sources``. Its parameters are ``DenoiseParameters``. The output is ``latents`` float32 [N, 64], and its values are
-    ``height`` and ``width``.
+    ``Sources``. Its parameters are ``DenoiseParameters``, or ``EditParameters`` with a size. The output is ``latents``
+    float32 [N, 64], with its ``height`` and ``width``.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class Denoiser:
         if "negative_prompt_embeds" in prompt.tensors:
             self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
         sources = self._sources(prompt)
-        sizes = (Size(parameters.height, parameters.width), *(() if sources is None else sources.sizes))
+        sizes = (_size(parameters), *(() if sources is None else sources.sizes))
         return Cost(_tokens(sizes) * (2 if _is_guided(prompt) else 1), parameters.steps, sizes)
 
     def begin(self, prompt: DiffusionPrompt) -> DenoiseRow:
         """Return the row of a prompt: noise of its seed."""
         parameters = _parameters(prompt)
-        size = Size(parameters.height, parameters.width)
+        size = _size(parameters)
         sources = self._sources(prompt)
         return DenoiseRow(
             size=size,
@@ -320,10 +320,14 @@ def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor |
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
 
 
-def _parameters(prompt: DiffusionPrompt) -> DenoiseParameters:
-    if not isinstance(prompt.parameters, DenoiseParameters):
+def _parameters(prompt: DiffusionPrompt) -> DenoiseParameters | EditParameters:
+    if not isinstance(prompt.parameters, DenoiseParameters | EditParameters):
         raise ModelError("these are no parameters of Qwen-Image's denoising", field="parameters")
     return prompt.parameters
+
+
+def _size(parameters: DenoiseParameters | EditParameters) -> Size:
+    return Size.of({"height": parameters.height, "width": parameters.width})
 
 
 def _is_guided(prompt: DiffusionPrompt) -> bool:

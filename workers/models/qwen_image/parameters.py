@@ -21,8 +21,8 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 """What a width or height may be, in pixels."""
 
 
-class DenoiseParameters(StageParameters):
-    """Parameters of the denoising, which solves an ODE from noise to latents by Euler's method."""
+class StepParameters(StageParameters):
+    """Parameters of the steps of a denoising, which solves an ODE from noise to latents by Euler's method."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
 
@@ -35,6 +35,11 @@ class DenoiseParameters(StageParameters):
             description="how far from the negative prompt; 1: the negative prompt is not used, which halves the work",
         ),
     ] = 4.0
+
+
+class DenoiseParameters(StepParameters):
+    """Parameters of a denoising that draws."""
+
     width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
     height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
 
@@ -42,3 +47,21 @@ class DenoiseParameters(StageParameters):
     def pixels(self) -> int:
         """The pixels of the picture."""
         return self.width * self.height
+
+
+_Side = Annotated[
+    Annotated[int, SIDES] | None,
+    Field(description="pixels, a multiple of 16; null: that of the last picture at 1024 x 1024 pixels"),
+]
+
+
+class EditParameters(StepParameters):
+    """Parameters of a denoising that edits. The size of the result may be left to the pictures."""
+
+    width: _Side = None
+    height: _Side = None
+
+    @property
+    def pixels(self) -> int | None:
+        """The pixels of the picture; None: up to its sources."""
+        return None if self.width is None or self.height is None else self.width * self.height

@@ -13,6 +13,7 @@ from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.template import MAX_TEXT_TOKENS, PREFIX, PREFIX_TOKENS, QwenImageTemplate, description
 
 _LONGEST = PREFIX_TOKENS + MAX_TEXT_TOKENS
+_CLASS = "QwenImagePipeline"
 
 
 class QwenImagePromptRenderer:
@@ -21,7 +22,12 @@ class QwenImagePromptRenderer:
     longest_audio_s = None  # it takes no audio
 
     def __init__(self, model_dir: Path) -> None:
-        """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing."""
+        """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing or another model's."""
+        index = model_dir / "model_index.json"
+        found = read_json(index).get("_class_name")
+        if found != _CLASS:
+            message = f"a {found!r:.100} does not draw: pipeline qwen_image takes a {_CLASS}"
+            raise ConfigError(message, file=str(index), field="_class_name")
         file = model_dir / "text_encoder" / "config.json"
         config = read_json(file)
         within: tuple[str, ...] = ("text_config",) if isinstance(config.get("text_config"), dict) else ()

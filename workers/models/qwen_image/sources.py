@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.qwen_image.latents import CHANNELS, TOKEN, pack
+from workers.models.qwen_image.latents import TOKEN
 from workers.models.qwen_image.parameters import MOST_SOURCES, PATCH
 from workers.models.qwen_image.size import Size
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -32,7 +31,7 @@ class Sources(NamedTuple):
 
         Raises ModelError naming the one that is missing, does not fit or is not finite.
         """
-        sizes = source_sizes(prompt.values.get("source_sizes"), "source_sizes")
+        sizes = _sizes(prompt.values.get("source_sizes"))
         tokens, due = prompt.tensors.get("source_tokens"), sum(size.tokens for size in sizes)
         if not isinstance(tokens, torch.Tensor):
             raise ModelError("there are no tokens of pictures to edit", field="source_tokens")
@@ -45,27 +44,11 @@ class Sources(NamedTuple):
         return cls(tokens, sizes)
 
 
-def source_sizes(sizes: object, field: str) -> tuple[Size, ...]:
-    """Return sizes, [height, width] in pixels each, that are those of sources. Raises ModelError naming ``field``."""
+def _sizes(sizes: object) -> tuple[Size, ...]:
     if not isinstance(sizes, list) or not 1 <= len(sizes) <= MOST_SOURCES:
-        raise ModelError(f"sizes of 1 to {MOST_SOURCES} pictures are due", field=field)
+        raise ModelError(f"sizes of 1 to {MOST_SOURCES} pictures are due", field="source_sizes")
     for number, size in enumerate(sizes):
         sides = size if isinstance(size, list) and len(size) == 2 else [None]
         if any(type(side) is not int or side % PATCH or not PATCH <= side <= _LONGEST for side in sides):
-            raise ModelError(f"{size!r:.40} are no sides of multiples of {PATCH}", field=f"{field}.{number}")
+            raise ModelError(f"{size!r:.40} are no sides of multiples of {PATCH}", field=f"source_sizes.{number}")
     return tuple(Size(*size) for size in sizes)
-
-
-def packed_sources(latents: torch.Tensor, values: Mapping[str, Any]) -> Sources:
-    """Return the sources that latents by rows [L, 16] of pictures with these ``sizes`` are.
-
-    Raises ModelError naming the value or tensor that does not fit.
-    """
-    sizes = source_sizes(values.get("sizes"), "values.sizes")
-    counts = [4 * size.tokens for size in sizes]
-    if tuple(latents.shape) != (sum(counts), CHANNELS):
-        message = f"{list(latents.shape)} where [{sum(counts)}, {CHANNELS}] is due"
-        raise ModelError(message, field="tensors.picture_latents.shape")
-    pictures = zip(latents.split(counts), sizes, strict=True)
-    tokens = [pack(each.view(2 * size.grid[0], 2 * size.grid[1], -1).permute(2, 0, 1)) for each, size in pictures]
-    return Sources(torch.cat(tokens), sizes)

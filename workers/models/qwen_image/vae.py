@@ -12,7 +12,6 @@ from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.pictures.diffusers_checkpoint import load_part
 from workers.models.pictures.dtypes import torch_dtype
-from workers.models.pictures.encoder import PictureEncoder
 from workers.models.pictures.vae import LATENT
 from workers.models.qwen_image.latents import CHANNELS, check_latents, unpack
 from workers.models.qwen_image.size import Size
@@ -28,11 +27,6 @@ def load_decoder(model: OmniModelConfig, device: torch.device, dtype: str | None
     Raises ConfigError naming a part that is wrong.
     """
     return PictureDecoder(load_vae(model.path, device, torch_dtype(dtype, torch.float32)))
-
-
-def load_encoder(model: OmniModelConfig, device: torch.device, dtype: str | None) -> PictureEncoder:
-    """Return the encoder of a checkpoint, in float32 unless ``dtype`` says. Raises ConfigError naming what is wrong."""
-    return PictureEncoder(load_vae(model.path, device, torch_dtype(dtype, torch.float32)))
 
 
 def load_colours(checkpoint: Path, device: torch.device) -> Colours:
@@ -57,10 +51,7 @@ def load_vae(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Qwen
 
 
 class QwenImageVae:
-    """A ``PictureVae`` and an ``EncodingVae``.
-
-    A decoder's prompt has a tensor ``latents`` float [N, 64], and values ``height`` and ``width``.
-    """
+    """A ``PictureVae``. A prompt has a tensor ``latents`` float [N, 64], and values ``height`` and ``width``."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -83,10 +74,10 @@ class QwenImageVae:
         pixels: torch.Tensor = self._model.decoder(self._model.post_quant_conv(frames))
         return pixels[:, :, 0]
 
-    def encoded(self, shades: torch.Tensor) -> torch.Tensor:
-        """Return pictures [B, 3, 8 h, 8 w], -1 to 1, as normalized latents [B, 16, h, w]: the likeliest ones."""
+    def latents_of_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, 3, 8 h, 8 w], -1 to 1, as normalized latents [B, 16, h, w]: the likeliest ones."""
         config, shape = self._model.config, (1, -1, 1, 1, 1)
-        latents: torch.Tensor = self._model.encode(shades[:, :, None]).latent_dist.mode()
+        latents: torch.Tensor = self._model.encode(pixels[:, :, None]).latent_dist.mode()
         mean = torch.tensor(config.latents_mean).view(shape).to(latents)
         deviation = torch.tensor(config.latents_std).view(shape).to(latents)
         return ((latents - mean) / deviation)[:, :, 0]

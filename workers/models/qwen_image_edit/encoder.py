@@ -10,7 +10,7 @@ ENCODER = PoolingComponent(
     pictures=MOST_SOURCES,
     engine_args={
         "hf_overrides": {"architectures": [TEXT_ENCODER]},
-        # With the weights vLLM finds no settings of the processor, and would feed bytes as they are to the vision tower.
+        # vLLM finds no settings of the processor beside the weights, and would give the vision tower bytes as they are.
         "mm_device_do_normalize": False,
     },
 )

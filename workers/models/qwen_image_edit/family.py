@@ -3,6 +3,7 @@
 from typing import Final
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.flows import FLOATS, Flow, TensorField, ValueField
 
 _HERE = "workers.models.qwen_image_edit"
 _QWEN_IMAGE = "workers.models.qwen_image"
@@ -11,6 +12,18 @@ _DTYPES = frozenset({"auto", "float32", "bfloat16"})
 TEXT_ENCODER: Final = "QwenImageEditTextEncoder"
 """The name under which vLLM gets the text encoder's model class."""
 
+SOURCE_TOKENS = Flow(
+    "source_tokens",
+    {"source_tokens": TensorField(FLOATS, (("tokens", 64),))},
+    {"source_sizes": ValueField(list), "default_size": ValueField(list)},
+    content="pictures",
+)
+"""The pictures that a job edits, one after the other, as the transformer takes them.
+
+``source_sizes`` has each picture's height and width in pixels, once scaled; ``default_size`` has those of an edit that
+names no size.
+"""
+
 QWEN_IMAGE_EDIT = Family(
     components={
         "encode": ComponentDeclaration(
@@ -18,17 +31,17 @@ QWEN_IMAGE_EDIT = Family(
         ),
         "sources": ComponentDeclaration(
             "diffusion",
-            produces=frozenset({"picture_latents"}),
+            produces=frozenset({"source_tokens"}),
             dtypes=_DTYPES,
             parameters=f"{_HERE}.parameters:SourcesParameters",
-            implementation=f"{_QWEN_IMAGE}.vae:load_encoder",
+            implementation=f"{_HERE}.source_encoder:load_source_encoder",
         ),
         "denoise": ComponentDeclaration(
             "diffusion",
             produces=frozenset({"latents"}),
-            needs=frozenset({"embeds", "picture_latents"}),
+            needs=frozenset({"embeds", "source_tokens"}),
             dtypes=_DTYPES,
-            parameters=f"{_HERE}.parameters:EditParameters",
+            parameters=f"{_QWEN_IMAGE}.parameters:EditParameters",
             implementation=f"{_QWEN_IMAGE}.denoiser:load_editor",
             resumable=True,
         ),
@@ -46,7 +59,7 @@ QWEN_IMAGE_EDIT = Family(
         "instruct": ProcessorDeclaration(f"{_HERE}.processors:InstructProcessor", "pooling"),
         "scale": ProcessorDeclaration(f"{_HERE}.processors:ScaleProcessor", "diffusion"),
         "edit": ProcessorDeclaration(
-            f"{_HERE}.processors:EditProcessor", "diffusion", consumes=frozenset({"embeds", "picture_latents"})
+            f"{_HERE}.processors:EditProcessor", "diffusion", consumes=frozenset({"embeds", "source_tokens"})
         ),
         "latents2pixels": ProcessorDeclaration(
             f"{_QWEN_IMAGE}.processors:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})

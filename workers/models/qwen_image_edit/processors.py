@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
+from workers.models.qwen_image.parameters import EditParameters
 from workers.models.qwen_image.processors import embeds_of, finite, input_of, key_of
 from workers.models.qwen_image.size import Size
-from workers.models.qwen_image.sources import packed_sources
-from workers.models.qwen_image_edit.parameters import EditParameters, SourcesParameters
+from workers.models.qwen_image_edit.parameters import SourcesParameters
 from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
 from workers.models.qwen_image_edit.sizes import default_size, size_of_area
 from workers.models.qwen_image_edit.template import PREFIX_TOKENS
@@ -82,45 +83,46 @@ class ScaleProcessor:
 
 
 class EditProcessor:
-    """Makes the denoising's prompt of the payloads ``embeds`` and ``picture_latents``.
+    """Makes the denoising's prompt of the payloads ``embeds`` and ``source_tokens``.
 
     Its name in a stage config is ``edit``.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._embeds, self._latents = input_of(stage, "embeds"), input_of(stage, "picture_latents")
+        self._embeds, self._sources = input_of(stage, "embeds"), input_of(stage, "source_tokens")
 
     def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
         """Return the prompt: embeddings as ``embeds2latents`` does, ``source_tokens`` [S, 64] and ``source_sizes``.
 
-        Raises PayloadCorrupt naming the key and the field that is missing, wrong or not finite, and ModelError.
+        Sides of the result that the job leaves open are those of the payload's ``default_size``. Raises PayloadCorrupt
+        naming the key and the field that is missing, wrong or not finite, and ModelError.
         """
         parameters = stage_input.parameters
         if not isinstance(parameters, EditParameters):
             raise ModelError("edit makes input for Qwen-Image-Edit's denoising", field="component")
-        payload = stage_input.upstream[self._latents]
+        payload = stage_input.upstream[self._sources]
         information = payload.additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information", key=key_of(payload))
-        latents = information.tensor("picture_latents", dtypes=FLOATS, rank=2)
-        try:
-            sources = packed_sources(finite(latents, "tensors.picture_latents", payload), information.values)
-            default = _default_size(information.values.get("default_size"))
-        except ModelError as error:
-            raise PayloadCorrupt(error.message, field=error.field, key=key_of(payload)) from None
+        tokens = information.tensor("source_tokens", dtypes=FLOATS, rank=2)
+        default = _default_size(payload)
         return DiffusionPrompt(
-            {**embeds_of(stage_input.upstream[self._embeds]), "source_tokens": sources.tokens},
-            {"source_sizes": [list(size) for size in sources.sizes]},
-            parameters.sized(default),
+            {
+                **embeds_of(stage_input.upstream[self._embeds]),
+                "source_tokens": finite(tokens, "tensors.source_tokens", payload),
+            },
+            {"source_sizes": information.value("source_sizes", list)},
+            parameters.model_copy(update={**default._asdict(), **parameters.model_dump(exclude_none=True)}),
             stage_input.seed,
             stage_input.previews,
         )
 
 
-def _default_size(sides: object) -> Size:
-    if not isinstance(sides, list) or len(sides) != 2:
-        raise ModelError("a height and a width are due", field="values.default_size")
+def _default_size(payload: Payload) -> Size:
+    values = {} if payload.additional_information is None else payload.additional_information.values
+    sides = values.get("default_size")
     try:
-        return Size.of({"height": sides[0], "width": sides[1]})
+        height, width = sides if isinstance(sides, list) and len(sides) == 2 else (None, None)
+        return Size.of({"height": height, "width": width})
     except ModelError as error:
-        raise ModelError(error.message, field="values.default_size") from None
+        raise PayloadCorrupt(error.message, field="values.default_size", key=key_of(payload)) from None
