@@ -1,6 +1,6 @@
-"""Diffusers' ``QwenImageEditPlusPipeline``, with its own mistake worked around.
+"""Diffusers' ``QwenImageEditPlusPipeline`` and ``QwenImageEditPipeline``, with their own mistake worked around.
 
-``test_qwen_image_edit_reference`` shows it: with Transformers 5 the pipeline does not say which tokens are a picture's,
+``test_qwen_image_edit_reference`` shows it: with Transformers 5 the pipelines do not say which tokens are a picture's,
 so that the text encoder gives all tokens the positions of a text. The oracle says so.
 """
 
@@ -13,8 +13,6 @@ import torch
 from PIL import Image
 
 from tests.oracles.qwen_image import QwenImageReference
-
-_PIPELINE = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
 class QwenImageEditReference(QwenImageReference):
@@ -60,9 +58,10 @@ class QwenImageEditReference(QwenImageReference):
         width: int | None = None,
     ) -> torch.Tensor:
         """Return the latents [N, 64] of embeddings [T, H] and [U, H], from pictures scaled to ``pixels`` and noise."""
-        with mock.patch(f"{_PIPELINE}.VAE_IMAGE_SIZE", pixels):
+        sized = self._module.calculate_dimensions
+        with mock.patch.object(self._module, "calculate_dimensions", lambda _, ratio: sized(pixels, ratio)):
             output = self.pipeline(
-                image=list(pictures),
+                image=list(pictures) if self._is_plus else pictures[0],
                 prompt_embeds=text[None],
                 negative_prompt_embeds=None if negative is None else negative[None],
                 true_cfg_scale=scale,

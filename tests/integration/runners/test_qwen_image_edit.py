@@ -91,6 +91,27 @@ def test_an_edit_alone_has_the_bits_of_the_reference(
         assert output.values == size
 
 
+def test_an_edit_of_one_picture_has_the_bits_of_its_own_reference(checkpoint: Path, tmp_path: Path) -> None:
+    """That of checkpoints of QwenImageEditPipeline."""
+    single = edited(checkpoint, tmp_path / "single", "model_index.json", _class_name="QwenImageEditPipeline")
+    reference = QwenImageEditReference(single)
+    given = edit_prompt(load_vae(single), ONE, 9, 5, seed=2, steps=2)
+    texts: Any = given.tensors
+    expected = reference.edit(
+        texts["prompt_embeds"],
+        texts["negative_prompt_embeds"],
+        ONE,
+        pixels=64 * 64,
+        steps=2,
+        scale=4.0,
+        seed=2,
+        height=48,
+        width=64,
+    )
+    assert type(reference.pipeline).__name__ == "QwenImageEditPipeline"
+    assert torch.equal(latents(run(load(single), [given])[0]), expected)
+
+
 def test_rows_in_company_are_as_alone(model: Denoiser, encoder: SourceEncoder) -> None:
     rows = [
         edit_prompt(encoder, TWO, 9, 5, seed=1, steps=4),

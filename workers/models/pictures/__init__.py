@@ -1,4 +1,5 @@
 """What families that draw pictures have in common: parts of a checkpoint in Diffusers' layout, sides, times, a VAE.
 
-It is no family. Its ``sides`` is light; the other modules need torch, and Diffusers where they load or schedule.
+It is no family. Its ``sides`` and ``source_parts`` are light; the other modules need torch, and Diffusers where they
+load or schedule.
 """

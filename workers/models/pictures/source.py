@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from omni_jobs.errors import ConfigError, OmniJobsError
+from workers.models.pictures.source_parts import source_parts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,15 +32,6 @@ def decoded_sources(stage_input: StageInput) -> list[Image.Image]:
             error.field = field
             raise
     return pictures
-
-
-def source_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Yield (field in the request, number among the media) of each picture of an admitted request's messages."""
-    for position, message in enumerate(messages):
-        content = message["content"]
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] == "image":
-                yield f"messages.{position}.content.{place}.image_url.url", part["media"]
 
 
 def scaled(picture: Image.Image, height: int, width: int) -> Image.Image:

@@ -11,6 +11,7 @@ from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
+from workers.models.pictures.source_parts import source_parts
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS
@@ -20,12 +21,12 @@ from workers.models.qwen_image_edit.template import (
     PREFIX_TOKENS,
     QwenImageEditTemplate,
     instruction,
-    pictures_in,
 )
 from workers.models.qwen_image_edit.variant import PROCESSOR, variant_of
 from workers.models.qwen_vision import QwenVision
 
 _LONGEST = PREFIX_TOKENS + MAX_EDIT_TOKENS
+_MOST_RATIO = 200  # of the longer side to the shorter; the text encoder's processor takes no more
 
 
 class QwenImageEditPromptRenderer:
@@ -65,7 +66,7 @@ class QwenImageEditPromptRenderer:
                 raise InvalidRequest(
                     "this model follows one instruction: a single message of the user", field=f"messages.{number}"
                 )
-        pictures, most = len(pictures_in(messages)), self._variant.pictures
+        pictures, most = len(list(source_parts(messages))), self._variant.pictures
         if not 1 <= pictures <= most:
             due = "one picture" if most == 1 else f"1 to {most} pictures"
             raise InvalidRequest(
@@ -100,8 +101,17 @@ class QwenImageEditPromptRenderer:
         return sum(self._vision.tokens(*self.seen_as(size)) - 1 for size in sizes)
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        """Count as the protocol says. Raise InvalidRequest for a negative prompt that is too long with the pictures."""
+        """Count as the protocol says.
+
+        Raise InvalidRequest for a negative prompt that is too long with the pictures, and for a picture that is too
+        long for the text encoder once its sides are multiples of 32.
+        """
         sizes = [Size(info.height, info.width) for info in media if isinstance(info, ImageInfo)]
+        for size, (field, _) in zip(sizes, source_parts(request["messages"]), strict=True):
+            if max(self.seen_as(size)) > _MOST_RATIO * min(self.seen_as(size)):
+                raise InvalidRequest(
+                    f"the image has {size.width}×{size.height} pixels; this model takes no picture so long", field=field
+                )
         grown = self.picture_tokens(sizes)
         for text, field in _negative_prompts(request):
             tokens = self._tokenizer.count(_message(text, len(sizes)), _LONGEST) + grown

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from workers.models.pictures.source_parts import source_parts
+
 PREFIX: Final = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
     "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
@@ -27,15 +29,9 @@ class QwenImageEditTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return pictures and instruction between PREFIX and SUFFIX, wherever the pictures stand in the message."""
-        count = len(pictures_in(messages))
+        count = len(list(source_parts(messages)))
         pictures = "".join(f"{self._label.format(number)}{PICTURE}" for number in range(1, count + 1))
         return f"{PREFIX}{pictures}{instruction(messages)}{SUFFIX}"
-
-
-def pictures_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers among the media of the first message's pictures."""
-    content = messages[0]["content"]
-    return [] if isinstance(content, str) else [part["media"] for part in content if part["type"] == "image"]
 
 
 def instruction(messages: Sequence[Mapping[str, Any]]) -> str:

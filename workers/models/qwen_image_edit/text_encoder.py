@@ -23,7 +23,7 @@ from workers.models.qwen_image_edit.variant import PROCESSOR
 class TextEncoderProcessingInfo(Qwen2_5_VLProcessingInfo):
     """Takes the processor of pictures from the checkpoint's folder ``processor``, beside the weights' folder."""
 
-    def get_hf_processor(self, **kwargs: object) -> Qwen2_5_VLProcessor:
+    def get_hf_processor(self, **kwargs: object) -> Qwen2_5_VLProcessor:  # type: ignore[override]  # as vLLM's own
         processor: Qwen2_5_VLProcessor = self._beside.get_hf_processor(Qwen2_5_VLProcessor, **kwargs)
         return processor
 

@@ -225,6 +225,15 @@ def test_a_checkpoint_of_one_picture_takes_no_two(single: Path, pipelines: Pipel
     assert len(admitted(single, pipelines, wall, message(SMALL, "x")).media) == 1
 
 
+def test_a_picture_too_long_for_the_text_encoder_is_refused(
+    single: Path, pipelines: Pipelines, wall: MediaWall
+) -> None:
+    """200 : 1 is 14496 x 64 pixels for this checkpoint, of which its processor takes none."""
+    with pytest.raises(InvalidInput, match="takes no picture so long") as refused:
+        admitted(single, pipelines, wall, message("x", part(Image.new("RGB", (5600, 28)))))
+    assert refused.value.field == SECOND
+
+
 def test_the_longest_instruction_is_what_pictures_leave(
     checkpoint: Path, pipelines: Pipelines, wall: MediaWall
 ) -> None:
