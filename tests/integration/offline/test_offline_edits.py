@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omni_jobs.errors import InvalidInput
+from omni_jobs.errors import InvalidInput, ModelError
 from tests.integration.runners.qwen_image_edits import picture
 from tests.oracles.qwen_image_edit import QwenImageEditReference
 from workers.models.qwen_image_edit.processors import EditProcessor
+from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
 from workers.offline import OmniLLM, OmniOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.types import StageInput
@@ -113,6 +114,18 @@ def test_edits_are_those_of_the_reference(llm: OmniLLM, checkpoint: Path, prompt
         expected = reference.pixels(latents, **size).numpy()
         assert made(output).shape == expected.shape
         assert np.abs(made(output).astype(int) - expected).max() <= 1
+
+
+def test_a_picture_of_another_number_of_tokens_is_found_out(llm: OmniLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of its own fails, and the stage lives on."""
+    count = QwenImageEditPromptRenderer.picture_tokens
+    monkeypatch.setattr(QwenImageEditPromptRenderer, "picture_tokens", lambda *given: count(*given) + 1)
+    (refused,) = llm.generate([request("x", [picture(64, 64)])])
+    assert isinstance(refused, ModelError)
+    assert (refused.stage, refused.field) == ("encode", "prompt_embeds.shape")
+    monkeypatch.undo()
+    (output,) = llm.generate([request("x", [picture(64, 64)])])
+    assert made(output).shape == (48, 64, 3)
 
 
 @pytest.mark.parametrize(

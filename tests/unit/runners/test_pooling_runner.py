@@ -46,6 +46,12 @@ def test_rows_keep_the_model_s_dtype_unless_told_otherwise(tmp_path: Path) -> No
     }
 
 
+def test_the_encoders_of_media_are_loaded_for_a_component_that_takes_pictures(tmp_path: Path) -> None:
+    made = [made_of(args(tmp_path), PoolingComponent(pictures=pictures)) for pictures in (0, 3)]
+    assert [each.get("language_model_only") for each in made] == [True, None]
+    assert [each.get("limit_mm_per_prompt") for each in made] == [None, {"image": 3, "video": 0}]
+
+
 def test_an_argument_that_the_component_sets_itself(tmp_path: Path) -> None:
     component = PoolingComponent(engine_args={"hf_overrides": {"architectures": ["Own"]}})
     assert made_of(args(tmp_path), component)["hf_overrides"] == {"head_dtype": "model", "architectures": ["Own"]}

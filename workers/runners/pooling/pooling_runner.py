@@ -53,7 +53,9 @@ class PoolingRunner:
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no pooling stage can run it."""
         self._args = args
-        self._engine_args = engine_args(args, *component_of(args))
+        model, component = component_of(args)
+        self._engine_args = engine_args(args, model, component)
+        self._most_pictures = component.pictures
         self._engine: Engine | None = None
         self._runs = OpenRuns(args.stage, lambda: self.healthy)
 
@@ -87,8 +89,8 @@ class PoolingRunner:
         sequences = {"prompt_embeds": prompt.prompt_token_ids}
         if prompt.negative_token_ids is not None:
             sequences["negative_prompt_embeds"] = prompt.negative_token_ids
-        if len(prompt.pictures) > self._component.pictures:
-            message = f"{len(prompt.pictures)} pictures, and the component takes {self._component.pictures}"
+        if len(prompt.pictures) > self._most_pictures:
+            message = f"{len(prompt.pictures)} pictures, and the component takes {self._most_pictures}"
             raise ModelError(message, field="pictures")
         lengths = {name: len(token_ids) + prompt.picture_tokens for name, token_ids in sequences.items()}
         for name, length in lengths.items():
