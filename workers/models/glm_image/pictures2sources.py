@@ -1,12 +1,9 @@
 """The input processor ``pictures2sources``: it decodes the pictures of a job's message, which are to be encoded."""
 
-import numpy as np
-import torch
-
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.glm_image.parameters import EncodeParameters
-from workers.models.glm_image.source_grids import source_pictures
+from workers.models.pictures.source import bytes_of, decoded_sources
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -30,16 +27,5 @@ class Pictures2SourcesProcessor:
         """
         if not isinstance(stage_input.parameters, EncodeParameters):
             raise ModelError("pictures2sources makes input for a stage that encodes pictures", field="kind")
-        pixels = [_decoded(stage_input, field, number) for field, number in source_pictures(stage_input.request)]
+        pixels = [bytes_of(picture) for picture in decoded_sources(stage_input)]
         return DiffusionPrompt({"pixels": pixels}, {}, stage_input.parameters, stage_input.seed)
-
-
-def _decoded(stage_input: StageInput, field: str, number: int) -> torch.Tensor:
-    if stage_input.wall is None:
-        raise ConfigError("a stage without a media wall takes no media", field=field)
-    try:
-        picture = stage_input.wall.decode_image(stage_input.media[number])
-    except OmniJobsError as error:
-        error.field = field
-        raise
-    return torch.from_numpy(np.array(picture))

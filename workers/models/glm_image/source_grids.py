@@ -6,9 +6,8 @@ of Transformers' ``GlmImageImageProcessor``; a test compares the two.
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import positive, processor_part
@@ -55,12 +54,3 @@ class SourceGrids(NamedTuple):
             scale = self.longest / max(height, width)
         rows, columns = (max(1, round(side // 2 * scale / _PATCH)) for side in (height, width))
         return Grid(rows, columns)
-
-
-def source_pictures(request: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the field and the number among the media of each source picture of a request, in their order."""
-    for position, message in enumerate(request["messages"]):
-        content = message["content"]
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] == "image":
-                yield f"messages.{position}.content.{place}.image_url.url", part["media"]
