@@ -24,8 +24,6 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 class StepParameters(StageParameters):
     """Parameters of the steps of a denoising, which solves an ODE from noise to latents by Euler's method."""
 
-    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
-
     steps: Annotated[int, Field(ge=1, le=200, description="steps from noise to the picture")] = 50
     true_cfg_scale: Annotated[
         float,
@@ -39,6 +37,8 @@ class StepParameters(StageParameters):
 
 class DenoiseParameters(StepParameters):
     """Parameters of a denoising that draws."""
+
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
 
     width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
     height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
@@ -57,6 +57,8 @@ _Side = Annotated[
 
 class EditParameters(StepParameters):
     """Parameters of a denoising that edits. The size of the result may be left to the pictures."""
+
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
 
     width: _Side = None
     height: _Side = None
