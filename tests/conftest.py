@@ -2,11 +2,15 @@ import gc
 import os
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 
 gc.disable()  # until all tests are imported: the collector would search millions of new objects again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+hypothesis.settings.register_profile("shared machine", deadline=None)  # how fast is not a test's business
+hypothesis.settings.load_profile("shared machine")
 
 collect_ignore = ["gpu"]  # scripts/gpu runs them
 

@@ -16,6 +16,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectRef, payload_key
 from omni_jobs.storage.local import LocalObjectStore
 from tests.integration.runners.qwen_image_prompts import embeds
+from tests.source_pictures import encoded
 from workers.execution.executor import Executor
 from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
@@ -70,6 +71,8 @@ class Bench:
         self.store = LocalObjectStore(directory, sync=False)
         self.ledger = RecordingLedger()
         self.stage = llm.stage
+        # The input whose payload is damaged; a job without source pictures has an empty payload of them, too.
+        self.earlier = next(name for name, flow in llm.stage.config.inputs.items() if flow != "source_pictures")
         self.broken: list[str] = []
         self.executor = Executor(
             llm,
@@ -85,7 +88,11 @@ class Bench:
     async def run(self, upstream: ObjectRef, snapshot: StoredSnapshot | None = None) -> None:
         """Run a stage run to its end, whatever that is."""
         ended = self.executor.ended
-        (earlier,) = self.stage.config.inputs
+        others = {
+            name: self.store.put(payload_key(JOB, name, 1), encoded().buffers())
+            for name in self.stage.config.inputs
+            if name != self.earlier
+        }
         parameters = {"denoise": {"steps": 4, **SIZES[self.stage.pipeline.name]}}
         claim = Claim(
             stage_run_id=1,
@@ -100,7 +107,7 @@ class Bench:
             },
             media=(),
             seed=3,
-            upstream={earlier: upstream},
+            upstream={self.earlier: upstream, **others},
             has_successors=self.stage.name == "denoise",
             failures={},
             alone=False,
@@ -112,8 +119,7 @@ class Bench:
         assert self.broken == []
 
     def key(self) -> str:
-        (earlier,) = self.stage.config.inputs
-        return payload_key(JOB, earlier, 1)
+        return payload_key(JOB, self.earlier, 1)
 
     def put(self, payload: Payload) -> ObjectRef:
         return self.store.put(self.key(), payload.buffers())

@@ -82,7 +82,6 @@ WRONG: Mapping[tuple[str, str], Mapping[str, Wrong]] = {
 def damaged(bench: Bench, good: Payload) -> Iterator[tuple[str, ObjectRef, str]]:
     """Yield what happens to any payload: its name, the ref, and the field that the error names."""
     data = b"".join(good.buffers())
-    (earlier,) = bench.stage.config.inputs
     for name in ("job_id", "stage", "kind"):
         other = replace(good, manifest=replace(good.manifest, **{name: "another"}))
         yield f"another {name}", bench.put(other), f"manifest.{name}"
@@ -95,11 +94,11 @@ def damaged(bench: Bench, good: Payload) -> Iterator[tuple[str, ObjectRef, str]]
     yield "cut by its writer", bench.store.put(bench.key(), [data[:-4]]), cut
     whole = bench.put(good)
     bench.store.put(bench.key(), [data[:-4]])
-    yield "truncated", whole, earlier
+    yield "truncated", whole, bench.earlier
     bench.store.put(bench.key(), [data[:-1] + bytes([data[-1] ^ 1])])
-    yield "changed", whole, earlier
+    yield "changed", whole, bench.earlier
     bench.store.delete([bench.key()])
-    yield "missing", whole, earlier
+    yield "missing", whole, bench.earlier
 
 
 async def check(bench: Bench, name: str, ref: ObjectRef, field: str) -> None:
