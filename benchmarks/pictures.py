@@ -50,7 +50,8 @@ LONG_ROWS, LONG_STEPS, SHORT_STEPS = 8, 50, 4
 ONE_BY_ONE = 4  # pictures of Diffusers in each run
 SIDES = (64, 256)  # pixels
 SHORT_SIDE = 64
-SNAPSHOT_SIDE, SNAPSHOT_STEPS = 448, 200  # of the job that takes snapshots: about ten seconds
+SNAPSHOT_SIDE, SNAPSHOT_STEPS = 448, 200  # of the job that takes snapshots: about six seconds
+PAIRS = 3  # of undisturbed jobs for each run, because two of them differ by more than snapshots cost
 MAX_SNAPSHOT_COST, LIMIT_S = 1.03, 600.0
 
 
@@ -90,7 +91,6 @@ def _stack(directory: Path, checkpoint: Path, every: bool) -> EmbeddedStack:
         data_dir=directory / f"data-{every}",
         stage_configs=write_stage_configs(directory / f"configs-{every}", PICTURE.pipeline, engines),
         models={PICTURE.model: checkpoint},
-        progress_every_s=0.2,  # so that the middle is seen when it is there
     )
     return EmbeddedStack(settings, pipelines=[PICTURE.pipeline])
 
@@ -241,12 +241,13 @@ def _snapshots(
     stacks: Mapping[bool, EmbeddedStack], clients: Mapping[bool, Client], runs: int, *, quick: bool
 ) -> list[Figure]:
     """One long job on two stacks in turns, undisturbed and with a kill."""
-    side = 128 if quick else SNAPSHOT_SIDE
+    side = 256 if quick else SNAPSHOT_SIDE
     seconds: dict[tuple[bool, bool], list[float]] = {
         (every, kill): [] for every in (True, False) for kill in (False, True)
     }
     for kill in (False, True):
-        for turn in track(range(runs + 1), description="a killed worker" if kill else "snapshots"):
+        turns = runs if kill else PAIRS * runs
+        for turn in track(range(turns + 1), description="a killed worker" if kill else "snapshots"):
             for every in (True, False) if turn % 2 else (False, True):
                 taken = _long_job(stacks[every], clients[every], side, kill=kill and turn > 0)
                 if turn:

@@ -54,9 +54,8 @@ class StageInput(NamedTuple):
 
     @property
     def upstream_key(self) -> str | None:
-        """The key of the payload that the prompt is made of; None where there is none with a key, or several."""
-        keys = [payload.key for payload in self.upstream.values()]
-        return keys[0] if len(keys) == 1 else None
+        """The key of the payload that the prompt is made of, or those of several; None where none has a key."""
+        return ", ".join(payload.key for payload in self.upstream.values() if payload.key is not None) or None
 
 
 EnginePrompt: TypeAlias = object

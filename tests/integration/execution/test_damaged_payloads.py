@@ -107,7 +107,10 @@ async def check(bench: Bench, name: str, ref: ObjectRef, field: str) -> None:
     await bench.run(ref)
     assert len(bench.ledger.errors) == before + 1, name
     error = bench.ledger.errors[-1]
-    assert (error.stage, error.key, error.field) == (bench.stage.name, bench.key(), field), (name, error)
+    assert (error.stage, error.field) == (bench.stage.name, field), (name, error)
+    keys = str(error.key).split(", ")  # what the model refuses may be of each payload that the prompt is made of
+    assert bench.key() in keys, (name, error)
+    assert error.code == "model_error" or len(keys) == 1, (name, error)
     assert error.to_dict().items() >= {"stage": error.stage, "key": error.key, "field": field}.items()
     assert not error.retryable
 
