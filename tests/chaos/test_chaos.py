@@ -48,3 +48,14 @@ def test_help_teaches() -> None:
     assert done.returncode == 0
     assert "python -m tests.chaos --database postgresql" in done.stdout
     assert "exit codes" in done.stdout
+
+
+@pytest.mark.timeout(280)
+def test_pictures_of_killed_workers_are_those_of_undisturbed_ones(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "tests.chaos.picture_kills", "--times", "2", "--json", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kills = json.loads(report.read_text())
+    assert [kill["alone"] for kill in kills] == [True, False, False, False, False]
+    assert any(kill["attempts"] > 1 for kill in kills)

@@ -142,3 +142,14 @@ def test_estimates(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "estimates")
     assert figures["sqlite: all: intervals"]["value"] > 0
     assert (figures["sqlite: all: held"]["target"], figures["sqlite: all: held, and no more"]["target"]) == (0.75, 0.85)
+
+
+def test_pictures(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "pictures")
+    targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
+    assert targets == {
+        "beside / alone": 2.0,
+        "2 of 64 px, the queue's rate / OmniLLM's": 0.95,
+        "2 of 256 px, the queue's rate / OmniLLM's": 0.95,
+        "with snapshots / without": 1.03,
+    }
