@@ -1,5 +1,6 @@
 """A worker's engine process ends with its worker, however that ends, and the next worker of the slot can start."""
 
+import itertools
 import os
 import signal
 import sys
@@ -68,8 +69,15 @@ def test_an_engine_that_starts_ends_with_its_worker(stack: EchoStack) -> None:
     pytest.importorskip("vllm")
     worker = stack.launch("thinker", "thinker@test")
     stack.until(lambda: named(worker.process.pid, b"spawn_main") or None, 120)
+    # The new process waits for what it shall do, so a worker that is stopped too soon goes on for a moment.
+    signals = itertools.cycle((signal.SIGSTOP, signal.SIGCONT))
+
+    def has_begun() -> list[int] | None:
+        worker.process.send_signal(next(signals))
+        return named(worker.process.pid, b"EngineCore") or None
+
+    stack.until(has_begun, 120)
     worker.process.send_signal(signal.SIGSTOP)
-    stack.until(lambda: named(worker.process.pid, b"EngineCore") or None, 120)
     below = descendants(worker.process.pid)
     worker.stop(signal.SIGKILL)
     until_gone(below, 5)
