@@ -153,8 +153,8 @@ class StageConfig(_Frozen):
     def beyond_limits(self, overrides: Mapping[str, Any]) -> Beyond | None:
         """Return the first thing in which a job's ``overrides`` are beyond ``limits``; None if they are not.
 
-        What has no limit is left to ``parameters_with``; the rest is checked before it, so that
-        the nearest number in a message is one that the limit lets pass. Raises pydantic's ValidationError as it does.
+        What has no limit is left to ``parameters_with``. The rest is checked before it, so that the nearest number in
+        a message is one that the limit lets pass. Raises pydantic's ValidationError as it does.
         """
         limited = {name: self.bounds[name] for name in self.limits}
         if not limited:

@@ -7,10 +7,10 @@ from typing import Any
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.media import MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.checkpoint_files import positive, read_json
+from omni_jobs.prompts.checkpoint_files import read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.template import MAX_TEXT_TOKENS, PREFIX, PREFIX_TOKENS, QwenImageTemplate, description
+from workers.models.qwen_image.text_encoder_files import TOKENIZER, TextEncoderFiles
 
 _LONGEST = PREFIX_TOKENS + MAX_TEXT_TOKENS
 _CLASS = "QwenImagePipeline"
@@ -28,21 +28,10 @@ class QwenImagePromptRenderer:
         if found != _CLASS:
             message = f"a {found!r:.100} does not draw: pipeline qwen_image takes a {_CLASS}"
             raise ConfigError(message, file=str(index), field="_class_name")
-        file = model_dir / "text_encoder" / "config.json"
-        config = read_json(file)
-        within: tuple[str, ...] = ("text_config",) if isinstance(config.get("text_config"), dict) else ()
-        self.max_model_len = positive(config, (*within, "max_position_embeddings"), str(file))
-        self.hidden_size = positive(config, (*within, "hidden_size"), str(file))
-        directory = model_dir / "tokenizer"
-        tokenizer = load_qwen2_tokenizer(directory)
-        tokens = len(tokenizer.encode(PREFIX, add_special_tokens=False).ids)
-        if tokens != PREFIX_TOKENS:
-            raise ConfigError(
-                f"Qwen-Image's template begins with {PREFIX_TOKENS} tokens, and with {tokens} of this tokenizer",
-                file=str(directory),
-            )
+        files = TextEncoderFiles.read(model_dir, PREFIX, PREFIX_TOKENS)
+        self.max_model_len, self.hidden_size = files.max_model_len, files.hidden_size
         self._template = QwenImageTemplate()
-        self._tokenizer = PromptTokenizer(directory, self._template, tokenizer)
+        self._tokenizer = PromptTokenizer(model_dir / TOKENIZER, self._template, files.tokenizer)
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:

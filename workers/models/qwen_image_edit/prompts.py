@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.errors import InvalidRequest
 from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.pictures.source_parts import source_parts
-from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS
+from workers.models.qwen_image.text_encoder_files import TOKENIZER, TextEncoderFiles
 from workers.models.qwen_image_edit.sizes import size_of_area
 from workers.models.qwen_image_edit.template import (
     PREFIX,
@@ -37,22 +36,11 @@ class QwenImageEditPromptRenderer:
     def __init__(self, model_dir: Path) -> None:
         """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing or another model's."""
         self._variant = variant_of(model_dir)
-        file = model_dir / "text_encoder" / "config.json"
-        config = read_json(file)
-        within: tuple[str, ...] = ("text_config",) if isinstance(config.get("text_config"), dict) else ()
-        self.max_model_len = positive(config, (*within, "max_position_embeddings"), str(file))
-        self.hidden_size = positive(config, (*within, "hidden_size"), str(file))
+        files = TextEncoderFiles.read(model_dir, PREFIX, PREFIX_TOKENS)
+        self.max_model_len, self.hidden_size = files.max_model_len, files.hidden_size
         self._vision = QwenVision.read(model_dir / PROCESSOR)
-        directory = model_dir / "tokenizer"
-        tokenizer = load_qwen2_tokenizer(directory)
-        tokens = len(tokenizer.encode(PREFIX, add_special_tokens=False).ids)
-        if tokens != PREFIX_TOKENS:
-            raise ConfigError(
-                f"Qwen-Image-Edit's template begins with {PREFIX_TOKENS} tokens, and with {tokens} of this tokenizer",
-                file=str(directory),
-            )
         self._template = QwenImageEditTemplate(self._variant.label)
-        self._tokenizer = PromptTokenizer(directory, self._template, tokenizer)
+        self._tokenizer = PromptTokenizer(model_dir / TOKENIZER, self._template, files.tokenizer)
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
