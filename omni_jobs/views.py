@@ -220,7 +220,7 @@ class JobView(_View):
     waiting: WaitingView | None = None  # null in the answer to a submit
     warnings: list[WarningView] = []
     result: dict[str, Any] | None  # set when completed
-    result_so_far: dict[str, Any] | None = None  # of a running job: the results of the stages that have succeeded
+    result_so_far: dict[str, Any] | None = None  # unless completed: the results of the stages that have succeeded
     artifacts: list[ArtifactView]
     error: ErrorView | None  # set when failed or expired
     metadata: dict[str, Any]
@@ -229,6 +229,11 @@ class JobView(_View):
     retries: int = 0  # how often its user retried it after its end
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL  # among its tenant's jobs
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """The result, or that of the stages that have succeeded; empty if none has, or the view is brief."""
+        return self.result or self.result_so_far or {}
 
 
 class EventView(_View):

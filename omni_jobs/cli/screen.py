@@ -53,15 +53,21 @@ def show_repeatedly(content: Callable[[], RenderableType]) -> None:
 def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
     """Print a job's text on stdout, and its artifacts and warnings on stderr; exit with 1 unless the job is COMPLETED.
 
+    A job that is not completed shows what its stages made that succeeded: its text, and on stderr the texts of others.
     ``as_json`` prints the whole job in place of its text and artifacts. ``out`` is the directory that the artifacts
     were written to; None prints their URLs.
     """
+    from omni_jobs.cli.formats import printable
+
     if as_json:
         show_json(job)
     else:
-        text = (job.result or {}).get("text")
+        text = job.made.get("text")
         if text is not None:
             typer.echo(text)
+        elif job.result is None:
+            for stage, found in job.made.get("texts", {}).items():
+                typer.echo(f"{stage}: {printable(found)}", err=True)
         for artifact in job.artifacts:
             where = out / artifact.name if out is not None else artifact.url
             typer.echo(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)

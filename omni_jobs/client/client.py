@@ -255,13 +255,14 @@ class Client:
     def save(self, job: JobView, directory: Path) -> Sequence[Path]:
         """Write the job into ``directory``, which is made if needed. Return the paths of the files.
 
-        They are ``result.json`` (the whole job), ``text.txt`` if it has text, and all artifacts. Raises InvalidRequest
-        for an artifact whose name is no file name, and the errors of ``save_artifact``.
+        They are ``result.json`` (the whole job), ``text.txt`` if its stages made text, and all artifacts; also of a job
+        that is not completed. Raises InvalidRequest for an artifact whose name is no file name, and the errors of
+        ``save_artifact``.
         """
         directory.mkdir(parents=True, exist_ok=True)
         written = [directory / "result.json"]
         written[0].write_text(job.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        text = (job.result or {}).get("text")
+        text = job.made.get("text")
         if text is not None:
             written.append(directory / "text.txt")
             # A tokenizer never decodes to surrogates; if one comes, the rest of the text must still be readable.

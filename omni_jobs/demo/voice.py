@@ -88,13 +88,13 @@ def _converse(scene: Scene, request: dict[str, Any]) -> JobView:
     conversation = Conversation(scene.console)
 
     def update(job: JobView) -> None:
-        heard = _heard(job.result_so_far)
+        heard = _heard(job.made)
         if heard:
             conversation.ask(heard.strip())
             conversation.follow(_stage(job, "think"))
 
     job = scene.run_job(request, on_update=update)
-    heard, said = _heard(job.result), (job.result or {}).get("text")
+    heard, said = _heard(job.made), job.made.get("text")
     if not heard or not said:
         raise StageError("nothing was heard" if not heard else "the answer is empty")
     conversation.ask(heard.strip())
@@ -102,8 +102,8 @@ def _converse(scene: Scene, request: dict[str, Any]) -> JobView:
     return job
 
 
-def _heard(result: dict[str, Any] | None) -> str | None:
-    heard: str | None = ((result or {}).get("texts") or {}).get("listen")
+def _heard(made: dict[str, Any]) -> str | None:
+    heard: str | None = (made.get("texts") or {}).get("listen")
     return heard
 
 

@@ -254,7 +254,7 @@ def _view(
         waiting=waiting,
         warnings=[WarningView(stage=run.stage, **each) for run in runs for each in run.warnings or ()],
         result=made if status is JobState.COMPLETED and not brief else None,
-        result_so_far=made if made and not status.is_final else None,
+        result_so_far=made if made and status is not JobState.COMPLETED else None,
         artifacts=artifacts,
         error=None if row.error is None else ErrorView(**row.error),
         metadata=row.metadata,

@@ -244,7 +244,7 @@ class Stage:
         return {name: each.numpy() for name, each in tensors.items()}
 
     def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+        result: dict[str, Any] = {name: {self.name: value} for name, value in output.result.items()}
         text_output = self.pipeline.outputs.get("text")
         if text_output is not None and text_output.stage == self.name:
             if "text" in stage_input.request.get("modalities", ()):
@@ -262,16 +262,17 @@ class Stage:
             result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
-    def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[dict[str, str]]:
+    def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[Mapping[str, str]]:
         if output.finish_reason != "length":
-            return []
+            return list(output.warnings)
         made = self.config.flow.content
         limit = "at the end of its context"
         most = getattr(stage_input.parameters, "max_tokens", None)
         completed = (output.usage or {}).get("completion_tokens", len(output.token_ids))
         if most is not None and completed >= most:
             limit = f"at its max_tokens of {most}"
-        return [{"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {made} is probably cut"}]
+        cut = {"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {made} is probably cut"}
+        return [*output.warnings, cut]
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:

@@ -119,6 +119,8 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states       [P + N - 1, H] rows for the next stage, when captured
     multimodal_outputs  named tensors, lists or dicts of tensors (``waveform``: float32 [S], …), of torch or numpy
     values              small JSON values for the next stage and the job's record
+    result              JSON for the user by name, which the job's result keeps under the name and the stage's name
+    warnings            for the user: {code, message} each
     usage               {"prompt_tokens", "completion_tokens"} of a runner that counts them itself
     encoded             outputs by modality that the runner gives encoded, to be stored as they are
     prompt_token_ids    the prompt's [P]; empty where there is none
@@ -132,6 +134,8 @@ class OmniModelRunnerOutput(NamedTuple):
     hidden_states: torch.Tensor | None = None
     multimodal_outputs: Mapping[str, Any] = _NOTHING
     values: Mapping[str, Any] = _NOTHING
+    result: Mapping[str, Any] = _NOTHING
+    warnings: Sequence[Mapping[str, str]] = ()
     usage: Mapping[str, int] | None = None
     encoded: Mapping[str, EncodedOutput] = _NOTHING
     room: ReservedMemory | None = None

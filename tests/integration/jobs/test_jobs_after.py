@@ -52,6 +52,28 @@ def error_of(view: JobView) -> tuple[str, str]:
 # expiry
 
 
+@pytest.mark.parametrize("end", ["failed", "cancelled", "expired"])
+def test_a_job_that_is_not_completed_shows_what_its_stages_made(jobs: Jobs, database: Database, end: str) -> None:
+    job = new_job(expires_in_s=60.0)
+    jobs.submit(job)
+    register_each(jobs)
+    (claimed,) = claim(jobs, "first")
+    jobs.complete([done(claimed, "first", inline_payload=b"a", result={"text": "said", "texts": {"first": "heard"}})])
+    if end == "failed":
+        (claimed,) = claim(jobs, "second")
+        jobs.fail(failed(claimed, "second", ModelError("nothing to say")))
+    elif end == "cancelled":
+        jobs.cancel(job.job_id)
+    else:
+        pass_time(database, 61)
+        jobs.rescue()
+    view = jobs.get(job.job_id)
+    assert view.status == end
+    assert view.result is None
+    assert view.result_so_far == view.made == {"text": "said", "texts": {"first": "heard"}}
+    assert jobs.list(brief=True).jobs[0].made == {}
+
+
 def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_in_s=60.0)
     jobs.submit(job)

@@ -289,6 +289,13 @@ def test_save_writes_text_and_artifacts(server: Server, client: Client, tmp_path
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
+def test_save_writes_what_the_stages_of_a_failed_job_made(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [(200, {**JOB, "status": "failed", "result_so_far": {"text": "An answer."}})]
+    files = client.save(client.get("job-1"), tmp_path)
+    assert [path.name for path in files] == ["result.json", "text.txt"]
+    assert files[1].read_text(encoding="utf-8") == "An answer."
+
+
 def test_a_damaged_artifact_leaves_no_file(server: Server, client: Client, tmp_path: Path) -> None:
     server.answers = [(200, {**JOB, "artifacts": [ARTIFACT]}), (200, SOUND[:-1] + b"x")]
     with pytest.raises(errors.ObjectCorrupt, match="digest"):

@@ -54,3 +54,10 @@ def test_a_stage_that_came_to_its_end_does_not(tiny_checkpoint: Path, stage: str
         values={"sampling_rate": 24_000},
     )
     assert warned(tiny_checkpoint, stage, output) == []
+
+
+def test_a_runner_s_own_warnings_stand_before_it(tiny_checkpoint: Path) -> None:
+    own = {"code": "left_out", "message": "one word"}
+    assert warned(tiny_checkpoint, "talker", OmniModelRunnerOutput(warnings=[own])) == [own]
+    output = OmniModelRunnerOutput(token_ids=[1] * 4096, finish_reason="length", warnings=[own])
+    assert [each["code"] for each in warned(tiny_checkpoint, "talker", output)] == ["left_out", "cut_short"]
