@@ -35,11 +35,13 @@ class TensorField:
     dtypes    those it may have
     shapes    those it may have; empty: any
     optional  whether it may be missing
+    finite    whether each element must be a number, so that a model that makes another is told from one that reads it
     """
 
     dtypes: frozenset[str]
     shapes: tuple[Shape, ...] = ()
     optional: bool = False
+    finite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Flow:
     values         by name
     rules          what the size of a dimension must be, computed from those of others
     includes       flows that a payload of this one holds as well, if a later stage takes one of them
-    prompt_embeds  whether the payload carries prompt embeddings, whose width is the dimension ``hidden_size``
+    prompt_embeds  whether the payload carries finite prompt embeddings, whose width is the dimension ``hidden_size``
     from_tokens    whether it is made of the generated tokens alone, so that no hidden states are captured for it
     content        what a person would call it, for messages
     """
@@ -86,6 +88,8 @@ class Flow:
         if self.prompt_embeds:
             if payload.prompt_embeds is None:
                 return Problem("missing", "prompt_embeds")
+            if not payload.prompt_embeds.embeds.is_finite():
+                return Problem(_NOT_FINITE, "prompt_embeds")
             sizes["hidden_size"] = payload.prompt_embeds.embeds.shape[1]
         information = payload.additional_information
         tensors = {} if information is None else information.tensors
@@ -110,6 +114,9 @@ class Flow:
     def _tensor_of(self, size: str) -> str:
         shaped = (name for name, tensor in self.tensors.items() if any(size in shape for shape in tensor.shapes))
         return f"{next(shaped, size)}.shape"
+
+
+_NOT_FINITE = "an element is not finite"
 
 
 class Problem(NamedTuple):
@@ -141,8 +148,13 @@ def _tensor_problem(tensors: Mapping[str, Any], name: str, due: TensorField, siz
         return Problem("not one tensor", at)
     if tensor.dtype not in due.dtypes:
         return Problem(f"{tensor.dtype}, not {' or '.join(sorted(due.dtypes))}", f"{at}.dtype")
-    if not due.shapes:
-        return None
+    problem = _shapes_problem(tensor, due, sizes, at) if due.shapes else None
+    if problem is None and due.finite and not tensor.is_finite():
+        return Problem(_NOT_FINITE, at)
+    return problem
+
+
+def _shapes_problem(tensor: "Tensor", due: TensorField, sizes: dict[str, int], at: str) -> Problem | None:
     shape = next((shape for shape in due.shapes if len(shape) == len(tensor.shape)), None)
     if shape is None:
         ranks = " or ".join(str(len(shape)) for shape in due.shapes)
@@ -187,14 +199,18 @@ _OURS = (
     ),
     Flow(
         "embeds",
-        {"negative_prompt_embeds": TensorField(FLOATS, (("negative_tokens", "hidden_size"),), optional=True)},
+        {
+            "negative_prompt_embeds": TensorField(
+                FLOATS, (("negative_tokens", "hidden_size"),), optional=True, finite=True
+            )
+        },
         prompt_embeds=True,
         content="embeddings",
     ),
     Flow(
         "hidden_states",
         {
-            "hidden_states": TensorField(FLOATS, (("rows", "hidden_size"),)),
+            "hidden_states": TensorField(FLOATS, (("rows", "hidden_size"),), finite=True),
             "token_ids": TensorField(_INTEGERS, (("tokens",),)),
             "mrope_positions": TensorField(_INTEGERS, ((3, "prompt_tokens"),), optional=True),
         },
@@ -220,7 +236,9 @@ _OURS = (
         {"sampling_rate": ValueField(int, at_least=1)},
         content="speech",
     ),
-    Flow("latents", {"latents": TensorField(FLOATS)}, content="latents"),
+    Flow(
+        "latents", {"latents": TensorField(FLOATS, (("channels", "height", "width"),), finite=True)}, content="latents"
+    ),
     Flow(
         "pixels",
         {"pixels": TensorField(frozenset({"U8"}), (("height", "width", 3), ("frames", "height", "width", 3)))},

@@ -1,5 +1,6 @@
 """Runners load the models of stages and run their prompts; ``create_runner`` makes the runner of one stage."""
 
+from omni_jobs.errors import PluginBroken
 from omni_jobs.pipelines.plugins import named_class
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.runner import Runner
@@ -13,4 +14,8 @@ def create_runner(stage: StageConfig, args: OmniEngineArgs) -> Runner:
 
     Raises ConfigError for a component that the runner cannot run, and PluginBroken for a class that is no runner.
     """
-    return named_class(stage.runner.implementation, object)(args)  # type: ignore[call-arg, return-value]
+    runner_class = named_class(stage.runner.implementation, object)
+    missing = [name for name in ("start", "run", "close", "healthy") if not hasattr(runner_class, name)]
+    if missing:
+        raise PluginBroken(f"{stage.runner.implementation} is no runner: it has no {', no '.join(missing)}")
+    return runner_class(args)  # type: ignore[call-arg, return-value]

@@ -166,18 +166,13 @@ def payload(kind: str, stage: str, values: dict[str, Any], **tensors: torch.Tens
 
 
 EMBEDS, NEGATIVE = embeds(7, 0), embeds(5, 77)
-PACKED = torch.randn(12, 64, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.arange(6)
 LATENTS = torch.randn(16, 8, 12, generator=torch.Generator().manual_seed(0))
-QWEN_SIZE, GLM_SIZE = {"height": 48, "width": 64}, {"height": 64, "width": 96}
+GLM_SIZE = {"height": 64, "width": 96}
 
 
 def of_embeds(prompt_embeds: torch.Tensor = EMBEDS, negative: torch.Tensor = NEGATIVE) -> Payload:
     return payload("embeds", "encode", {}, prompt_embeds=prompt_embeds, negative_prompt_embeds=negative)
-
-
-def of_packed(latents: torch.Tensor = PACKED, **values: Any) -> Payload:
-    return payload("latents", "denoise", QWEN_SIZE | values, latents=latents)
 
 
 def of_tokens(token_ids: torch.Tensor = TOKENS, **values: Any) -> Payload:
@@ -190,7 +185,7 @@ def of_latents(latents: torch.Tensor = LATENTS) -> Payload:
 
 GOOD: Mapping[tuple[str, str], Payload] = {
     ("qwen_image", "denoise"): of_embeds(),
-    ("qwen_image", "decode"): of_packed(),
+    ("qwen_image", "decode"): of_latents(),
     ("glm_image", "denoise"): of_tokens(),
     ("glm_image", "decode"): of_latents(),
 }

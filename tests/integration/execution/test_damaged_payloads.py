@@ -16,13 +16,10 @@ from tests.integration.execution.picture_bench import (
     GOOD,
     LATENTS,
     NEGATIVE,
-    PACKED,
-    QWEN_SIZE,
     TOKENS,
     Bench,
     of_embeds,
     of_latents,
-    of_packed,
     of_tokens,
     payload,
     worker,
@@ -37,6 +34,14 @@ class Wrong(NamedTuple):
     field: str
 
 
+WRONG_LATENTS: Mapping[str, Wrong] = {
+    "no latents": Wrong(payload("latents", "denoise", {}), "tensors.latents"),
+    "another model's": Wrong(of_latents(LATENTS[:15]), "latents.shape"),
+    "of another rank": Wrong(of_latents(LATENTS[0]), "tensors.latents.shape"),
+    "half an image token": Wrong(of_latents(LATENTS[:, :7].clone()), "latents.shape"),
+    "integers": Wrong(of_latents(LATENTS.long()), "tensors.latents.dtype"),
+    "not finite": Wrong(of_latents(LATENTS / 0), "tensors.latents"),
+}
 WRONG: Mapping[tuple[str, str], Mapping[str, Wrong]] = {
     ("qwen_image", "denoise"): {
         "no embeddings": Wrong(payload("embeds", "encode", {}), "prompt_embeds"),
@@ -48,16 +53,6 @@ WRONG: Mapping[tuple[str, str], Mapping[str, Wrong]] = {
         "not finite": Wrong(of_embeds(EMBEDS / 0), "prompt_embeds"),
         "negative ones not finite": Wrong(of_embeds(negative=NEGATIVE * torch.nan), "tensors.negative_prompt_embeds"),
     },
-    ("qwen_image", "decode"): {
-        "no latents": Wrong(payload("latents", "denoise", QWEN_SIZE), "tensors.latents"),
-        "fewer than the size has": Wrong(of_packed(PACKED[:-1]), "latents.shape"),
-        "another model's": Wrong(of_packed(PACKED[:, :32].clone()), "latents.shape"),
-        "of another rank": Wrong(of_packed(PACKED[None]), "tensors.latents.shape"),
-        "integers": Wrong(of_packed(PACKED.long()), "tensors.latents.dtype"),
-        "not finite": Wrong(of_packed(PACKED / 0), "tensors.latents"),
-        "a height of text": Wrong(of_packed(height="48"), "values.height"),
-        "a width that does not divide": Wrong(of_packed(width=65), "width"),
-    },
     ("glm_image", "denoise"): {
         "no tokens": Wrong(payload("image_tokens", "generate", GLM_SIZE), "tensors.token_ids"),
         "fewer than the size has": Wrong(of_tokens(TOKENS[:-1]), "tensors.token_ids.shape"),
@@ -68,14 +63,8 @@ WRONG: Mapping[tuple[str, str], Mapping[str, Wrong]] = {
         "a height of text": Wrong(of_tokens(height="64"), "values.height"),
         "a side that is too long": Wrong(of_tokens(torch.arange(2 * 96), height=64, width=3072), "width"),
     },
-    ("glm_image", "decode"): {
-        "no latents": Wrong(payload("latents", "denoise", {}), "tensors.latents"),
-        "another model's": Wrong(of_latents(LATENTS[:15]), "latents"),
-        "of another rank": Wrong(of_latents(LATENTS[0]), "tensors.latents.shape"),
-        "half an image token": Wrong(of_latents(LATENTS[:, :7].clone()), "latents"),
-        "integers": Wrong(of_latents(LATENTS.long()), "tensors.latents.dtype"),
-        "not finite": Wrong(of_latents(LATENTS / 0), "tensors.latents"),
-    },
+    ("qwen_image", "decode"): WRONG_LATENTS,
+    ("glm_image", "decode"): WRONG_LATENTS,
 }
 
 

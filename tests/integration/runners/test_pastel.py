@@ -109,6 +109,41 @@ def run(
 # Rows
 
 
+@pytest.mark.parametrize("jump", [2, 5, 100])
+def test_a_model_whose_rows_jump_fails_them_and_no_others(
+    pastel: Any, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    step = pastel.step
+
+    def jumping(rows: Sequence[Any]) -> None:
+        step(rows)
+        for row in rows:
+            row.steps_done += (jump - 1) * (row.seed == 13)
+
+    monkeypatch.setattr(pastel, "step", jumping)
+    wrong, good = run(pastel, [prompt(seed=13, steps=5), prompt(seed=1, steps=5)])
+    assert isinstance(wrong.result, ModelError)
+    assert wrong.result.field == "steps_done"
+    assert isinstance(good.result, OmniModelRunnerOutput)
+
+
+@pytest.mark.parametrize("begun", [1, 4, 9, -1, "0", None])
+def test_a_row_that_does_not_begin_at_its_first_step_fails(
+    pastel: Any, monkeypatch: pytest.MonkeyPatch, begun: Any
+) -> None:
+    begin = pastel.begin
+
+    def beginning(given: DiffusionPrompt) -> Any:
+        row = begin(given)
+        row.steps_done = begun
+        return row
+
+    monkeypatch.setattr(pastel, "begin", beginning)
+    (wrong,) = run(pastel, [prompt(steps=4)])
+    assert isinstance(wrong.result, ModelError)
+    assert wrong.result.field == "steps_done"
+
+
 pictures = st.fixed_dictionaries(
     {
         "text": st.sampled_from(["a lighthouse", "night", "用一句话"]),

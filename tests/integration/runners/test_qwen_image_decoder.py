@@ -45,7 +45,17 @@ def model(checkpoint: Path) -> PictureDecoder:
 
 def prompt(height: int, width: int, seed: int = 0) -> DiffusionPrompt:
     size = Size(height, width)
-    return DiffusionPrompt({"latents": noise(size, seed)}, size._asdict(), StageParameters(), seed)
+    return DiffusionPrompt({"latents": unpack(noise(size, seed), size)}, {}, StageParameters(), seed)
+
+
+def packed(given: DiffusionPrompt) -> torch.Tensor:
+    latents: Any = given.tensors["latents"]
+    return pack(latents)
+
+
+def size_of(given: DiffusionPrompt) -> dict[str, int]:
+    latents: Any = given.tensors["latents"]
+    return {"height": 8 * latents.shape[1], "width": 8 * latents.shape[2]}
 
 
 def pixels(output: Any) -> torch.Tensor:
@@ -60,7 +70,7 @@ def test_pictures_are_those_of_the_reference(model: PictureDecoder, reference: Q
     prompts = [prompt(height, width, seed) for seed, (height, width) in enumerate(SIZES)]
     assert [model.check(each).steps for each in prompts] == [1, 1, 1, 1]
     for given, output in zip(prompts, run(model, prompts), strict=True):
-        expected = reference.pixels(given.tensors["latents"], **given.values)  # type: ignore[arg-type]
+        expected = reference.pixels(packed(given), **size_of(given))
         assert pixels(output).shape == expected.shape
         assert (pixels(output).int() - expected.int()).abs().max() <= 1
         assert output.values == {}
@@ -78,7 +88,7 @@ def test_tiles_are_joined_as_the_reference_joins_them(
     assert tiled.check(given).steps == tiles
     vae.enable_tiling(64, 64, 48, 48)
     try:
-        expected = reference.pixels(given.tensors["latents"], height=height, width=width)  # type: ignore[arg-type]
+        expected = reference.pixels(packed(given), height=height, width=width)
     finally:
         vae.use_tiling = False
     (output,) = run(tiled, [given])
@@ -107,7 +117,11 @@ def test_a_picture_for_which_memory_lacks_as_a_whole_is_decoded_in_tiles(
     assert torch.equal(pixels(first), pixels(expected))
     assert torch.equal(pixels(second), pixels(expected))
     assert pixels(third).shape == (64, 64, 3)
-    assert [area for area in asked if area > 64] == [12 * 14]  # what did not fit once is not tried again
+    assert [area for area in asked if area > 64] == [12 * 14]  # what did not fit is not tried again at once
+    while [area for area in asked if area > 64] == [12 * 14] and len(asked) < 1000:
+        run(decoder, [small])
+        run(decoder, [whole])
+    assert [area for area in asked if area > 64] == [12 * 14] * 2  # memory may be there again after some steps
     smaller = PictureDecoder(model._vae, tile=128, stride=96)
     with pytest.raises(torch.OutOfMemoryError):  # a picture of one tile has none to be divided into
         run(smaller, [whole])
@@ -131,34 +145,28 @@ def test_packing_is_the_inverse_of_unpacking() -> None:
     assert torch.equal(pack(unpack(tokens, Size(48, 80))), tokens)
 
 
-def latents(height: int = 48, width: int = 64) -> torch.Tensor:
-    return noise(Size(height, width), 0)
+LATENTS = unpack(noise(Size(48, 64), 0), Size(48, 64))
 
 
 @pytest.mark.parametrize(
-    ("tensors", "values", "field"),
+    "tensors",
     [
-        ({}, {}, "latents"),
-        ({"latents": [latents()]}, {}, "latents"),
-        ({"latents": latents()[:-1]}, {}, "latents.shape"),
-        ({"latents": latents()[:, :32]}, {}, "latents.shape"),
-        ({"latents": latents().long()}, {}, "latents.dtype"),
-        ({"latents": latents() / 0}, {}, "latents"),
-        ({"latents": latents()}, {"height": 64}, "latents.shape"),
-        ({"latents": latents()}, {"height": 0}, "height"),
-        ({"latents": latents()}, {"height": 47}, "height"),
-        ({"latents": latents()}, {"width": 10**6}, "width"),
-        ({"latents": latents()}, {"width": None}, "width"),
-        ({"latents": latents()}, {"width": 64.0}, "width"),
+        {},
+        {"latents": [LATENTS]},
+        {"latents": LATENTS[:-1]},  # of fewer channels
+        {"latents": LATENTS[0]},
+        {"latents": LATENTS[None]},
+        {"latents": LATENTS[:, :-1]},  # half a token
+        {"latents": LATENTS[:, :0]},
+        {"latents": LATENTS.repeat(1, 1, 100)},  # longer than any picture
+        {"latents": LATENTS.long()},
+        {"latents": LATENTS / 0},
     ],
 )
-def test_latents_that_do_not_fit_are_refused_with_their_field(
-    model: PictureDecoder, tensors: dict[str, Any], values: dict[str, Any], field: str
-) -> None:
-    given = DiffusionPrompt(tensors, {"height": 48, "width": 64} | values, StageParameters(), 0)
+def test_latents_that_do_not_fit_are_refused_with_their_field(model: PictureDecoder, tensors: dict[str, Any]) -> None:
     with pytest.raises(ModelError) as refused:
-        model.check(given)
-    assert refused.value.field == field
+        model.check(DiffusionPrompt(tensors, {}, StageParameters(), 0))
+    assert str(refused.value.field).partition(".")[0] == "latents"
 
 
 def test_in_bfloat16_a_picture_is_nearly_the_same(model: PictureDecoder, checkpoint: Path) -> None:
@@ -206,12 +214,11 @@ def test_a_vae_of_other_pixels_to_a_latent_is_refused(checkpoint: Path, tmp_path
 
 def test_a_preview_is_near_to_the_small_picture(checkpoint: Path, model: PictureDecoder) -> None:
     """Of latents that are smooth, as a picture's are: nearer than its mean colour is."""
-    size = Size(128, 128)
     fields = torch.randn(16, 4, 4, generator=torch.Generator().manual_seed(9))
-    smooth = pack(fields.repeat_interleave(4, 1).repeat_interleave(4, 2))
-    (output,) = run(model, [DiffusionPrompt({"latents": smooth}, size._asdict(), StageParameters(), 0)])
+    smooth = fields.repeat_interleave(4, 1).repeat_interleave(4, 2)
+    (output,) = run(model, [DiffusionPrompt({"latents": smooth}, {}, StageParameters(), 0)])
     small = functional.avg_pool2d(pixels(output).permute(2, 0, 1)[None].float(), 8)[0].permute(1, 2, 0)
-    preview = load_colours(checkpoint, CPU).picture(unpack(smooth, size))
+    preview = load_colours(checkpoint, CPU).picture(smooth)
     assert (preview.dtype, preview.shape) == (torch.uint8, (16, 16, 3))
     error = (preview.float() - small).square().mean()
     assert error < 0.9 * (small - small.mean((0, 1))).square().mean()

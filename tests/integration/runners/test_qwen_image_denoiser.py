@@ -16,12 +16,13 @@ from tests.oracles.qwen_image import QwenImageReference
 from workers.models.pictures.colours import Colours
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import noise as latent_noise
-from workers.models.qwen_image.latents import unpack
+from workers.models.qwen_image.latents import pack, unpack
 from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import MemoryLimit
 from workers.stages.engine_args import OmniModelConfig
 
 CPU = torch.device("cpu")
@@ -42,8 +43,7 @@ def model(checkpoint: Path) -> Denoiser:
 
 
 def latents(output: Any) -> torch.Tensor:
-    tensor: torch.Tensor = output.tensors["latents"]
-    return tensor
+    return pack(output.tensors["latents"])
 
 
 @pytest.mark.parametrize("checkpoint_seed", [0, 1, 2])
@@ -74,7 +74,6 @@ def test_a_row_alone_has_the_bits_of_the_reference(
         )
         (output,) = run(ours, [given])
         assert torch.equal(latents(output), expected)
-        assert output.values == {"height": height, "width": width}
 
 
 def test_a_single_step_goes_from_noise_to_the_end(model: Denoiser) -> None:
@@ -109,11 +108,11 @@ def test_rows_in_company_are_as_alone(
     model: Denoiser, rows: list[DiffusionPrompt], late: list[int], joint_tokens: int
 ) -> None:
     alone = [run(model, [row])[0] for row in rows]
-    model.joint_tokens = joint_tokens
+    model.joint.units = joint_tokens
     try:
         together = run(model, rows, late)
     finally:
-        model.joint_tokens = 0
+        model.joint.units = 0
     for one, other in zip(alone, together, strict=True):
         assert torch.allclose(latents(one), latents(other), rtol=0, atol=1e-5)
 
@@ -131,18 +130,23 @@ def test_the_cost_is_the_tokens_of_a_step(model: Denoiser, scale: float, negativ
 
 def test_where_memory_does_not_let_both_halves_be_together_they_run_in_turn(checkpoint: Path) -> None:
     model = load(checkpoint)
-    model.joint_tokens = 1000
+    model.joint = MemoryLimit(1000)
     sizes: list[int] = []
+    room = [1]
 
     def refuse_large(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         sizes.append(len(kwargs["hidden_states"]))
-        if len(kwargs["hidden_states"]) > 1:
+        if len(kwargs["hidden_states"]) > room[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = model._transformer.register_forward_pre_hook(refuse_large, with_kwargs=True)
     (output,) = run(model, [prompt(steps=2)])
-    hook.remove()
     assert sizes == [2, 1, 1, 1, 1]  # together once, then in turn without another try
+    room[0] = 2
+    while sizes[-1] == 1 and len(sizes) < 1000:
+        run(model, [prompt(steps=50)])
+    hook.remove()
+    assert sizes[-1] == 2  # memory may be there again after some steps
     assert torch.equal(latents(output), latents(run(load(checkpoint), [prompt(steps=2)])[0]))
 
 
@@ -322,23 +326,31 @@ def test_embeddings_of_another_dtype_are_taken(model: Denoiser) -> None:
     assert torch.equal(latents(one), latents(other))
 
 
-def test_in_bfloat16_it_is_nearer_to_float32_than_the_reference(model: Denoiser, checkpoint: Path) -> None:
-    """Because the reference rounds latents and the lengths of steps, too."""
+def test_in_bfloat16_latents_and_lengths_of_steps_are_not_rounded(checkpoint: Path) -> None:
+    """The reference rounds both. Where every step goes the same way, the end is known: it shows on any processor."""
     reference = QwenImageReference(checkpoint).pipeline.to(torch.bfloat16)
     rounded = load(checkpoint, "bfloat16")
-    errors = []
-    for seed in range(4):
-        given = prompt(seed=seed, steps=8)
-        (exact,), (ours,) = run(model, [given]), run(rounded, [given])
-        noise = latent_noise(Size(48, 64), seed)[None].bfloat16()
-        tensors = {name: tensor[None].bfloat16() for name, tensor in given.tensors.items()}  # type: ignore[call-overload, union-attr]
-        theirs = reference(
-            **tensors, latents=noise, height=48, width=64, num_inference_steps=8, output_type="latent"
-        ).images[0]
-        errors.append([(each.float() - latents(exact)).abs().mean() for each in (latents(ours), theirs)])
-        assert latents(ours).dtype == torch.float32
-    ours_mean, theirs_mean = torch.tensor(errors).mean(0)
-    assert ours_mean < theirs_mean < 0.2
+
+    def go_on(module: torch.nn.Module, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (torch.full_like(output[0], 0.3125),)  # which bfloat16 holds exactly
+
+    for transformer in (rounded._transformer, reference.transformer):
+        transformer.register_forward_hook(go_on)
+    given = prompt(negative=None, steps=50)
+    (ours,) = run(rounded, [given])
+    noise = latent_noise(Size(48, 64), given.seed)
+    theirs = reference(
+        prompt_embeds=given.tensors["prompt_embeds"][None].bfloat16(),  # type: ignore[call-overload, union-attr]
+        latents=noise[None].bfloat16(),
+        height=48,
+        width=64,
+        num_inference_steps=50,
+        output_type="latent",
+    ).images[0]
+    errors = [(each.float() - (noise - 0.3125)).abs().max() for each in (latents(ours), theirs)]
+    assert latents(ours).dtype == torch.float32
+    assert errors[0] < 1e-5
+    assert errors[1] > 1e-3
 
 
 # Checkpoints

@@ -14,11 +14,12 @@ from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.codec_prompts import nothing
 from tests.integration.runners.qwen_image_prompts import prompt, run
-from workers.models.qwen_image.latents import noise
+from workers.models.qwen_image.latents import noise, unpack
 from workers.models.qwen_image.size import Size
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import MemoryLimit
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import Progress
 
@@ -108,10 +109,10 @@ async def test_progress_counts_steps_and_tiles(checkpoint: Path, denoise: Diffus
     await decode.start()
     seen.clear()
     model: Any = decode._worker.model_runner.model
-    model._whole_pixels, model._tile, model._stride = 0, 64, 48
+    model._whole, model._tile, model._stride = MemoryLimit(0), 64, 48
     size = Size(96, 128)
     output = await decode.run(
-        DiffusionPrompt({"latents": noise(size, 0)}, size._asdict(), StageParameters(), 0), seen.append
+        DiffusionPrompt({"latents": unpack(noise(size, 0), size)}, {}, StageParameters(), 0), seen.append
     )
     await decode.close()
     assert [(each.done, each.total) for each in seen] == [(n, 7) for n in range(1, 8)]
@@ -121,7 +122,7 @@ async def test_progress_counts_steps_and_tiles(checkpoint: Path, denoise: Diffus
 @pytest.mark.parametrize("component", ["denoise", "decode"])
 async def test_a_wrong_prompt_names_its_field_and_the_engine_lives_on(checkpoint: Path, component: str) -> None:
     size = Size(48, 64)
-    latents = DiffusionPrompt({"latents": noise(size, 0)}, size._asdict(), StageParameters(), 0)
+    latents = DiffusionPrompt({"latents": unpack(noise(size, 0), size)}, {}, StageParameters(), 0)
     right = prompt(steps=1) if component == "denoise" else latents
     name, tensor = next(iter(right.tensors.items()))
     assert isinstance(tensor, torch.Tensor)

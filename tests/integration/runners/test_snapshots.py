@@ -201,6 +201,17 @@ async def test_a_promise_that_the_model_does_not_keep_is_a_config_error(
     await runner.close()
 
 
+@pytest.mark.parametrize("member", ["begin", "step", "finish", "check"])
+async def test_a_model_that_is_not_whole_is_a_config_error_of_the_start(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    monkeypatch.delattr(Code2Wav, member)
+    runner = DiffusionRunner(args(tiny_checkpoint))
+    with pytest.raises(ConfigError, match=f"is no diffusion model: it has no {member}"):
+        await runner.start()
+    await runner.close()
+
+
 async def test_a_model_that_cannot_be_resumed_refuses_and_begins_anew(
     tiny_checkpoint: Path, taken: Taken, monkeypatch: pytest.MonkeyPatch
 ) -> None:

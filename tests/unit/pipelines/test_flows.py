@@ -37,6 +37,9 @@ def tensor(*shape: int, dtype: Any = np.float32) -> Tensor:
     return Tensor.from_numpy(np.zeros(shape, dtype))
 
 
+NAN = Tensor.from_numpy(np.full((16, 2, 2), np.nan, np.float32))
+
+
 def hidden_states(rows: int = 9, prompt: int = 4, tokens: int = 6) -> dict[str, Any]:
     return {
         "tensors": {
@@ -56,7 +59,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "hidden_states": hidden_states(),
     "codes": {"tensors": {"codes": tensor(7, dtype=np.int64)}, "values": {"voice": "Ethan"}},
     "waveform": {"tensors": {"waveform": tensor(480)}, "values": {"sampling_rate": 24_000}},
-    "latents": {"tensors": {"latents": tensor(1, 16, 8, 8)}},
+    "latents": {"tensors": {"latents": tensor(16, 8, 8)}},
     "pixels": {"tensors": {"pixels": tensor(2, 4, 6, 3, dtype=np.uint8)}, "values": {"frame_rate": 24}},
 }
 
@@ -85,6 +88,8 @@ def test_a_payload_that_keeps_its_flow_has_no_problem_and_one_without_its_data_h
         ("waveform", {"waveform": tensor(3)}, {"sampling_rate": True}, "values.sampling_rate", "bool, not int"),
         ("pixels", {"pixels": tensor(4, 6, 4, dtype=np.uint8)}, {}, "tensors.pixels.shape", r"\[4, 6, 4\] where"),
         ("pixels", {"pixels": tensor(6, dtype=np.uint8)}, {}, "tensors.pixels.shape", "rank 1, not 3 or 4"),
+        ("latents", {"latents": tensor(12, 64)}, {}, "tensors.latents.shape", "rank 2, not 3"),
+        ("latents", {"latents": NAN}, {}, "tensors.latents", "not finite"),
     ],
 )
 def test_a_payload_that_breaks_its_flow_is_told_where(
@@ -120,6 +125,16 @@ def test_rows_prompt_and_tokens_must_agree(rows: int, prompt: int, tokens: int, 
     if problem is not None:
         at = "hidden_states" if positions == prompt else "mrope_positions"
         assert problem.field == f"tensors.{at}.shape"
+
+
+def test_embeddings_that_are_no_numbers_are_the_fault_of_the_stage_that_made_them() -> None:
+    wrong = Tensor.from_numpy(np.full((3, 8), np.inf, np.float32))
+    for embeds, negative, field in (
+        (wrong, tensor(2, 8), "prompt_embeds"),
+        (tensor(3, 8), wrong, "tensors.negative_prompt_embeds"),
+    ):
+        given_ = payload({"negative_prompt_embeds": negative}, embeds=PromptEmbedsPayload(embeds))
+        assert flow("embeds").problem(given_) == ("an element is not finite", field)
 
 
 # Flows of other packages.

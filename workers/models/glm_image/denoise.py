@@ -24,6 +24,7 @@ from workers.models.pictures.vae import LATENT
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
+from workers.runners.diffusion.step_budget import MemoryLimit
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
@@ -103,8 +104,8 @@ class Denoise:
         self._load_colours = colours
         self._colours: Colours | None = None
         self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
-        # Whether a row that is alone takes its two passes in one forward. On a CPU that is no faster.
-        self.passes_at_once = transformer.device.type == "cuda"
+        # Tokens up to which a row that is alone takes its two passes in one forward. On a CPU that is no faster.
+        self.joint = MemoryLimit(self.max_batch_cost if transformer.device.type == "cuda" else 0)
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
@@ -158,6 +159,7 @@ class Denoise:
         for row, (latents, velocity) in zip(rows, moved, strict=True):
             row.latents, row.velocity = latents, velocity
             row.steps_done += 1
+        self.joint.count_step()
 
     def _velocities(self, rows: Sequence[LatentRow]) -> Mapping[tuple[int, bool], torch.Tensor]:
         """Return where each row goes: its number and whether it is guided → float32 [1, C, h, w].
@@ -171,11 +173,12 @@ class Denoise:
             for condition, guided in ((row.condition, True), (row.unconditional, False))
             if condition is not None
         ]
-        if len(rows) == 1 and self.passes_at_once:
+        tokens = sum(each.condition.keys for each in passes)
+        if len(rows) == 1 and tokens <= self.joint.units:
             try:
                 return self._run(_runs(passes))
             except torch.OutOfMemoryError:
-                self.passes_at_once = False  # they are not tried again
+                self.joint.shrink(tokens)  # so that they are tried again only after some steps
         return self._run(_runs(passes) if len(rows) > 1 else [[each] for each in passes])
 
     def _run(self, runs: Iterable[Sequence[_Pass]]) -> Mapping[tuple[int, bool], torch.Tensor]:

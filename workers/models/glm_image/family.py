@@ -16,7 +16,7 @@ SOURCE_PICTURES = Flow(
     {
         "grids": TensorField(frozenset({"I64"}), (("pictures", 2),)),
         "token_ids": TensorField(frozenset({"I64"}), (("tokens",),)),
-        "latents": TensorField(FLOATS, (("channels", "positions"),)),
+        "latents": TensorField(FLOATS, (("channels", "positions"),), finite=True),
     },
     rules={"positions": lambda sizes: 16 * sizes["tokens"]},
     content="pictures",
@@ -80,7 +80,9 @@ GLM_IMAGE = Family(
             may_consume=frozenset({"source_pictures"}),
         ),
         "latents2pixels": ProcessorDeclaration(
-            f"{_HERE}.latents2pixels:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
+            "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",
+            "diffusion",
+            consumes=frozenset({"latents"}),
         ),
     },
     vllm_models={LANGUAGE_MODEL: f"{_HERE}.language_model:GlmImageLanguageModel"},

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ConfigError
 from workers.models.glm_image.grids import SIDES
 from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.pictures.diffusers_checkpoint import load_part
 from workers.models.pictures.dtypes import torch_dtype
-from workers.models.pictures.vae import LATENT
+from workers.models.pictures.vae import LATENT, prompt_latents
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 
@@ -53,15 +53,7 @@ class GlmImageVae:
 
     def latents_of(self, prompt: DiffusionPrompt) -> torch.Tensor:
         """Return a prompt's latents [C, h, w]. Raises ModelError naming ``latents`` if they do not fit."""
-        latents = prompt.tensors.get("latents")
-        if not isinstance(latents, torch.Tensor) or not latents.is_floating_point():
-            raise ModelError("a tensor of floats is due", field="latents")
-        sides = [side * LATENT for side in latents.shape[1:]]
-        if latents.ndim != 3 or latents.shape[0] != self.channels or any(side not in SIDES for side in sides):
-            raise ModelError(f"{list(latents.shape)} are no latents [{self.channels}, h, w]", field="latents")
-        if not bool(torch.isfinite(latents).all()):
-            raise ModelError("a latent is not finite", field="latents")
-        return latents
+        return prompt_latents(prompt, self.channels, SIDES)
 
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return the transformer's latents [B, C, h, w] as pixels [B, 3, 8 h, 8 w], about -1 to 1."""

@@ -6,7 +6,7 @@ from omni_jobs.pipelines.flows import Flow, TensorField, ValueField
 _HERE = "workers.models.hibari"
 
 _FLOAT32 = frozenset({"F32"})
-_SPECTRUM = TensorField(_FLOAT32, ((601, "frames"),))  # bins of a spectrum of 1,200 samples
+_SPECTRUM = TensorField(_FLOAT32, ((601, "frames"),), finite=True)  # bins of a spectrum of 1,200 samples
 
 ACOUSTIC_FEATURES = Flow(
     "acoustic_features",
@@ -16,7 +16,7 @@ ACOUSTIC_FEATURES = Flow(
         "ln": _SPECTRUM,  # of the noise: the logarithm of its magnitudes
         "lr": _SPECTRUM,  # of the part with phases of its own: the logarithm of its magnitudes
         "phi": _SPECTRUM,  # and its phases
-        "f0": TensorField(_FLOAT32, (("frames",),)),  # the voice's pitch in Hz; below 40 there is none
+        "f0": TensorField(_FLOAT32, (("frames",),), finite=True),  # the voice's pitch in Hz; below 40 there is none
         "sentences": TensorField(frozenset({"I64"}), (("sentences",),)),  # frames of each; a very long one is several
     },
     {"sampling_rate": ValueField(int, at_least=1)},

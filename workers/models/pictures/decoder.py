@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from workers.models.pictures.tiles import STRIDE, TILE, Tiling
 from workers.models.pictures.vae import LATENT, PictureVae
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.step_budget import MemoryLimit
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ class PictureDecoder:
         """
         self._vae = vae
         self._tile, self._stride = tile, stride
-        self._whole_pixels = _WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels
-        self._lacked: float = math.inf  # pixels of the smallest picture for which memory lacked
+        self._whole = MemoryLimit(_WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels)
         self.max_batch_cost = 1  # a tile fills the device, so rows take turns
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
@@ -64,6 +63,7 @@ class PictureDecoder:
         tiles = [self._next_tile(row) for row in rows]
         for row, tile in zip(rows, tiles, strict=True):
             row.tiling.add(tile)
+            self._whole.count_step()
 
     def finish(self, rows: Sequence[PictureRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``pixels`` uint8 [H, W, 3]."""
@@ -78,15 +78,16 @@ class PictureDecoder:
         area = tiling.height * tiling.width
         if tiling.count > 1:
             return self._pixels(row.latents, tiling)
-        if area < self._lacked:
+        is_a_tile = max(tiling.height, tiling.width) <= self._tile
+        if is_a_tile or area <= self._whole.units:
             try:
                 return self._pixels(row.latents, tiling)
             except torch.OutOfMemoryError:
-                if max(tiling.height, tiling.width) <= self._tile:
+                if is_a_tile:
                     raise
                 # The rest is below, because the exception's traceback holds the tensors of the whole picture.
             logger.warning("memory lacks for %d x %d pixels at once; trying tiles", tiling.width, tiling.height)
-            self._lacked = area
+            self._whole.shrink(area)
             if row.latents.device.type == "cuda":
                 torch.cuda.empty_cache()
         tiles = self._tiled(tiling.height, tiling.width)
@@ -98,7 +99,7 @@ class PictureDecoder:
 
     def _tiling(self, latents: torch.Tensor) -> Tiling:
         height, width = (side * LATENT for side in latents.shape[1:])
-        if height * width <= self._whole_pixels:
+        if height * width <= self._whole.max_units:
             longest = max(height, width)
             return Tiling(height, width, tile=longest, stride=longest)
         return self._tiled(height, width)

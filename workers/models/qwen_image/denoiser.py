@@ -29,6 +29,7 @@ from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
+from workers.runners.diffusion.step_budget import MemoryLimit
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
@@ -104,7 +105,7 @@ class Denoiser:
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
     ``Sources``. Its parameters are ``DenoiseParameters``, or ``EditParameters`` with a size. The output is ``latents``
-    float32 [N, 64], with its ``height`` and ``width``.
+    float32 [16, H / 8, W / 8].
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Denoiser:
         self.max_batch_cost = _MAX_BATCH_COST[self.device.type]
         # Latent tokens up to which a step computes both halves of guidance in one forward. On a CPU that is no faster,
         # and one after the other gives the reference's bits.
-        self.joint_tokens = self.max_batch_cost if self.device.type == "cuda" else 0
+        self.joint = MemoryLimit(self.max_batch_cost if self.device.type == "cuda" else 0)
 
     def check(self, prompt: DiffusionPrompt) -> Cost:
         """Return the latent tokens of a step, those of sources counted. Raises ModelError naming what does not fit."""
@@ -169,12 +170,13 @@ class Denoiser:
         for row, state, velocity in zip(rows, latents, velocities, strict=True):
             row.latents, row.velocity = state, velocity
             row.steps_done += 1
+        self.joint.count_step()
 
     def finish(self, rows: Sequence[DenoiseRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield each row's ``latents`` float32 [N, 64], with ``height`` and ``width`` in pixels."""
+        """Yield each row's ``latents`` float32 [16, H / 8, W / 8]."""
         for number, row in enumerate(rows):
             if wanted(number):
-                yield number, RowOutput({"latents": row.latents.clone()}, row.size._asdict())
+                yield number, RowOutput({"latents": unpack(row.latents, row.size)})
 
     def save(self, row: DenoiseRow) -> RowOutput:
         """Return the row's latents and what they were made with."""
@@ -266,12 +268,12 @@ class Denoiser:
     ) -> torch.Tensor | None:
         """Return one forward of both halves [B + G, N, 64]; None where memory does not let them be together."""
         tokens = _tokens(rows[0].sizes) * (len(rows) + len(guided))
-        if tokens > self.joint_tokens:
+        if tokens > self.joint.units:
             return None
         try:
             return self._forward([*rows, *guided], [*texts, *negatives])
         except torch.OutOfMemoryError:
-            self.joint_tokens = tokens - 1  # it is not tried again
+            self.joint.shrink(tokens)  # so that it is tried again only after some steps
             return None
 
     def _forward(self, rows: Sequence[DenoiseRow], texts: Sequence[torch.Tensor]) -> torch.Tensor:

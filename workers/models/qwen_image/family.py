@@ -34,7 +34,9 @@ QWEN_IMAGE = Family(
             f"{_HERE}.processors:Embeds2LatentsProcessor", "diffusion", consumes=frozenset({"embeds"})
         ),
         "latents2pixels": ProcessorDeclaration(
-            f"{_HERE}.processors:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
+            "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",
+            "diffusion",
+            consumes=frozenset({"latents"}),
         ),
     },
     checkpoint_files=("model_index.json",),

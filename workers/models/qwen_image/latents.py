@@ -10,7 +10,6 @@ from typing import Final
 
 import torch
 
-from omni_jobs.errors import ModelError
 from workers.models.qwen_image.size import Size
 
 CHANNELS: Final = 16
@@ -41,19 +40,3 @@ def unpack(tokens: torch.Tensor, size: Size) -> torch.Tensor:
     rows, columns = size.grid
     patches = tokens.view(rows, columns, CHANNELS, 2, 2).permute(2, 0, 3, 1, 4)
     return patches.reshape(CHANNELS, rows * 2, columns * 2)
-
-
-def check_latents(latents: object, size: Size) -> torch.Tensor:
-    """Return latents that are a finite float tensor [N, 64] of this size. Raises ModelError naming ``latents``."""
-    if not isinstance(latents, torch.Tensor):
-        raise ModelError("there are no latents", field="latents")
-    if not latents.is_floating_point():
-        raise ModelError(f"latents are floats, not {latents.dtype}", field="latents.dtype")
-    if tuple(latents.shape) != (size.tokens, TOKEN):
-        raise ModelError(
-            f"{list(latents.shape)} where [{size.tokens}, {TOKEN}] is due for {size.width} x {size.height} pixels",
-            field="latents.shape",
-        )
-    if not bool(torch.isfinite(latents).all()):
-        raise ModelError("a latent is not finite", field="latents")
-    return latents

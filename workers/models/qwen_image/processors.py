@@ -1,4 +1,4 @@
-"""The input processors of Qwen-Image: ``describe``, ``embeds2latents`` and ``latents2pixels``."""
+"""The input processors of Qwen-Image: ``describe`` and ``embeds2latents``."""
 
 from __future__ import annotations
 
@@ -64,23 +64,6 @@ class Embeds2LatentsProcessor:
             raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
         tensors = embeds_of(stage_input.upstream[self._upstream])
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
-
-
-class Latents2PixelsProcessor:
-    """Makes the VAE's prompt of a payload ``latents``. Its name in a stage config is ``latents2pixels``."""
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._upstream = input_of(stage, "latents")
-
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
-        """Return the prompt: ``latents`` [N, 64], ``height`` and ``width``. Raises PayloadCorrupt naming the field."""
-        payload = stage_input.upstream[self._upstream]
-        information = payload.additional_information
-        if information is None:
-            raise PayloadCorrupt("missing", field="additional_information", key=key_of(payload))
-        latents = finite(information.tensor("latents", dtypes=FLOATS, rank=2), "tensors.latents", payload)
-        sides = {name: information.value(name, int) for name in ("height", "width")}
-        return DiffusionPrompt({"latents": latents}, sides, stage_input.parameters, stage_input.seed)
 
 
 def embeds_of(payload: Payload) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ TEXT_ENCODER: Final = "QwenImageEditTextEncoder"
 
 SOURCE_TOKENS = Flow(
     "source_tokens",
-    {"source_tokens": TensorField(FLOATS, (("tokens", 64),))},
+    {"source_tokens": TensorField(FLOATS, (("tokens", 64),), finite=True)},
     {"source_sizes": ValueField(list), "default_size": ValueField(list)},
     content="pictures",
 )
@@ -62,7 +62,9 @@ QWEN_IMAGE_EDIT = Family(
             f"{_HERE}.processors:EditProcessor", "diffusion", consumes=frozenset({"embeds", "source_tokens"})
         ),
         "latents2pixels": ProcessorDeclaration(
-            f"{_QWEN_IMAGE}.processors:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
+            "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",
+            "diffusion",
+            consumes=frozenset({"latents"}),
         ),
     },
     vllm_models={TEXT_ENCODER: f"{_HERE}.text_encoder:{TEXT_ENCODER}"},

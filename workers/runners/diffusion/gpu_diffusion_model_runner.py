@@ -141,11 +141,12 @@ class GPUDiffusionModelRunner:
         left = {row: row.steps_left for row in rows if row.steps_left}  # a row may begin where all its steps are taken
         if left:
             self.model.step([row.under_way for row in left])
-        if any(row.steps_left != before - 1 for row, before in left.items()):
-            raise ModelError("the model's step is not one step of each row")
         self._limit_enqueued()
         for row in rows:
-            row.report()
+            if row in left and row.steps_left != left[row] - 1:
+                row.caller.settle(ModelError("the model's step is not one step of the row", field="steps_done"))
+            else:
+                row.report()
 
     def _begin(self, row: _Row) -> None:
         """Let the model make its row, unless it has: the snapshot's, or a new one if there is none of use."""
@@ -159,14 +160,15 @@ class GPUDiffusionModelRunner:
                     raise
                 snapshots.refuse(failure)
         if row.under_way is None:
-            row.begin(self.model.begin(row.caller.prompt))
+            new: DiffusionRow = self.model.begin(row.caller.prompt)
+            _check_steps_done(new, range(1), "steps_done")
+            row.begin(new)
 
     def _resume(self, row: _Row, snapshot: Snapshot) -> DiffusionRow:
         if self._resumable is None:
             raise ModelError("the model cannot be resumed", field="component")
         under_way: DiffusionRow = self._resumable.resume(row.caller.prompt, snapshot.tensors, snapshot.values)
-        if not 0 < under_way.steps_done <= row.cost.steps:
-            raise ModelError(f"{under_way.steps_done} steps of {row.cost.steps}", field="values.steps_done")
+        _check_steps_done(under_way, range(1, row.cost.steps + 1), "values.steps_done")
         return under_way
 
     def _save(self, rows: Sequence[_Row]) -> None:
@@ -287,6 +289,12 @@ class _Row:
 
 
 _OfRows = Callable[[Sequence[_Row]], None]
+
+
+def _check_steps_done(row: DiffusionRow, due: range, field: str) -> None:
+    """Raise ModelError naming ``field`` unless a row that begins here has done a number of steps in ``due``."""
+    if type(row.steps_done) is not int or row.steps_done not in due:
+        raise ModelError(f"{row.steps_done!r} steps done where {due[0]} to {due[-1]} are due", field=field)
 
 
 def _runner_output(output: RowOutput) -> OmniModelRunnerOutput:

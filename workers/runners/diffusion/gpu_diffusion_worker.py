@@ -52,6 +52,7 @@ class GPUDiffusionWorker:
             torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
         load = cast("LoadDiffusionModel", named_object(self._implementation, object))
         model = load(self._model, self.device, self.engine.dtype)
+        self._check_complete(model)
         budget = StepBudget(
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
@@ -64,6 +65,16 @@ class GPUDiffusionWorker:
             interval=SnapshotInterval(self.engine.snapshot_every_s, self.engine.snapshot_every_steps),
         )
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
+
+    def _check_complete(self, model: object) -> None:
+        """Raise ConfigError naming what a loaded model lacks, because the first job would find it otherwise."""
+        name = f"{self._model.family}/{self._model.component}"
+        missing = [each for each in ("check", "begin", "step", "finish") if not callable(getattr(model, each, None))]
+        units = getattr(model, "max_batch_cost", None)
+        if type(units) is not int or units < 1:
+            missing.append("max_batch_cost, an integer of at least 1")
+        if missing:
+            raise ConfigError(f"{name} is no diffusion model: it has no {', no '.join(missing)}", field="component")
 
     def _check_resumable(self, model: DiffusionModel) -> None:
         """Raise ConfigError if the declaration promises what the model cannot do; log it if it does not say so."""

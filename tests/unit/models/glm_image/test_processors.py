@@ -15,10 +15,10 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import encoded, source_of
 from workers.models.glm_image.ar_component import GENERATE
-from workers.models.glm_image.latents2pixels import Latents2PixelsProcessor
 from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters, GenerateParameters
 from workers.models.glm_image.text2tokens import Text2TokensProcessor
 from workers.models.glm_image.tokens2latents import Tokens2LatentsProcessor
+from workers.models.pictures.latents2pixels import Latents2PixelsProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig

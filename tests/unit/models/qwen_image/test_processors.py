@@ -17,7 +17,6 @@ from workers.models.qwen_image.parameters import DenoiseParameters
 from workers.models.qwen_image.processors import (
     DescribeProcessor,
     Embeds2LatentsProcessor,
-    Latents2PixelsProcessor,
 )
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.stages.engine_args import OmniModelConfig
@@ -104,44 +103,16 @@ def test_embeddings_that_do_not_fit(pipeline: Pipeline, given: Payload, field: s
     assert (refused.value.field, refused.value.key) == (field, "payloads/job-1")
 
 
-SIZE = {"height": 32, "width": 16}
-LATENTS = torch.zeros(2, 64)
-
-
-def test_latents_become_the_decoders_prompt(pipeline: Pipeline) -> None:
-    processor = Latents2PixelsProcessor(pipeline.stage("decode"), None)
-    prompt = processor(stage_input({"denoise": payload(None, SIZE, latents=LATENTS)}, StageParameters()))
-    assert prompt.values == SIZE
-    assert torch.equal(prompt.tensors["latents"], LATENTS)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        (payload(None, SIZE), "tensors.latents"),
-        (payload(None, SIZE, latents=LATENTS.long()), "tensors.latents.dtype"),
-        (payload(None, SIZE, latents=LATENTS[None]), "tensors.latents.shape"),
-        (payload(None, SIZE, latents=LATENTS / 0), "tensors.latents"),
-        (payload(None, {"height": 32}, latents=LATENTS), "values.width"),
-        (payload(None, {**SIZE, "height": "32"}, latents=LATENTS), "values.height"),
-        (payload(None, {**SIZE, "height": True}, latents=LATENTS), "values.height"),
-    ],
-)
-def test_latents_that_do_not_fit(pipeline: Pipeline, given: Payload, field: str) -> None:
-    processor = Latents2PixelsProcessor(pipeline.stage("decode"), None)
-    with pytest.raises(PayloadCorrupt) as refused:
-        processor(stage_input({"denoise": given}, StageParameters()))
-    assert (refused.value.field, refused.value.key) == (field, "payloads/job-1")
+LATENTS = torch.zeros(16, 4, 2)
 
 
 def test_a_stage_names_itself_and_the_payloads_key(pipeline: Pipeline, tiny_qwen_images: Callable[[int], Path]) -> None:
     for name, upstream, field in (
         ("denoise", {"encode": payload(ROWS / 0)}, "prompt_embeds"),
-        ("decode", {"denoise": payload(None, SIZE, latents=LATENTS / 0)}, "tensors.latents"),
+        ("decode", {"denoise": payload(None, latents=LATENTS / 0)}, "tensors.latents"),
     ):
         stage = Stage(pipeline, pipeline.stage(name), tiny_qwen_images(0))
-        given = stage.input_of(job_id="job-1", request={}, media=(), upstream=upstream, seed=1, has_successors=False)
         with pytest.raises(PayloadCorrupt) as refused:
-            stage.make_prompt(given)
+            stage.input_of(job_id="job-1", request={}, media=(), upstream=upstream, seed=1, has_successors=False)
         error = refused.value
         assert (error.stage, error.key, error.field) == (name, "payloads/job-1", field)
