@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from omni_jobs.database.tables import Base
+from omni_jobs.database.tenant_tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

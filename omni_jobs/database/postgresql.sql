@@ -148,10 +148,15 @@ RETURNING id
 SELECT name, weight, limits FROM tenants WHERE name = {names}
 
 -- name: lock_turns
-SELECT pipeline, tenant, high, normal, low FROM turns
-WHERE pipeline = {names} AND tenant = {key_names}
-ORDER BY pipeline, tenant
-FOR UPDATE
+SELECT turns.pipeline, turns.tenant,
+       greatest(turns.high, quota.high), greatest(turns.normal, quota.normal), greatest(turns.low, quota.low)
+FROM turns LEFT JOIN quota_turns AS quota ON quota.pipeline = turns.pipeline AND quota.tenant = turns.tenant
+WHERE turns.pipeline = {names} AND turns.tenant = {key_names}
+ORDER BY turns.pipeline, turns.tenant
+FOR UPDATE OF turns
+
+-- name: turns_of
+SELECT pipeline, high, normal, low FROM turns WHERE tenant = :tenant AND pipeline = {names}
 
 -- name: insert_turns_unless_there
 INSERT INTO turns (pipeline, tenant, high, normal, low)
@@ -175,16 +180,19 @@ ORDER BY turn LIMIT 1
 SELECT max(turn) FROM workers WHERE pipeline = :pipeline
 
 -- name: highest_turn
-SELECT max(greatest(normal, low)) FROM turns WHERE pipeline = :pipeline
+SELECT greatest(
+    (SELECT max(greatest(normal, low)) FROM turns WHERE pipeline = :pipeline),
+    (SELECT max(greatest(normal, low)) FROM quota_turns WHERE pipeline = :pipeline))
 
 -- name: insert_jobs_unless_there
 INSERT INTO jobs (id, pipeline, pipeline_version, pipeline_digest, modalities, request, request_digest,
-                  idempotency_key, media, metadata, seed, tenant, priority, deadline, created_at,
+                  idempotency_key, media, metadata, seed, tenant, priority, cost, deadline, created_at,
                   state, retries, payloads_gone, inputs_gone, artifacts_gone)
 SELECT given.*, 'queued', 0, false, false, false
 FROM {rows} AS given(id text, pipeline text, pipeline_version text, pipeline_digest text, modalities text, request text,
                      request_digest text, idempotency_key text, media text, metadata text, seed bigint, tenant text,
-                     priority text, deadline double precision, created_at double precision)
+                     priority text, cost double precision, deadline double precision,
+                     created_at double precision)
 ON CONFLICT DO NOTHING
 RETURNING 1
 
@@ -204,8 +212,8 @@ RETURNING 1
 -- Quota.
 
 -- name: insert_quota_jobs_unless_there
-INSERT INTO quota_jobs (job_id, tenant, turn, is_let_in)
-SELECT given.*, false FROM {rows} AS given(job_id text, tenant text, turn bigint)
+INSERT INTO quota_jobs (job_id, tenant, turn, cost, is_let_in)
+SELECT given.*, false FROM {rows} AS given(job_id text, tenant text, turn bigint, cost double precision)
 ON CONFLICT DO NOTHING
 RETURNING 1
 
@@ -213,13 +221,23 @@ RETURNING 1
 DELETE FROM quota_jobs WHERE job_id = {names} RETURNING 1
 
 -- name: lock_tenant
-SELECT limits FROM tenants WHERE name = :tenant
+SELECT weight, limits FROM tenants WHERE name = :tenant
 FOR NO KEY UPDATE
 
 -- Older builds end a job without deleting its row.
 -- name: count_let_in
-SELECT count(*) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
+SELECT count(*), max(quota.turn) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
 WHERE quota.tenant = :tenant AND quota.is_let_in AND job.finished_at IS NULL
+
+-- The last turns of those that were let in to a pipeline; of pipeline '', the order in which jobs are let in.
+-- name: quota_turns
+SELECT pipeline, high, normal, low FROM quota_turns WHERE tenant = :tenant
+
+-- name: set_quota_turns
+INSERT INTO quota_turns (pipeline, tenant, high, normal, low)
+SELECT * FROM {rows} AS given(pipeline text, tenant text, high bigint, normal bigint, low bigint)
+ON CONFLICT (pipeline, tenant) DO UPDATE SET high = excluded.high, normal = excluded.normal, low = excluded.low
+RETURNING 1
 
 -- A held job that is locked is about to end, and who ends it lets in another.
 -- name: let_in
@@ -230,14 +248,17 @@ WHERE job_id = ANY (ARRAY(
     ORDER BY quota.turn, quota.job_id
     LIMIT CAST(:at_most AS integer)
     FOR NO KEY UPDATE OF job SKIP LOCKED))
-RETURNING job_id
+RETURNING turn, job_id, cost
 
--- A job that was held comes in where the line has got to, because its old turn would set back the virtual time.
--- name: raise_turns
-UPDATE stage_runs
-SET turn = greatest(
-    turn, coalesce((SELECT max(workers.turn) FROM workers WHERE workers.pipeline = stage_runs.pipeline), 0))
-WHERE job_id = {names}
+-- name: stages_of_jobs
+SELECT job_id, stage, pipeline, (SELECT pipeline_digest FROM jobs WHERE id = job_id),
+       (SELECT priority FROM jobs WHERE id = job_id)
+FROM stage_runs WHERE job_id = {names}
+
+-- name: set_turn
+UPDATE stage_runs SET turn = given.turn
+FROM {rows} AS given(job_id text, turn bigint)
+WHERE stage_runs.job_id = given.job_id AND stage_runs.job_id = {key_names}
 RETURNING 1
 
 -- name: queue_if_held

@@ -133,7 +133,15 @@ RETURNING id
 SELECT name, weight, limits FROM tenants WHERE name {names}
 
 -- name: lock_turns
-SELECT pipeline, tenant, high, normal, low FROM turns WHERE pipeline {names} AND tenant {key_names}
+SELECT turns.pipeline, turns.tenant,
+       max(turns.high, coalesce(quota.high, 0)),
+       max(turns.normal, coalesce(quota.normal, 0)),
+       max(turns.low, coalesce(quota.low, 0))
+FROM turns LEFT JOIN quota_turns AS quota ON quota.pipeline = turns.pipeline AND quota.tenant = turns.tenant
+WHERE turns.pipeline {names} AND turns.tenant {key_names}
+
+-- name: turns_of
+SELECT pipeline, high, normal, low FROM turns WHERE tenant = :tenant AND pipeline {names}
 
 -- name: insert_turns_unless_there
 INSERT INTO turns (pipeline, tenant, high, normal, low) VALUES (:pipeline, :tenant, 0, 0, 0) ON CONFLICT DO NOTHING
@@ -150,14 +158,17 @@ ORDER BY turn LIMIT 1
 SELECT max(turn) FROM workers WHERE pipeline = :pipeline
 
 -- name: highest_turn
-SELECT max(max(normal, low)) FROM turns WHERE pipeline = :pipeline
+SELECT max(turn) FROM (
+    SELECT max(max(normal, low)) AS turn FROM turns WHERE pipeline = :pipeline
+    UNION ALL
+    SELECT max(max(normal, low)) FROM quota_turns WHERE pipeline = :pipeline)
 
 -- name: insert_jobs_unless_there
 INSERT INTO jobs (id, pipeline, pipeline_version, pipeline_digest, modalities, request, request_digest,
-                  idempotency_key, media, metadata, seed, tenant, priority, deadline, created_at,
+                  idempotency_key, media, metadata, seed, tenant, priority, cost, deadline, created_at,
                   state, retries, payloads_gone, inputs_gone, artifacts_gone)
 VALUES (:id, :pipeline, :pipeline_version, :pipeline_digest, :modalities, :request, :request_digest,
-        :idempotency_key, :media, :metadata, :seed, :tenant, :priority, :deadline, :created_at,
+        :idempotency_key, :media, :metadata, :seed, :tenant, :priority, :cost, :deadline, :created_at,
         'queued', 0, 0, 0, 0)
 ON CONFLICT DO NOTHING
 
@@ -173,18 +184,27 @@ ON CONFLICT DO NOTHING
 -- Quota.
 
 -- name: insert_quota_jobs_unless_there
-INSERT INTO quota_jobs (job_id, tenant, turn, is_let_in) VALUES (:job_id, :tenant, :turn, 0) ON CONFLICT DO NOTHING
+INSERT INTO quota_jobs (job_id, tenant, turn, cost, is_let_in) VALUES (:job_id, :tenant, :turn, :cost, 0)
+ON CONFLICT DO NOTHING
 
 -- name: delete_quota_jobs
 DELETE FROM quota_jobs WHERE job_id {names} RETURNING 1
 
 -- name: lock_tenant
-SELECT limits FROM tenants WHERE name = :tenant
+SELECT weight, limits FROM tenants WHERE name = :tenant
 
 -- Older builds end a job without deleting its row.
 -- name: count_let_in
-SELECT count(*) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
+SELECT count(*), max(quota.turn) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
 WHERE quota.tenant = :tenant AND quota.is_let_in = 1 AND job.finished_at IS NULL
+
+-- The last turns of those that were let in to a pipeline; of pipeline '', the order in which jobs are let in.
+-- name: quota_turns
+SELECT pipeline, high, normal, low FROM quota_turns WHERE tenant = :tenant
+
+-- name: set_quota_turns
+INSERT INTO quota_turns (pipeline, tenant, high, normal, low) VALUES (:pipeline, :tenant, :high, :normal, :low)
+ON CONFLICT (pipeline, tenant) DO UPDATE SET high = excluded.high, normal = excluded.normal, low = excluded.low
 
 -- name: let_in
 UPDATE quota_jobs SET is_let_in = 1
@@ -193,15 +213,15 @@ WHERE job_id IN (
     WHERE quota.tenant = :tenant AND quota.is_let_in = 0 AND job.state || '' = 'queued'
     ORDER BY quota.turn, quota.job_id
     LIMIT CAST(:at_most AS integer))
-RETURNING job_id
+RETURNING turn, job_id, cost
 
--- A job that was held comes in where the line has got to, because its old turn would set back the virtual time.
--- name: raise_turns
-UPDATE stage_runs
-SET turn = max(
-    turn, coalesce((SELECT max(workers.turn) FROM workers WHERE workers.pipeline = stage_runs.pipeline), 0))
-WHERE job_id {names}
-RETURNING 1
+-- name: stages_of_jobs
+SELECT job_id, stage, pipeline, (SELECT pipeline_digest FROM jobs WHERE id = job_id),
+       (SELECT priority FROM jobs WHERE id = job_id)
+FROM stage_runs WHERE job_id {names}
+
+-- name: set_turn
+UPDATE stage_runs SET turn = :turn WHERE job_id = :job_id
 
 -- name: queue_if_held
 UPDATE stage_runs

@@ -137,6 +137,7 @@ class JobRow(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     tenant: Mapped[str] = mapped_column(String(64))
     priority: Mapped[str] = mapped_column(String(10), server_default=text("'normal'"))  # Priority, within its tenant
+    cost: Mapped[float] = mapped_column(Double, server_default=text("1"))  # of a turn; 1: a plain job's
     error: Mapped[Any | None] = mapped_column(JsonText)  # why it failed or expired
     error_code: Mapped[str | None] = mapped_column(String(40))  # the code of that error, for searches
     ending: Mapped[str | None] = mapped_column(String(16))  # cancelling: the JobState it will end in
@@ -290,33 +291,6 @@ class WorkerRow(Base):
     turn: Mapped[int | None] = mapped_column(BigInteger)
     # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.
     run_s: Mapped[float | None] = mapped_column(Double)
-
-
-class TurnRow(Base):
-    """The row of a tenant's last turns in a pipeline. Changed by each submit; ``omni_jobs.jobs.turns`` explains it."""
-
-    __tablename__ = "turns"
-
-    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
-    high: Mapped[int] = mapped_column(BigInteger)
-    normal: Mapped[int] = mapped_column(BigInteger)
-    low: Mapped[int] = mapped_column(BigInteger)
-
-
-class QuotaJobRow(Base):
-    """The row of a job that counts against its tenant's limit ``running_jobs``. Removed with the job's end.
-
-    Written by the submit or the retry of a tenant that has the limit; ``omni_jobs.jobs.quota`` explains it.
-    """
-
-    __tablename__ = "quota_jobs"
-    __table_args__ = (Index(None, "tenant", "is_let_in", "turn", "job_id"),)
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
-    turn: Mapped[int] = mapped_column(BigInteger)  # by which it is let in: what its submit or retry was given
-    is_let_in: Mapped[bool]  # into the stages' lines; false: it is held
 
 
 class PausedStageRow(Base):

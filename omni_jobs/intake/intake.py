@@ -25,7 +25,7 @@ from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.intake.media_room import MediaRoom
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
-from omni_jobs.requests import AdmittedRequest, Media, check_deadline
+from omni_jobs.requests import AdmittedRequest, Media, check_deadline, cost_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.limits import NO_LIMITS, Limits
@@ -281,5 +281,6 @@ def new_job(
         idempotency_key=idempotency_key,
         expires_at=admitted.expires_at,
         priority=admitted.priority,
+        cost=cost_of(admitted.stages, admitted.request["parameters"]),
         expires_in_s=expires_in_s,
     )

@@ -9,8 +9,9 @@ from omni_jobs.errors import Conflict, InvalidRequest
 from omni_jobs.jobs import quota
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import QUOTA, Run
-from omni_jobs.jobs.take_turns import Wish, take_turns
+from omni_jobs.jobs.take_turns import take_turns
 from omni_jobs.jobs.transition import JobTransition
+from omni_jobs.jobs.virtual_times import Wish
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 
@@ -68,7 +69,7 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str)
     if limited is not None:
         tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
         quota.forget(tx, [job_id])  # its end under an older build left its row
-        return quota.enter(tx, [limited])
+        return quota.enter(tx, {job_id: limited})
     sql.QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
     return {run.queue for run in ready}
 
@@ -146,19 +147,19 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     sql.INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
 
 
-def _give_turn(tx: Connection, job_id: str) -> tuple[str, str, int] | None:
+def _give_turn(tx: Connection, job_id: str) -> Wish | None:
     """Give the job a new turn, as if it had been submitted now, and its stage runs the job's pipeline file.
 
-    Return (job id, tenant, turn) if its tenant has the limit ``running_jobs``, else None.
+    Return its wish for one if its tenant has the limit ``running_jobs``, whose quota gives the turn; else None.
     """
-    columns = (JobRow.pipeline, JobRow.tenant, JobRow.priority, JobRow.pipeline_digest)
+    columns = (JobRow.pipeline, JobRow.tenant, JobRow.priority, JobRow.pipeline_digest, JobRow.cost)
     job = tx.execute(select(*columns).where(JobRow.id == job_id)).one()
     stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
-    wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages))
+    wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages), job.cost)
     [turn], _, limited = take_turns(tx, [wish])
     values = {"turn": turn, "pipeline_digest": job.pipeline_digest, "is_high": job.priority == Priority.HIGH}
     tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
-    return (job_id, job.tenant, turn) if job.tenant in limited else None
+    return wish if job.tenant in limited else None
 
 
 def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:

@@ -16,8 +16,9 @@ from omni_jobs.database.tables import JobRow, encode_json
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
 from omni_jobs.jobs import quota
 from omni_jobs.jobs.successors import QUOTA
-from omni_jobs.jobs.take_turns import Wish, take_turns
+from omni_jobs.jobs.take_turns import take_turns
 from omni_jobs.jobs.values import NewJob, NewStage, SubmitResult
+from omni_jobs.jobs.virtual_times import Wish
 from omni_jobs.priority import Priority, queue_of
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
@@ -38,6 +39,7 @@ _INSERT_JOBS = bulk(
     "seed",
     "tenant",
     "priority",
+    "cost",
     "deadline",
     "created_at",
 )
@@ -83,7 +85,7 @@ class PreparedJob:
     """What ``prepare`` makes for ``submit``: a job and its rows, without turns and times, which the database gives."""
 
     job: NewJob
-    values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "priority"
+    values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "cost"
     stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
     wish: Wish
 
@@ -93,7 +95,8 @@ def prepare(job: NewJob) -> PreparedJob:
 
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
-    wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, tuple(stage.name for stage in job.stages))
+    stages = tuple(stage.name for stage in job.stages)
+    wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, stages, job.cost)
     return PreparedJob(job, _job_values(job), _stage_run_values(job), wish)
 
 
@@ -118,8 +121,7 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | O
         _whole(run, turns[each.job.job_id], at, each.job.tenant in limited) for each in ours for run in each.stage_runs
     ]
     _INSERT_STAGE_RUNS.run(tx, rows)
-    held = [(each.job.job_id, each.job.tenant, turns[each.job.job_id]) for each in ours if each.job.tenant in limited]
-    queues = quota.enter(tx, held)
+    queues = quota.enter(tx, {each.job.job_id: each.wish for each in ours if each.job.tenant in limited})
     for each in ours:
         job = each.job
         if job.tenant in limited:
@@ -240,6 +242,7 @@ def _job_values(job: NewJob) -> tuple[Any, ...]:
         job.seed,
         job.tenant,
         job.priority.value,
+        job.cost,
     )
 
 

@@ -8,37 +8,16 @@ from sqlalchemy import Connection
 from omni_jobs.database.statement import bulk, execute_pipelined, listed, statement
 from omni_jobs.jobs.quota import running_limit
 from omni_jobs.jobs.turns import Lines, next_turn
-from omni_jobs.priority import Priority
+from omni_jobs.jobs.virtual_times import Wish, virtual_times
 
 _INSERT_TURNS = bulk("insert_turns_unless_there", "pipeline", "tenant")
 _SET_TURNS = bulk("set_turns", "pipeline", "tenant", "high", "normal", "low")
-
-_Line = tuple[str, str, tuple[str, ...]]
-
-
-class Wish(NamedTuple):
-    """A job that wants a turn."""
-
-    pipeline: str
-    tenant: str
-    priority: Priority
-    pipeline_digest: str
-    stages: tuple[str, ...]  # the names of its stages
-
-    @property
-    def line(self) -> _Line:
-        """What tells the virtual time that the job is measured by from others."""
-        return self.pipeline, self.pipeline_digest, self.stages
-
-    def of_stage(self, stage: str) -> dict[str, str]:
-        """Return the parameters that name the stage's line of queued stage runs."""
-        return {"pipeline": self.pipeline, "stage": stage, "digest": self.pipeline_digest}
 
 
 class Turns(NamedTuple):
     """The turns of jobs that are submitted together."""
 
-    turns: list[int]  # in the order of the wishes
+    turns: list[int]  # in the order of the wishes; 0 for a tenant in ``limited``, whose quota gives the turn
     at: float  # when they were given: seconds since 1970 by the database's clock
     limited: set[str]  # the tenants that have the limit running_jobs
 
@@ -61,29 +40,20 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
         [last] = execute_pipelined(tx, [lock])
     lines = {(pipeline, tenant): Lines(*turns) for pipeline, tenant, *turns in last}
     weight_of: dict[str, float] = {name: weight for name, weight, _ in tenant_rows}
-    times = _virtual_times(tx, wishes)
+    limited = {name for name, _, limits in tenant_rows if running_limit(limits) is not None}
+    times = virtual_times(tx, [wish for wish in wishes if wish.tenant not in limited])
     turns = [
-        next_turn(lines[wish.pipeline, wish.tenant], times[wish.line], wish.priority, weight_of.get(wish.tenant, 1.0))
+        0
+        if wish.tenant in limited
+        else next_turn(
+            lines[wish.pipeline, wish.tenant],
+            times[wish.line],
+            wish.priority,
+            weight_of.get(wish.tenant, 1.0),
+            wish.cost,
+        )
         for wish in wishes
     ]
-    _SET_TURNS.run(tx, [(*key, lines[key].high, lines[key].normal, lines[key].low) for key in wanted])
-    limited = {name for name, _, limits in tenant_rows if running_limit(limits) is not None}
+    changed = [key for key in wanted if key[1] not in limited]
+    _SET_TURNS.run(tx, [(*key, lines[key].high, lines[key].normal, lines[key].low) for key in changed])
     return Turns(turns, at, limited)
-
-
-def _virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_Line, int]:
-    """Return the virtual time of each line that these jobs join. Call it under the lock of the tenants' turns."""
-    times: dict[_Line, int] = {}
-    lines = {wish.line: wish for wish in wishes}
-    for line, wish in lines.items():
-        first = [(statement("first_turn"), wish.of_stage(stage)) for stage in wish.stages]
-        pipeline = {"pipeline": wish.pipeline}
-        *heads, [(claimed,)] = execute_pipelined(tx, [*first, (statement("claimed_turn"), pipeline)])
-        reached: list[int] = [turn for rows in heads for (turn,) in rows]
-        if claimed is not None:
-            reached.append(claimed)
-        if not reached:
-            [[(highest,)]] = execute_pipelined(tx, [(statement("highest_turn"), pipeline)])
-            reached.append(highest or 0)
-        times[line] = min(reached)
-    return times

@@ -1,12 +1,13 @@
-"""Turns: the order in which queued stage runs are claimed. Pure policy; ``submit`` and ``retry`` apply it.
+"""Turns: the order in which queued stage runs are claimed. Pure policy; ``take_turns`` and ``quota`` apply it.
 
 This is start-time fair queueing with self-clocking (Golestani 1994). A job gets a *turn*, a number, once, when it is
-submitted or retried. All its stage runs have it, and workers claim the lowest turns first, the oldest stage run among
-equal ones. One turn lies *behind* another if it is higher. A pipeline's *virtual time* is the highest turn that has
-been claimed, or the lowest that waits at any of its stages if that is lower, because a job that comes now is to compete
-where the work piles up. A tenant's next turn lies a *pace* behind its last one, and behind the virtual time, because a
-tenant that was idle saves up nothing. The pace is the job's
-cost by the tenant's weight: while several tenants have jobs waiting, each gets a share of the claims by its weight.
+submitted or retried, or let in by its tenant's quota. All its stage runs have it, and workers claim the lowest turns
+first, the oldest stage run among equal ones. One turn lies *behind* another if it is higher. A pipeline's *virtual
+time* is the highest turn that has been claimed, or the lowest that waits at any of its stages if that is lower, because
+a job that comes now is to compete where the work piles up. A tenant's next turn lies a *pace* behind its last one, and
+behind the virtual time, because a tenant that was idle saves up nothing. The pace is the job's cost
+(``omni_jobs.requests.cost``) by the tenant's weight: while several tenants have jobs waiting, each gets a share of the
+work by its weight.
 
 Within a tenant each priority has a line of its own:
 
@@ -23,10 +24,10 @@ weight w each, its low line has w / LOW_PACES.
 - A high job lies at most as many paces behind as it has place in its line: the first one 1. For a normal job, each
   high job that its tenant has submitted since its normal line was last empty counts as a place as well. A low job
   lies LOW_PACES times its place behind, and the places of the normal line. So under any load of others, and under any
-  later load of its own tenant, each starts in time. For a job that its tenant's quota holds, this begins as it is let
-  in.
-- Such a job gets the highest claimed turn as it is let in, if its own is lower
-  (``omni_jobs.jobs.quota``), because an old turn at the head of a line would set back the virtual time.
+  later load of its own tenant, each starts in time.
+- A job that its tenant's quota holds has no turn. It gets one when it is let in (``omni_jobs.jobs.quota``), as if it
+  had been submitted then, and all of this begins for it. So nothing is saved up by holding jobs, by cancelling those
+  that run, or by a limit that is lifted.
 - While a stage stands still, what waits there holds back the virtual time. Jobs of a tenant that comes then go before
   those of older tenants at the other stages, until it has had as much as they.
 - Slots that a stage keeps for high jobs (``slots_for_high``) are beside all this. High jobs are claimed for them by

@@ -42,6 +42,7 @@ class NewJob:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL  # among the tenant's jobs
+    cost: float = 1.0  # what its turn costs its tenant; 1: a plain job's
     idempotency_key: str | None = None
     expires_in_s: float | None = None  # from the submit; at most one of the two is given
     expires_at: float | None = None  # seconds since 1970

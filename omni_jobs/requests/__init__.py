@@ -7,6 +7,7 @@ The HTTP API and OmniLLM both admit requests here, so both accept and refuse the
 """
 
 from omni_jobs.requests.admission import AdmittedRequest, Media, ParsedRequest, admit, parse
+from omni_jobs.requests.cost import cost_of
 from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.job_request import JobRequest
 
@@ -18,5 +19,6 @@ __all__ = [
     "admit",
     "cancel_after",
     "check_deadline",
+    "cost_of",
     "parse",
 ]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import REVISION, Database
 from omni_jobs.database.migrations import downgrade, newest_revision
-from omni_jobs.database.tables import Base
+from omni_jobs.database.tenant_tables import Base
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.jobs import Jobs
 from tests.integration.job_steps import claim, register

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, MetaData, Table, inspect, text
 
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
-from omni_jobs.database.tables import Base
+from omni_jobs.database.tenant_tables import Base
 from omni_jobs.jobs import Jobs, NewSnapshot
 from omni_jobs.priority import Priority
 from omni_jobs.settings import packaged_directory

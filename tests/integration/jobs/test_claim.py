@@ -368,6 +368,9 @@ PARAMETERS = {
     "stage": "first",
     "digest": "d",
     "tenant": "few",
+    "turn": "1",
+    "job_id": "a",
+    "rows": '[{"job_id": "a", "turn": 1}]',
 }
 OF_A_CLAIM = (
     *("lease_and_suspect", "claim_next", "claim_next_high", "claim_suspect", "set_suspect_apart"),
@@ -375,7 +378,10 @@ OF_A_CLAIM = (
     *("note_turn", "note_turn_of_line"),
 )
 OF_A_SUBMIT = ("first_turn", "weights_and_limits", "lock_turns", "highest_turn")
-OF_A_QUOTA = ("count_let_in", "let_in", "queue_if_held", "stage_runs_of_jobs")
+OF_A_QUOTA = (
+    *("count_let_in", "let_in", "queue_if_held", "stage_runs_of_jobs"),
+    *("stages_of_jobs", "set_turn", "turns_of", "quota_turns"),
+)
 IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "note_turn_of_line", "first_turn", "let_in")
 
 

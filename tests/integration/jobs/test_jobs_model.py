@@ -231,6 +231,8 @@ class JobsMachine(RuleBasedStateMachine):
                 "jobs",
                 "workers",
                 "turns",
+                "quota_turns",
+                "stored_bytes",
                 "tenants",
             ):
                 tx.execute(text(f"DELETE FROM {table}"))

@@ -23,6 +23,7 @@ class GenerateParameters(StageParameters):
     """Parameters of the stage that writes the image tokens: the picture's size, and how tokens are sampled."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+    work: ClassVar[Mapping[str, int]] = {"pixels": 1024 * 1024}
 
     width: _Side = None
     height: _Side = None
@@ -38,6 +39,8 @@ class GenerateParameters(StageParameters):
 
 class DenoiseParameters(StageParameters):
     """Parameters of the stage that denoises the picture's latents."""
+
+    work: ClassVar[Mapping[str, int]] = {"steps": 50}
 
     steps: Annotated[int, Field(ge=1, le=200)] = 50
     guidance_scale: Annotated[

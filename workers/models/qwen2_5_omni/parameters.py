@@ -1,7 +1,7 @@
 """``OdeParameters``: what a job may set for code2wav's denoising."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ EVALUATIONS_PER_STEP: Mapping[OdeSolver, int] = {"rk4": 4, "midpoint": 2, "euler
 
 class OdeParameters(StageParameters):
     """Denoising parameters of code2wav, which solves an ODE from noise (time 0) to the result (time 1)."""
+
+    work: ClassVar[Mapping[str, int]] = {"evaluations": 36}
 
     solver: Annotated[
         OdeSolver,

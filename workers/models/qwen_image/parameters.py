@@ -24,6 +24,8 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 class StepParameters(StageParameters):
     """Parameters of the steps of a denoising, which solves an ODE from noise to latents by Euler's method."""
 
+    work: ClassVar[Mapping[str, int]] = {"steps": 50}
+
     steps: Annotated[int, Field(ge=1, le=200, description="steps from noise to the picture")] = 50
     true_cfg_scale: Annotated[
         float,
@@ -39,6 +41,7 @@ class DenoiseParameters(StepParameters):
     """Parameters of a denoising that draws."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+    work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
 
     width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
     height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
@@ -59,6 +62,7 @@ class EditParameters(StepParameters):
     """Parameters of a denoising that edits. The size of the result may be left to the pictures."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+    work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
 
     width: _Side = None
     height: _Side = None

@@ -1,6 +1,7 @@
 """``ArParameters``: the sampling parameters of AR stages."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -9,6 +10,8 @@ from omni_jobs.pipelines.parameters import StageParameters
 
 class ArParameters(StageParameters):
     """Sampling parameters of an autoregressive stage, with the names and meanings of vLLM's ``SamplingParams``."""
+
+    work: ClassVar[Mapping[str, int]] = {"max_tokens": 1024}
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -4,7 +4,7 @@ None, the default of nearly all, leaves a choice to the server. A field that the
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,6 +12,9 @@ from omni_jobs.pipelines.parameters import StageParameters
 
 Endpoint = Literal["chat", "responses", "speech", "transcriptions", "images", "videos"]
 """A part of OpenAI's API that a remote stage can use."""
+
+_MOST_TOKENS: Final = 32_768
+"""What max_tokens counts as where it is left to the server, as the work of a stage run."""
 
 _Size = Annotated[str, Field(pattern=r"^([1-9][0-9]{1,4}x[1-9][0-9]{1,4}|auto)$", description="WIDTHxHEIGHT")]
 _Text = Annotated[str, Field(max_length=65_536)]
@@ -99,6 +102,28 @@ class RemoteParameters(
     ChatParameters, SpeechParameters, TranscriptionParameters, ImageParameters, VideoParameters, ResponsesParameters
 ):
     """The parameters of all endpoints. A stage takes those of its own endpoint, which its engine settings name."""
+
+    work: ClassVar[Mapping[str, int]] = {
+        "max_tokens": _MOST_TOKENS,
+        "pixels": 1024 * 1024,
+        "num_inference_steps": 50,
+        "frames": 96,
+    }
+
+    @property
+    def pixels(self) -> int | None:
+        """The pixels of a picture; None: the server's choice."""
+        if self.size is None or self.size == "auto":
+            return None
+        width, height = self.size.split("x")
+        return int(width) * int(height)
+
+    @property
+    def frames(self) -> int | None:
+        """The frames of a video; None: the server's choice."""
+        if self.num_frames is not None or self.seconds is None:
+            return self.num_frames
+        return self.seconds * (self.fps or 24)
 
     @field_validator("*", mode="before")
     @classmethod
