@@ -17,7 +17,7 @@ from omni_jobs.database.statement import bulk, listed
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.transition_sql import INSERT_GARBAGE
-from omni_jobs.jobs.values import Garbage, PruneResult, Retention
+from omni_jobs.jobs.values import Garbage, PruneResult, Retention, StoredSnapshot
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 
@@ -186,7 +186,7 @@ def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
         if run.payload_ref is not None:
             kept.add(run.payload_ref["key"])
         if run.snapshot is not None and not StageRunState(run.state).is_final:
-            kept.add(run.snapshot["key"])
+            kept.update(StoredSnapshot.of(run.snapshot).keys)
         if run.state == StageRunState.RUNNING.value:
             running.add((run.job_id, run.stage, run.attempt))
     kept.update(

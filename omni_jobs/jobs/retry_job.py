@@ -117,7 +117,8 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
     """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one."""
     # An end leaves no snapshot, but for one that an older build recorded, which knows of none.
-    keys = [key for run in runs for key in (run.payload_key, run.snapshot_key) if key is not None]
+    keys = [run.payload_key for run in runs if run.payload_key is not None]
+    keys += [key for run in runs if run.snapshot is not None for key in run.snapshot.keys]
     ids = [run.id for run in runs]
     keys += [
         ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()

@@ -1,11 +1,12 @@
 """Record the snapshots that workers have stored of their running attempts, several in one transaction.
 
-A stage run has at most one snapshot, the newest. The one before becomes garbage with the record, as the last one does
-with the stage run's end (``omni_jobs.jobs.transition``). An attempt that is lost or handed back leaves its snapshot to
-the next, whose claim has it.
+A stage run has the newest snapshot and the one before, from which its next attempt goes on if the newest is damaged.
+Older ones become garbage with the record, as these two do with the stage run's end (``omni_jobs.jobs.transition``). An
+attempt that is lost or handed back leaves them to the next, whose claim has them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -36,12 +37,22 @@ def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
         run = transition.runs[stage_run_id]
         if _is_recorded(transition, newest):
             continue
-        keys = [run.snapshot_key, *(each.ref.key for each in older)]
-        garbage += [(run.job_id, key) for key in keys if key is not None]
-        stored = StoredSnapshot(newest.ref, newest.steps_done, newest.attempt)
+        *gone, stored = _chain(run.snapshot, [*older, newest])
+        garbage += [(run.job_id, each.ref.key) for each in gone]
         rows.append((run.id, newest.attempt, newest.worker_id, stored.to_json()))
     run_all(tx, [(sql.SET_SNAPSHOT_IF_HELD, rows), (sql.INSERT_GARBAGE, garbage)], exact=1)
     return recorded
+
+
+def _chain(recorded: StoredSnapshot | None, new: Sequence[NewSnapshot]) -> list[StoredSnapshot]:
+    """Return the snapshots that are not kept any longer, and then the newest one with the one before it."""
+    kept: list[StoredSnapshot] = []
+    if recorded is not None:
+        kept = [*([] if recorded.before is None else [recorded.before]), replace(recorded, before=None)]
+    kept += [StoredSnapshot(each.ref, each.steps_done, each.attempt) for each in new]
+    *gone, newest = kept
+    before = gone.pop() if gone else None
+    return [*gone, replace(newest, before=before)]
 
 
 def _is_recorded(transition: JobTransition, new: NewSnapshot) -> bool:
@@ -50,4 +61,4 @@ def _is_recorded(transition: JobTransition, new: NewSnapshot) -> bool:
     It may have it though the attempt is over by now: then its object is the next attempt's.
     """
     run = transition.runs.get(new.stage_run_id)
-    return run is not None and run.snapshot_key == new.ref.key
+    return run is not None and run.snapshot is not None and new.ref.key in run.snapshot.keys

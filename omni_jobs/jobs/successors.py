@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from omni_jobs.database.tables import decode_json
+from omni_jobs.jobs.values import StoredSnapshot
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState, StageRunState
 
@@ -36,7 +37,7 @@ class Run:
     payload_key: str | None = None  # of its object in the store; None: no payload, or an inline one
     payload_gone: bool = False  # deleted
     reason: str | None = None  # why it waits, if not for its turn
-    snapshot_key: str | None = None  # of the newest snapshot's object; None: there is none
+    snapshot: StoredSnapshot | None = None  # the newest; None: there is none
 
     @property
     def has_payload(self) -> bool:

@@ -19,7 +19,7 @@ from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs import quota
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
-from omni_jobs.jobs.values import Completion
+from omni_jobs.jobs.values import Completion, StoredSnapshot
 from omni_jobs.retry import is_last_chance, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
@@ -194,10 +194,10 @@ class JobTransition:
         self._ended.append((run.id, run.attempt, state.value, _failures_json(run), self.now))
 
     def _drop_snapshot(self, run: Run) -> None:
-        """Note the snapshot of a stage run that ends as garbage; the statement of its end clears it in the row."""
-        if run.snapshot_key is not None:
-            self._garbage.append((run.job_id, run.snapshot_key))
-            run.snapshot_key = None
+        """Note the snapshots of a stage run that ends as garbage; the statement of its end clears them in the row."""
+        if run.snapshot is not None:
+            self._garbage += [(run.job_id, key) for key in run.snapshot.keys]
+            run.snapshot = None
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
@@ -219,7 +219,8 @@ class JobTransition:
         by_id = {run.id: run for run in runs}
         parameters = {"ids": listed(by_id), "at": str(self.now)}
         cancelled = [by_id[id_] for (id_,) in statement("cancel_if_waiting").rows(self._tx, parameters)]
-        sql.INSERT_GARBAGE.run(self._tx, [(run.job_id, run.snapshot_key) for run in cancelled if run.snapshot_key])
+        snapshots = [(run.job_id, run.snapshot) for run in cancelled if run.snapshot is not None]
+        sql.INSERT_GARBAGE.run(self._tx, [(job_id, key) for job_id, snapshot in snapshots for key in snapshot.keys])
 
     # What follows.
 
@@ -341,7 +342,7 @@ def _run(row: Sequence[Any]) -> Run:
         payload_key=None if ref is None else decode_json(ref)["key"],
         payload_gone=gone,
         reason=reason,
-        snapshot_key=None if snapshot is None else decode_json(snapshot)["key"],
+        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
     )
 
 

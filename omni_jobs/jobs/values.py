@@ -106,17 +106,31 @@ class StoredSnapshot:
     ref: ObjectRef
     steps_done: int
     attempt: int  # that took it
+    before: Self | None = None  # the one before it, which is of use if this one is damaged; it has none itself
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its object and of that of the one before."""
+        return (self.ref.key,) if self.before is None else (self.ref.key, self.before.ref.key)
 
     def to_json(self) -> str:
-        """Return what the stage run's row keeps: JSON of {key, size, digest, steps_done, attempt}."""
-        return encode_json({**self.ref.model_dump(), "steps_done": self.steps_done, "attempt": self.attempt})
+        """Return what the stage run's row keeps: JSON of {key, size, digest, steps_done, attempt, before}."""
+        return encode_json(self._fields() | ({} if self.before is None else {"before": self.before._fields()}))
+
+    def _fields(self) -> dict[str, Any]:
+        return {**self.ref.model_dump(), "steps_done": self.steps_done, "attempt": self.attempt}
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the snapshot of a text that ``to_json`` made."""
-        fields = decode_json(text)
-        steps_done, attempt = fields.pop("steps_done"), fields.pop("attempt")
-        return cls(ObjectRef.model_validate(fields), steps_done, attempt)
+        return cls.of(decode_json(text))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the snapshot of the JSON that a stage run's row keeps."""
+        ref = ObjectRef.model_validate({name: fields[name] for name in ObjectRef.model_fields})
+        before = fields.get("before")
+        return cls(ref, fields["steps_done"], fields["attempt"], None if before is None else cls.of(before))
 
 
 class Claim(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
-from omni_jobs.jobs import Claim
+from omni_jobs.jobs import Claim, StoredSnapshot
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits
 from workers.stages.types import Snapshot, convert_tensors
 
@@ -35,16 +35,15 @@ def encode_snapshot(snapshot: Snapshot, claim: Claim, origin: Mapping[str, Any])
     )
 
 
-def decode_snapshot(data: "Buffer", claim: Claim, origin: Mapping[str, Any], limits: PayloadLimits) -> Snapshot:
-    """Return the claim's snapshot; its tensors are read-only views of ``data``.
+def decode_snapshot(
+    data: "Buffer", claim: Claim, stored: StoredSnapshot, origin: Mapping[str, Any], limits: PayloadLimits
+) -> Snapshot:
+    """Return a snapshot of the claim's stage run, whose object holds ``data``; its tensors are read-only views of it.
 
     Raises PayloadError naming the field, also when it is of another stage run, format, origin or seed.
     """
     from workers.stages.tensors import to_torch
 
-    stored = claim.snapshot
-    if stored is None:
-        raise PayloadError("the stage run has no snapshot", field="snapshot")
     payload = Payload.decode(data, limits, key=stored.ref.key, stage=claim.stage)
     manifest, information = payload.manifest, payload.additional_information
     if information is None:

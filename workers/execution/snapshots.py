@@ -28,7 +28,7 @@ from omni_jobs.errors import (
     StorageError,
     StorageUnavailable,
 )
-from omni_jobs.jobs import Claim, Completion, NewSnapshot
+from omni_jobs.jobs import Claim, Completion, NewSnapshot, StoredSnapshot
 from omni_jobs.payloads import PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, snapshot_key
 from workers.execution.ledger import Ledger
@@ -87,12 +87,14 @@ class RunSnapshots:
         self._owner = owner
         self._claim = claim
         self._newest: Snapshot | None = None
+        self._loaded: StoredSnapshot | None = None  # that ``newest`` was read from, or the last that was tried
         self._next: Snapshot | None = None  # to be stored
         self._storing: asyncio.Task[None] | None = None
         self._number = 0  # of the last that was stored
         self._missed = 0
         self._last_miss: OmniJobsError | None = None
-        self._refusal: OmniJobsError | None = None
+        self._refusal: OmniJobsError | None = None  # of the first that could not be used
+        self._begins_anew = False  # because none could
         self._ended = False
 
     @property
@@ -102,36 +104,41 @@ class RunSnapshots:
     # Load.
 
     async def load(self) -> None:
-        """Load the snapshot that the claim gives, if there is one. One that cannot be used is refused.
+        """Load the snapshot that the claim gives, if there is one, or else the one before. One of no use is refused.
 
         Raises StorageUnavailable, because the next attempt may find the store well.
         """
         if self._claim.snapshot is None:
             return
-        try:
-            self._newest = await self._owner.call(self._read)
-        except StorageUnavailable:
-            raise
-        except OmniJobsError as error:
-            self.refuse(error)
+        for stored in (self._claim.snapshot, self._claim.snapshot.before):
+            if stored is None or self._newest is not None:
+                break
+            self._loaded = stored
+            try:
+                self._newest = await self._owner.call(partial(self._read, stored))
+                self._begins_anew = False
+            except StorageUnavailable:
+                raise
+            except OmniJobsError as error:
+                self.refuse(error)
 
-    def _read(self) -> Snapshot:
-        stored, origin, most = self._claim.snapshot, self._owner.origin, self._owner.max_bytes
-        if origin is None or stored is None:
+    def _read(self, stored: StoredSnapshot) -> Snapshot:
+        origin, most = self._owner.origin, self._owner.max_bytes
+        if origin is None:
             raise ModelError("the model cannot be resumed", field="component")
         try:
             data = self._owner.store.read(stored.ref, max_bytes=most)
         except ObjectCorrupt as error:  # the damage may have happened on the way
             logger.warning("read once more: %s", error)
             data = self._owner.store.read(stored.ref, max_bytes=most)
-        return decode_snapshot(data, self._claim, origin, PayloadLimits(max_bytes=most))
+        return decode_snapshot(data, self._claim, stored, origin, PayloadLimits(max_bytes=most))
 
     def refuse(self, error: OmniJobsError) -> None:
-        stored = self._claim.snapshot
         error.stage = error.stage or self._owner.stage
-        error.key = error.key or (None if stored is None else stored.ref.key)
-        self._newest, self._refusal = None, error
-        logger.warning("stage run %d begins anew: its snapshot: %s", self._claim.stage_run_id, error)
+        error.key = error.key or (None if self._loaded is None else self._loaded.ref.key)
+        self._newest, self._begins_anew = None, True
+        self._refusal = self._refusal or error
+        logger.warning("stage run %d: a snapshot cannot be used: %s", self._claim.stage_run_id, error)
 
     # Store.
 
@@ -202,7 +209,8 @@ class RunSnapshots:
         """Return the completion with the warnings of this attempt's snapshots."""
         warnings = []
         if self._refusal is not None:
-            message = f"the {self._owner.stage} began anew, because its snapshot cannot be used: {self._refusal}"
+            where = "began anew" if self._begins_anew else "went on from the snapshot before the last"
+            message = f"the {self._owner.stage} {where}, because its snapshot cannot be used: {self._refusal}"
             warnings.append({"code": "snapshot_unusable", "message": message})
         if self._last_miss is not None:
             count = "a snapshot was" if self._missed == 1 else f"{self._missed} snapshots were"

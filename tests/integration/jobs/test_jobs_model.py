@@ -5,7 +5,7 @@ transition a few assignments, a claim the first of a sorted list. After every st
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -75,7 +75,7 @@ class Stage:
     owner: str | None = None
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
-    snapshot: StoredSnapshot | None = None  # the newest, until its end
+    snapshot: StoredSnapshot | None = None  # the newest, with the one before, until its end
 
     @property
     def queue(self) -> str:
@@ -559,8 +559,11 @@ class JobsMachine(RuleBasedStateMachine):
             new.append(NewSnapshot(stage_run_id, attempt, worker, ref, steps_done=self.snapshots))
             recorded.append(self.holds(stage, attempt, worker))
             if recorded[-1]:
-                self.model.garbage |= {stage.snapshot.ref.key} if stage.snapshot is not None else set()
-                stage.snapshot = StoredSnapshot(ref, self.snapshots, attempt)
+                last = stage.snapshot
+                if last is not None and last.before is not None:
+                    self.model.garbage.add(last.before.ref.key)
+                before = None if last is None else replace(last, before=None)
+                stage.snapshot = StoredSnapshot(ref, self.snapshots, attempt, before)
         assert self.jobs.record_snapshots(new) == recorded
 
     def complete(self, data: st.DataObject) -> None:
@@ -724,7 +727,7 @@ class JobsMachine(RuleBasedStateMachine):
     def snapshots_of_ended_stage_runs_are_garbage(self) -> None:
         for _, stage in self.model.all_stages():
             if stage.state in ("succeeded", "failed", "cancelled") and stage.snapshot is not None:
-                self.model.garbage.add(stage.snapshot.ref.key)
+                self.model.garbage |= set(stage.snapshot.keys)
                 stage.snapshot = None
         noted = [note.what for note in self.jobs.garbage(10_000) if note.what.startswith("snapshot-")]
         assert sorted(noted) == sorted(self.model.garbage)

@@ -41,8 +41,8 @@ def snapshot(claimed: Claim, number: int, worker_id: str = "first", *, steps_don
     return NewSnapshot(claimed.stage_run_id, claimed.attempt, worker_id, ref, steps_done)
 
 
-def stored(new: NewSnapshot) -> StoredSnapshot:
-    return StoredSnapshot(new.ref, new.steps_done, new.attempt)
+def stored(new: NewSnapshot, before: NewSnapshot | None = None) -> StoredSnapshot:
+    return StoredSnapshot(new.ref, new.steps_done, new.attempt, None if before is None else stored(before))
 
 
 def garbage(jobs: Jobs) -> list[str]:
@@ -59,22 +59,26 @@ def claimed(jobs: Jobs) -> Claim:
     return claimed
 
 
-def test_the_newest_goes_to_the_next_attempt_and_those_before_are_garbage(jobs: Jobs, claimed: Claim) -> None:
-    old, new = snapshot(claimed, 1), snapshot(claimed, 2, steps_done=20)
+def test_the_newest_two_go_to_the_next_attempt_and_those_before_are_garbage(jobs: Jobs, claimed: Claim) -> None:
+    oldest, old, new = (snapshot(claimed, number, steps_done=10 * number) for number in (1, 2, 3))
+    assert jobs.record_snapshots([oldest]) == [True]
     assert jobs.record_snapshots([old]) == [True]
     assert garbage(jobs) == []
     assert jobs.record_snapshots([new]) == [True]
-    assert garbage(jobs) == [old.ref.key]
+    assert garbage(jobs) == [oldest.ref.key]
     jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
     [again] = claim(jobs, "first")
-    assert (again.attempt, again.snapshot) == (2, stored(new))
-    # It lasts until the next attempt has one of its own.
+    assert (again.attempt, again.snapshot) == (2, stored(new, old))
+    # They last until the next attempts have their own.
     jobs.fail(failed(again, "first", Fenced()))
     [third] = claim(jobs, "first")
-    assert (third.attempt, third.snapshot) == (3, stored(new))
-    newest = snapshot(third, 1, steps_done=30)
+    assert (third.attempt, third.snapshot) == (3, stored(new, old))
+    newest = snapshot(third, 1, steps_done=40)
     assert jobs.record_snapshots([newest]) == [True]
-    assert garbage(jobs) == [old.ref.key, new.ref.key]
+    assert garbage(jobs) == [oldest.ref.key, old.ref.key]
+    jobs.release([(third.stage_run_id, third.attempt)], "first")
+    [fourth] = claim(jobs, "first")
+    assert fourth.snapshot == stored(newest, new)
 
 
 def test_several_in_one_trip(jobs: Jobs) -> None:
@@ -82,14 +86,14 @@ def test_several_in_one_trip(jobs: Jobs) -> None:
     jobs.submit_all([new_job() for _ in range(3)])
     one, two, three = claim(jobs, "first")
     jobs.release([(three.stage_run_id, three.attempt)], "first")
-    old, new = snapshot(one, 1), snapshot(one, 2, steps_done=12)
+    oldest, old, new = (snapshot(one, number, steps_done=10 + number) for number in (1, 2, 3))
     others = [snapshot(three, 1), snapshot(two, 1)]
     assert jobs.record_snapshots([]) == []
-    assert jobs.record_snapshots([old, *others, new]) == [True, False, True, True]
-    assert garbage(jobs) == [old.ref.key]
+    assert jobs.record_snapshots([oldest, old, *others, new]) == [True, True, False, True, True]
+    assert garbage(jobs) == [oldest.ref.key]
     jobs.release([(each.stage_run_id, each.attempt) for each in (one, two)], "first")
     assert {each.job_id: each.snapshot for each in claim(jobs, "first")} == {
-        one.job_id: stored(new),
+        one.job_id: stored(new, old),
         two.job_id: stored(others[1]),
         three.job_id: None,
     }
@@ -111,6 +115,8 @@ def test_only_the_running_attempts_owner_records(jobs: Jobs, claimed: Claim, dat
     assert again.snapshot == stored(kept)
     assert jobs.record_snapshots([late]) == [False]
     assert jobs.record_snapshots([snapshot(again, 1, "other")]) == [True]
+    assert garbage(jobs) == []
+    assert jobs.record_snapshots([snapshot(again, 2, "other")]) == [True]
     assert garbage(jobs) == [kept.ref.key]
 
 
@@ -123,6 +129,8 @@ def test_one_that_is_recorded_stays_so_though_its_attempt_is_over(jobs: Jobs, cl
     [again] = claim(jobs, "first")
     assert again.snapshot == stored(kept)
     assert jobs.record_snapshots([snapshot(again, 1)]) == [True]
+    assert jobs.record_snapshots([kept]) == [True]
+    assert jobs.record_snapshots([snapshot(again, 2)]) == [True]
     assert jobs.record_snapshots([kept]) == [False]
     assert garbage(jobs) == [kept.ref.key]
 

@@ -122,6 +122,30 @@ async def test_what_one_attempt_stores_the_next_one_loads(bench: Bench) -> None:
     assert warnings(run) == []
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+async def test_a_damaged_newest_one_costs_the_steps_to_the_one_before(bench: Bench, damaged: int) -> None:
+    run = bench.stage_snapshots().of(CLAIM)
+    for steps in (5, 6):
+        run.put(SNAPSHOT._replace(steps_done=steps))
+        await idle(run)
+    older, newer = (StoredSnapshot(new.ref, new.steps_done, 1) for new in bench.ledger.recorded)
+    for each in (newer, older)[:damaged]:
+        bench.store.put(each.ref.key, [b"damaged"])
+    claim = CLAIM._replace(attempt=2, snapshot=replace(newer, before=older))
+    again = bench.stage_snapshots().of(claim)
+    await again.load()
+    [(code, message)] = warnings(again)
+    assert code == "snapshot_unusable"
+    assert newer.ref.key in message
+    if damaged == 1:
+        assert again.newest is not None
+        assert again.newest.steps_done == 5
+        assert "went on from the snapshot before" in message
+    else:
+        assert again.newest is None
+        assert "began anew" in message
+
+
 async def test_one_is_stored_at_a_time_and_of_those_that_wait_the_newest(bench: Bench) -> None:
     run = bench.stage_snapshots().of(CLAIM)
     bench.store.may_put.clear()
