@@ -163,7 +163,7 @@ class WaitingView(_View):
     pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file
     message: str
     position: int | None = None  # of turn: how many stage runs of one's own stand before it in the line
-    position_is_exact: bool = True  # false: it may be more, because only the line's first 500 were counted
+    position_is_exact: bool = True  # false: it may be more, because only 500 of one's own jobs in a state are looked at
     due_at: datetime | None = None  # of retry_backoff: when the next attempt is due
     estimate: EstimateView | None = None  # of turn: null as long as nobody knows how long stage runs take
 
@@ -239,7 +239,7 @@ class JobView(_View):
 class EventView(_View):
     """An event: a job is cancelling, has ended or was retried."""
 
-    id: int
+    id: int  # numbers the events of its job, from 1
     type: str  # job.completed, job.failed, job.cancelled, job.expired, job.cancelling, job.retried
     at: datetime
     data: dict[str, Any]

@@ -106,10 +106,10 @@ JOB: dict[str, Any] = {
 
 EVENTS: list[dict[str, Any]] = [
     {
-        "id": 41,
+        "id": 1,
         "type": "job.failed",
         "at": "2026-01-05T09:30:02.750000Z",
         "data": {"error": {"code": "model_error", "message": "the engine refused the prompt", "stage": "thinker"}},
     },
-    {"id": 42, "type": "job.retried", "at": "2026-01-05T09:52:00.500000Z", "data": {"stages": ["thinker"]}},
+    {"id": 2, "type": "job.retried", "at": "2026-01-05T09:52:00.500000Z", "data": {"stages": ["thinker"]}},
 ]

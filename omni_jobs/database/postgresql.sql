@@ -354,9 +354,15 @@ FROM {rows} AS given(stage_run bigint)
 WHERE stage_runs.id = given.stage_run AND stage_runs.id = {keys}
 RETURNING 1
 
+-- Each run of a job has three events at most, so that a number is new even where all earlier ones are pruned.
 -- name: insert_event
-INSERT INTO events (job_id, type, data, at)
-SELECT * FROM {rows} AS given(job_id text, type text, data text, at double precision)
+INSERT INTO events (job_id, number, type, data, at)
+SELECT given.job_id,
+       coalesce((SELECT max(number) FROM events WHERE events.job_id = given.job_id), 3 * jobs.retries)
+       + row_number() OVER (PARTITION BY given.job_id),
+       given.type, given.data, given.at
+FROM {rows} AS given(job_id text, type text, data text, at double precision)
+JOIN jobs ON jobs.id = given.job_id AND jobs.id = {key_names}
 RETURNING 1
 
 -- name: insert_error

@@ -293,8 +293,11 @@ WHERE id = :job
 -- name: forget_payload
 UPDATE stage_runs SET payload_ref = NULL, payload_inline = NULL, payload_gone = 1 WHERE id = :stage_run
 
+-- Each run of a job has three events at most, so that a number is new even where all earlier ones are pruned.
 -- name: insert_event
-INSERT INTO events (job_id, type, data, at) VALUES (:job_id, :type, :data, :at)
+INSERT INTO events (job_id, number, type, data, at)
+SELECT id, coalesce((SELECT max(number) FROM events WHERE job_id = jobs.id), 3 * retries) + 1, :type, :data, :at
+FROM jobs WHERE id = :job_id
 
 -- name: insert_error
 INSERT INTO attempt_errors (stage_run_id, attempt, worker, error, at)

@@ -107,17 +107,21 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         _index(
-            "uq_jobs_tenant_idempotency_key",
-            "tenant",
+            "uq_jobs_idempotency_key_tenant",  # the key first, so that no index of a tenant's jobs serves it instead
             "idempotency_key",
+            "tenant",
             where="idempotency_key IS NOT NULL",
             unique=True,
         ),
+        # Lists of all tenants' jobs, and those of one tenant's, which read nothing of the others.
         Index(None, "state", "pipeline", "id"),
+        Index(None, "tenant", "id"),
+        Index(None, "tenant", "state", "pipeline", "id"),
         # The state comes first, because SQLite would take the index above and read every row.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
+        _index("ix_jobs_tenant_error_code", "tenant", "error_code", "id", where="error_code IS NOT NULL"),
         _index("ix_jobs_prune_at", "prune_at", where="prune_at IS NOT NULL"),
     )
 
@@ -248,6 +252,7 @@ class EventRow(Base):
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``, but for concurrent transactions
     job_id: Mapped[str] = mapped_column(String(40))  # no foreign key, because its check costs more than the row
+    number: Mapped[int] = mapped_column(server_default=text("0"))  # within the job, from 1; grows, also after a pruning
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
     data: Mapped[Any] = mapped_column(JsonText)  # of a retry also RETRY_TOKEN
     at: Mapped[float] = mapped_column(Seconds)

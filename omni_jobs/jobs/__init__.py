@@ -23,11 +23,13 @@ from omni_jobs.jobs.values import (
     StoredSnapshot,
     SubmitResult,
 )
+from omni_jobs.jobs.waits import Detail
 
 __all__ = [
     "Claim",
     "Claims",
     "Completion",
+    "Detail",
     "Failure",
     "Garbage",
     "Jobs",

@@ -26,6 +26,8 @@ RECENT = 300
 FLOOR_S = 0.5
 """Added to both parts of a ratio, because a wait of moments depends on doorbells and polls, not on work before it."""
 
+_POWERS = 8  # the longest step is 578 days
+
 _TAIL = (1 - COVERAGE) / 2
 _STEP = 0.005  # small, because a wait is known only when it has ended: larger steps overshoot meanwhile
 _LEAST_TAIL, _GREATEST_TAIL = 0.002, 0.45
@@ -73,6 +75,13 @@ def interval(point_s: float, factors: Factors) -> Interval:
         return SOON
     low, high = ((point_s + FLOOR_S) * factor - FLOOR_S for factor in factors)
     return Interval(max(0.0, low), max(0.0, high))
+
+
+def coarse(told: Interval) -> Interval:
+    """Return the interval with its ends moved outwards to steps of 1, 2, 5, 10, 20, 50, … seconds, or 0."""
+    steps = [digit * 10.0**power for power in range(_POWERS) for digit in (1, 2, 5)]
+    low_s = max((step for step in steps if step <= told.low_s), default=0.0)
+    return Interval(low_s, min((step for step in steps if step >= told.high_s), default=told.high_s))
 
 
 def beyond(waited_s: float, told: Interval) -> int:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    and_,
     bindparam,
     func,
     select,
@@ -113,7 +114,7 @@ def job_list(
     elif pipeline is not None:
         query = _merged(newest, [pipeline], JobState if state is None else [state])
     elif state is not None:
-        query = _merged(newest, _pipelines_with(tx, state), [state])
+        query = _merged(newest, _pipelines_with(tx, state, tenant), [state])
     else:
         query = newest
     ids = sorted(tx.execute(query).scalars(), reverse=True)[: limit + 1]
@@ -157,12 +158,14 @@ def _merged(newest: Select[str], pipelines: Iterable[str], states: Iterable[JobS
     return union_all(*(select(part.c.id) for part in parts))
 
 
-def _pipelines_with(tx: Connection, state: JobState) -> list[str]:
-    """Return the names of the pipelines with jobs in this state, or [""] if there are none.
+def _pipelines_with(tx: Connection, state: JobState, tenant: str | None) -> list[str]:
+    """Return the names of the pipelines with jobs of a tenant (None: of any) in this state, or [""] if there are none.
 
     Each step of the recursion finds the next name in the index, instead of reading an entry for every job.
     """
     in_state = JobRow.state == state.value
+    if tenant is not None:
+        in_state = and_(JobRow.tenant == tenant, in_state)
     names = select(func.min(JobRow.pipeline).label("name")).where(in_state).cte("names", recursive=True)
     following = select(func.min(JobRow.pipeline)).where(in_state, JobRow.pipeline > names.c.name).scalar_subquery()
     names = names.union_all(select(following).where(names.c.name.is_not(None)))

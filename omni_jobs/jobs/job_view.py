@@ -21,7 +21,7 @@ from omni_jobs.database.tables import (
 )
 from omni_jobs.errors import Gone, NotFound
 from omni_jobs.jobs.values import StoredArtifact
-from omni_jobs.jobs.waits import waits
+from omni_jobs.jobs.waits import Detail, waits
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -99,9 +99,9 @@ _ARTIFACTS = (
 )
 
 
-def job_view(tx: Connection, job_id: str, tenant: str | None = None) -> JobView:
+def job_view(tx: Connection, job_id: str, tenant: str | None = None, detail: Detail = Detail.FINE) -> JobView:
     """Return the view of a job. Raises NotFound, also for a job of another tenant than ``tenant`` (None: any)."""
-    return _views(tx, [_row(tx, job_id, tenant)], alone=True)[0]
+    return _views(tx, [_row(tx, job_id, tenant)], detail=detail)[0]
 
 
 def check_owner(tx: Connection, job_id: str, tenant: str | None) -> None:
@@ -135,7 +135,7 @@ def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
 
 def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
     """Return whether a job of this tenant that still exists was submitted with this idempotency key."""
-    has_key = (JobRow.tenant == tenant, JobRow.idempotency_key == idempotency_key)
+    has_key = (JobRow.tenant.concat("") == tenant, JobRow.idempotency_key == idempotency_key)
     return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
 
 
@@ -145,7 +145,7 @@ def events(tx: Connection, job_id: str, tenant: str | None = None) -> list[Event
     rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
     return [
         EventView(
-            id=row.id,
+            id=row.number,
             type=row.type,
             at=as_datetime(row.at),
             data={name: value for name, value in row.data.items() if name != RETRY_TOKEN},
@@ -171,10 +171,10 @@ def artifact(tx: Connection, job_id: str, name: str, tenant: str | None = None) 
     return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
 
 
-def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, alone: bool = False) -> list[JobView]:
+def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, detail: Detail | None = None) -> list[JobView]:
     """Return the views of the jobs whose shown columns these are, in their order.
 
-    ``brief`` views have no results. ``alone``, a view says for how long its job waits.
+    ``brief`` views have no results. With a ``detail`` a view says for how long its job waits.
     """
     ids = [row.id for row in rows]
     if not ids:
@@ -188,7 +188,7 @@ def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, alone: 
         tx, [run.id for of_job in runs.values() for run in of_job if run.failures or run.job_id in retried]
     )
     artifacts = _artifacts(tx, ids)
-    waiting = waits(tx, rows, runs, in_detail=alone)
+    waiting = waits(tx, rows, runs, detail)
     return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), brief) for row in rows]
 
 

@@ -47,6 +47,7 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     SubmitResult,
 )
+from omni_jobs.jobs.waits import Detail
 from omni_jobs.states import JobState
 from omni_jobs.views import CalibrationView, Counts, EventView, JobView, Page, WorkerView
 
@@ -324,9 +325,9 @@ class Jobs:
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
-    def get(self, job_id: str, tenant: str | None = None) -> JobView:
-        """Return the view of a job. Raises NotFound."""
-        return self._db.read(lambda tx: job_view.job_view(tx, job_id, tenant))
+    def get(self, job_id: str, tenant: str | None = None, *, detail: Detail = Detail.FINE) -> JobView:
+        """Return the view of a job, with the estimate of its wait as finely as ``detail`` says. Raises NotFound."""
+        return self._db.read(lambda tx: job_view.job_view(tx, job_id, tenant, detail))
 
     def unfinished(self, job_ids: Sequence[str]) -> set[str]:
         """Return those of these ids whose job exists and has not ended."""

@@ -6,12 +6,12 @@ Each read costs a few lookups in indexes, however long the line is: at most ``CO
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, case, func, select, tuple_
+from sqlalchemy import BigInteger, Connection, bindparam, case, func, select, tuple_, union_all
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.tables import CalibrationRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.database.tables import CalibrationRow, JobRow, StageRunRow, WorkerRow, state_is, state_seen
 from omni_jobs.jobs.estimates import FIRST_FACTORS, Factors, Interval, expected_s, interval
-from omni_jobs.states import StageRunState
+from omni_jobs.states import JobState, StageRunState
 
 COUNTED = 500
 """The number of stage runs, from the beginning of a line, that are counted for one that stands behind them."""
@@ -30,17 +30,21 @@ class Standing(NamedTuple):
 
     turn: int
     stage_run_id: int
-    tenant: str
     is_high: bool  # its job's priority
 
 
 class Place(NamedTuple):
-    """What stands before a stage run in its line."""
+    """What stands before a stage run in its line, of all tenants."""
 
-    own: int  # stage runs of its tenant
-    before: float  # stage runs of all tenants; beyond COUNTED by the distance of their turns
-    high_before: int  # those of high jobs among them, of all tenants
-    is_counted: bool  # False: more stand before it than are counted, so ``own`` may be too low
+    before: float  # stage runs; beyond COUNTED by the distance of their turns
+    high_before: int  # those of high jobs among them
+
+
+class Position(NamedTuple):
+    """How many stage runs of its own tenant stand before a stage run. Nothing of other tenants is looked at."""
+
+    own: int
+    is_exact: bool  # False: the tenant has more jobs than are looked at, so ``own`` may be too low
 
 
 class Pace(NamedTuple):
@@ -72,20 +76,44 @@ _is_before = tuple_(*_IN_ORDER) < tuple_(
     bindparam("turn", type_=BigInteger), bindparam("stage_run_id", type_=BigInteger)
 )
 _first = (
-    select(StageRunRow.job_id, StageRunRow.turn, StageRunRow.is_high)
-    .where(*_IN_LINE, _is_before)
-    .order_by(*_IN_ORDER)
-    .limit(COUNTED)
+    select(StageRunRow.turn, StageRunRow.is_high).where(*_IN_LINE, _is_before).order_by(*_IN_ORDER).limit(COUNTED)
 ).subquery()
-# A lookup for each, not a join, for which PostgreSQL may scan all jobs.
-_tenant = select(JobRow.tenant).where(JobRow.id == _first.c.job_id).scalar_subquery()
 _BEFORE = select(
     func.count().label("all"),
-    func.count().filter(_tenant == bindparam("tenant")).label("own"),
     func.count().filter(_first.c.is_high).label("high"),
     func.min(_first.c.turn).label("first_turn"),
     func.max(_first.c.turn).label("last_turn"),
 )
+# The tenant's oldest jobs in each state in which a stage run may stand in a line. Each is looked up by its id.
+_own_jobs = union_all(
+    *(
+        select(
+            select(JobRow.id)
+            .where(
+                JobRow.tenant == bindparam("tenant"),
+                state_is(JobRow.state, state),
+                JobRow.pipeline == bindparam("pipeline"),
+            )
+            .order_by(JobRow.id)
+            .limit(COUNTED + 1)
+            .subquery()
+            .c.id
+        )
+        for state in (JobState.QUEUED, JobState.IN_PROGRESS)
+    )
+).subquery()
+_own_before = (
+    select(StageRunRow.id)
+    .where(
+        StageRunRow.job_id == _own_jobs.c.id,
+        StageRunRow.stage == bindparam("stage"),
+        StageRunRow.pipeline_digest == bindparam("pipeline_digest"),
+        state_seen(StageRunRow.state, StageRunState.QUEUED),
+        _is_before,
+    )
+    .exists()
+)
+_OWN = select(func.count().label("jobs"), func.count().filter(_own_before).label("own")).select_from(_own_jobs)
 _running = (
     select(func.count())
     .where(state_is(StageRunRow.state, StageRunState.RUNNING), StageRunRow.owner == WorkerRow.id)
@@ -108,9 +136,7 @@ _WORKERS = select(
 _FACTORS = select(CalibrationRow.low_factor, CalibrationRow.high_factor).where(
     CalibrationRow.pipeline == bindparam("pipeline"), CalibrationRow.stage == bindparam("stage")
 )
-_standing = select(StageRunRow.turn, StageRunRow.id, JobRow.tenant, StageRunRow.is_high).join(
-    JobRow, JobRow.id == StageRunRow.job_id
-)
+_standing = select(StageRunRow.turn, StageRunRow.id, StageRunRow.is_high)
 _FIRST_STANDING = _standing.where(*_IN_LINE).order_by(*_IN_ORDER).offset(bindparam("number")).limit(1)
 _LAST_STANDING = _standing.where(*_IN_LINE).order_by(*(each.desc() for each in _IN_ORDER)).limit(1)
 _LENGTH = select(func.count()).select_from(select(StageRunRow.id).where(*_IN_LINE).limit(COUNTED).subquery())
@@ -122,10 +148,19 @@ def place(tx: Connection, line: Line, standing: Standing) -> Place:
     Behind those that are counted, others are assumed to stand as close to each other as they do.
     """
     row = tx.execute(_BEFORE, line._asdict() | standing._asdict()).one()
-    before, is_counted = float(row.all), row.all < COUNTED
-    if not is_counted and row.last_turn > row.first_turn:
+    before = float(row.all)
+    if row.all == COUNTED and row.last_turn > row.first_turn:
         before *= max(1.0, (standing.turn - row.first_turn) / (row.last_turn - row.first_turn))
-    return Place(row.own, before, row.high, is_counted)
+    return Place(before, row.high)
+
+
+def position(tx: Connection, line: Line, standing: Standing, tenant: str) -> Position:
+    """Return how many stage runs of its tenant stand before a stage run in its line, COUNTED at the most.
+
+    At most COUNTED queued jobs of the tenant and as many that are in progress are looked at, the oldest.
+    """
+    row = tx.execute(_OWN, line._asdict() | standing._asdict() | {"tenant": tenant}).one()
+    return Position(min(row.own, COUNTED), row.jobs <= COUNTED)
 
 
 def pace(tx: Connection, line: Line) -> Pace:

@@ -1,11 +1,13 @@
 """Waits: why jobs wait, and for how long. Computed from the rows as they are whenever a job is read.
 
 Nothing of another tenant is counted: a position counts the tenant's own stage runs. How long a job waits depends on the
-others' work, so an estimate does as well; it is an interval, and its basis names no numbers of theirs.
+others' work, so an estimate does as well. A caller who may not see others' work is told it in coarse steps, because
+finer ones would tell how much of it there is.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -13,12 +15,21 @@ from sqlalchemy import Connection, Row, select
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.jobs import line, quota
+from omni_jobs.jobs.estimates import coarse
 from omni_jobs.jobs.line import Line, Standing, Wait
 from omni_jobs.jobs.pause import paused_stages
 from omni_jobs.jobs.successors import ACTIVE, QUOTA
 from omni_jobs.priority import Priority
 from omni_jobs.states import StageRunState
 from omni_jobs.views import EstimateView, WaitingView
+
+
+class Detail(Enum):
+    """How finely an estimate is told."""
+
+    COARSE = auto()  # to a tenant, who may not learn how much others have to do
+    FINE = auto()  # to operators
+
 
 _AnyRow = Row[*tuple[Any, ...]]
 _Stage = tuple[str, str]  # pipeline, stage
@@ -42,9 +53,9 @@ _FILES = (
 
 
 def waits(
-    tx: Connection, jobs: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]], in_detail: bool
+    tx: Connection, jobs: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]], detail: Detail | None
 ) -> dict[str, WaitingView]:
-    """Return why these jobs wait, by job id; jobs that do not are left out. ``in_detail``: and for how long.
+    """Return why these jobs wait, by job id; jobs that do not are left out. With a ``detail``: and for how long.
 
     ``jobs`` and ``runs``, by job id, are the columns that a view shows. Of several queued stage runs the first is named
     that waits for something else than its turn. A job that runs does not wait for a turn.
@@ -66,7 +77,7 @@ def waits(
         else:
             is_running = any(run.state == StageRunState.RUNNING for run in runs[job.id])
             if job.id in queued and not is_running:
-                found[job.id] = _turn(tx, job, queued[job.id][0], in_detail)
+                found[job.id] = _turn(tx, job, queued[job.id][0], detail)
     return found
 
 
@@ -132,15 +143,16 @@ def _no_worker(job: _AnyRow, stage: str, others: _Files) -> str:
     )
 
 
-def _turn(tx: Connection, job: _AnyRow, run: _AnyRow, in_detail: bool) -> WaitingView:
-    """Say that a stage run waits for its turn; in detail also what stands before it, and for how long."""
-    if not in_detail:
+def _turn(tx: Connection, job: _AnyRow, run: _AnyRow, detail: Detail | None) -> WaitingView:
+    """Say that a stage run waits for its turn; with a detail also what stands before it, and for how long."""
+    if detail is None:
         return _view(job, run, "turn", f"it waits for its turn at stage {run.stage}")
     its = Line(job.pipeline, run.stage, job.pipeline_digest)
     is_high = job.priority == Priority.HIGH
-    place = line.place(tx, its, Standing(run.turn, run.id, job.tenant, is_high))
+    standing = Standing(run.turn, run.id, is_high)
+    position, place = line.position(tx, its, standing, job.tenant), line.place(tx, its, standing)
     wait = line.expected_wait(place, line.pace(tx, its), line.factors_of(tx, its), is_high)
-    own = f"{place.own}{'' if place.is_counted else ' or more'}"
+    own = f"{position.own}{'' if position.is_exact else ' or more'}"
     message = f"{own} of your own stage runs stand before it at stage {run.stage}"
     if wait is None:
         message += "; no stage run has ended there yet, so nobody knows how long it waits"
@@ -149,14 +161,15 @@ def _turn(tx: Connection, job: _AnyRow, run: _AnyRow, in_detail: bool) -> Waitin
         run,
         "turn",
         message,
-        position=place.own,
-        position_is_exact=place.is_counted,
-        estimate=None if wait is None else _estimate(wait),
+        position=position.own,
+        position_is_exact=position.is_exact,
+        estimate=None if wait is None else _estimate(wait, detail),
     )
 
 
-def _estimate(wait: Wait) -> EstimateView:
-    low_s, high_s = (round(seconds, 1) for seconds in wait.told)
+def _estimate(wait: Wait, detail: Detail) -> EstimateView:
+    told = coarse(wait.told) if detail is Detail.COARSE else wait.told
+    low_s, high_s = (round(seconds, 1) for seconds in told)
     return EstimateView(low_s=low_s, high_s=high_s, basis=_BASIS if wait.point_s else _BASIS_OF_FREE_SLOT)
 
 

@@ -16,13 +16,13 @@ from omni_jobs.api.request_parameters import (
     PlainNumber,
     idempotency_key_header,
 )
-from omni_jobs.api.services import ServicesDep
+from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import as_written
+from omni_jobs.jobs import Detail, as_written
 from omni_jobs.requests import cancel_after
 from omni_jobs.states import JobState
-from omni_jobs.tenants.caller import Scope
+from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import EventView, JobView, Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -33,6 +33,12 @@ _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json":
 def _answer(view: JobView | Page, status: int = 200) -> Response:
     """Return a view as JSON. Call this on a thread, because a large view would hold up the event loop."""
     return Response(view.model_dump_json(), status, media_type="application/json")
+
+
+def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
+    """Return a job as the caller may see it: what others' work makes of its wait, only operators see finely."""
+    detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
+    return services.jobs.get(job_id, caller.sees, detail=detail)
 
 
 @router.post(
@@ -86,7 +92,7 @@ async def submit_job(
     if result.job is not None and result.created_at is not None:
         answer = _answer(as_written(result.job, result.created_at), status)
     else:
-        answer = await run_sync(lambda: _answer(services.jobs.get(result.job_id, caller.sees), status))
+        answer = await run_sync(lambda: _answer(_seen(services, caller, result.job_id), status))
     answer.headers["Location"] = f"/v1/jobs/{result.job_id}"
     return answer
 
@@ -110,7 +116,7 @@ async def get_job(
     """
 
     def read() -> tuple[bool, Response]:
-        job = services.jobs.get(job_id, caller.sees)
+        job = _seen(services, caller, job_id)
         return job.status.is_final, _answer(job)
 
     has_ended, answer = await run_sync(read)
@@ -168,7 +174,7 @@ def cancel_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> Respo
     A job that has ended keeps its status.
     """
     services.jobs.cancel(job_id, caller.sees)
-    return _answer(services.jobs.get(job_id, caller.sees))
+    return _answer(_seen(services, caller, job_id))
 
 
 @router.post(
@@ -192,7 +198,7 @@ async def retry_job(
     stage reads are not kept any longer: the message then names a stage from which it can go on.
     """
     await services.intake.retry(job_id, from_stage, caller.sees, caller.limits)
-    return await run_sync(lambda: _answer(services.jobs.get(job_id, caller.sees)))
+    return await run_sync(lambda: _answer(_seen(services, caller, job_id)))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(403, 404, 409, 503))

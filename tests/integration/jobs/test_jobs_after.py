@@ -455,3 +455,23 @@ def test_backlog_and_waiting(jobs: Jobs, database: Database) -> None:
     jobs.fail(failed(claimed, "w", OutOfMemory()))
     assert jobs.waiting("echo", "first") == 2  # not due yet
     assert jobs.get(claimed.job_id).stages[0].status == StageRunState.QUEUED
+
+
+def test_events_are_numbered_within_their_job(jobs: Jobs, database: Database) -> None:
+    """The numbers of a job's events tell nothing of other jobs, and grow even where all earlier ones are pruned."""
+    job_id, other = (jobs.submit(new_job()).job_id for _ in range(2))
+    jobs.cancel(job_id)
+    jobs.cancel(other)
+    jobs.retry(job_id)
+    jobs.cancel(job_id)
+    numbers = [event.id for event in jobs.events(job_id)]
+    assert numbers == [1, 2, 3]
+    assert [event.id for event in jobs.events(other)] == [1]
+    pass_time(database, 11)
+    events_alone = Retention(payloads_s=100, inputs_s=100, artifacts_s=100, events_s=10, jobs_s=100)
+    while jobs.prune(events_alone).events:
+        pass
+    assert jobs.events(job_id) == []
+    jobs.retry(job_id)
+    [event] = jobs.events(job_id)
+    assert event.id > numbers[-1]

@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
-from omni_jobs.jobs import Jobs, SubmitResult, calibrate, line
+from omni_jobs.jobs import Detail, Jobs, SubmitResult, calibrate, line
 from omni_jobs.jobs.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.views import CalibrationView, WaitingView
@@ -118,8 +118,37 @@ def test_beyond_what_is_counted_the_turns_tell(jobs: Jobs, database: Database) -
     assert found.message.startswith("500 or more of your own stage runs")
     with database.begin() as tx:
         row = tx.execute(text("SELECT turn, id FROM stage_runs WHERE job_id = :id"), {"id": ids[-1]}).one()
-        place = line.place(tx, line.Line("echo", "first", "d"), line.Standing(*row, "default", False))
+        place = line.place(tx, line.Line("echo", "first", "d"), line.Standing(*row, False))
     assert place.before == pytest.approx(line.COUNTED + 499, rel=0.01)
+
+
+def test_what_others_wait_for_shows_in_no_position(jobs: Jobs) -> None:
+    """A position and whether it is exact are those of a tenant alone, however many stage runs of others stand first."""
+    register(jobs, "w", slots=1)
+    own = submit(jobs, 3, tenant="b")
+    before = [waiting(jobs, job_id) for job_id in own]
+    jobs.submit_all([new_job(ONE, tenant=f"a{n % 9}", priority=Priority.HIGH) for n in range(line.COUNTED + 100)])
+    [last] = submit(jobs, tenant="b", priority=Priority.LOW)
+    after = [waiting(jobs, job_id) for job_id in [*own, last]]
+    assert [(each.position, each.position_is_exact) for each in after] == [(n, True) for n in range(4)]
+    assert [each.message for each in after[:3]] == [each.message for each in before]
+
+
+def test_a_tenant_is_told_its_wait_in_coarse_steps(jobs: Jobs) -> None:
+    register(jobs, "w", slots=1)
+    jobs.renew("w", 60, run_s=1.0)
+    [job_id] = submit(jobs, tenant="b")
+    ends = set()
+    for _ in range(40):
+        submit(jobs, tenant="a", priority=Priority.HIGH)
+        coarse = jobs.get(job_id, "b", detail=Detail.COARSE).waiting
+        assert coarse is not None
+        assert coarse.estimate is not None
+        fine = waiting(jobs, job_id).estimate
+        assert fine is not None
+        ends |= {coarse.estimate.low_s, coarse.estimate.high_s}
+        assert coarse.estimate.low_s <= fine.low_s <= fine.high_s <= coarse.estimate.high_s
+    assert ends <= {0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0}
 
 
 def test_calibration_keeps_estimates_and_what_became_of_them(jobs_or_forgetful: Jobs, database: Database) -> None:

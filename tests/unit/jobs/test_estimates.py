@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,9 @@ from omni_jobs.jobs.estimates import (
     factors,
     interval,
     ratio,
+)
+from omni_jobs.jobs.estimates import (
+    coarse as coarse_of,
 )
 
 seconds = st.floats(0, 1e6)
@@ -92,3 +96,18 @@ def share_that_held(of: int, seed: int, drift: float, spread: float) -> float:
 @given(st.integers(0, 2**32), st.floats(0, 0.03), st.floats(0.1, 1.0))
 def test_the_wanted_share_of_intervals_holds_whatever_drifts(seed: int, drift: float, spread: float) -> None:
     assert abs(share_that_held(1500, seed, drift, spread) - COVERAGE) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("told", "coarse"),
+    [
+        ((0.0, 1.0), (0.0, 1.0)),
+        ((0.9, 1.1), (0.0, 2.0)),
+        ((1.0, 2.0), (1.0, 2.0)),
+        ((21.3, 48.9), (20.0, 50.0)),
+        ((499.0, 501.0), (200.0, 1000.0)),
+        ((1e9, 2e9), (50_000_000.0, 2e9)),
+    ],
+)
+def test_coarse_ends_lie_outwards(told: tuple[float, float], coarse: tuple[float, float]) -> None:
+    assert coarse_of(Interval(*told)) == coarse
