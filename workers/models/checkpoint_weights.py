@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def read_weights(directory: Path, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the weights whose names begin with ``prefix``, by the rest of their names.
+def read_weights(directory: Path, prefix: str, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights whose names begin with ``prefix``, by the rest of their names, on a device.
 
+    Host memory never holds them all on their way to another device.
     Raise ConfigError naming the file that is missing or cannot be read.
     """
     weights: dict[str, torch.Tensor] = {}
     for name in _files(directory, prefix):
         try:
-            with safe_open(directory / name, framework="pt") as file:
+            with safe_open(directory / name, framework="pt", device=str(device)) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
                     if key.startswith(prefix):
                         weights[key.removeprefix(prefix)] = file.get_tensor(key).to(dtype)

@@ -359,7 +359,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_field(
 def test_latents_that_the_vae_cannot_decode_are_refused(vae: PictureDecoder, latents: Any) -> None:
     with pytest.raises(ModelError) as refused:
         vae.check(DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0))
-    assert refused.value.field == "latents"
+    assert str(refused.value.field).partition(".")[0] == "latents"
 
 
 def test_in_bfloat16_it_is_near_to_float32(model: Denoise, checkpoint: Path) -> None:

@@ -25,7 +25,12 @@ def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtyp
     kind: Any = T5EncoderModel
     try:
         encoder, info = kind.from_pretrained(
-            file, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            file,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            device_map={"": str(device)},
         )
     except Exception as error:  # Transformers and safetensors raise many kinds for wrong files
         raise ConfigError(f"the text_encoder cannot be loaded: {error}", file=file) from error
@@ -33,7 +38,7 @@ def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtyp
         if info[problem]:
             found = sorted(info[problem])[:3]
             raise ConfigError(f"the text_encoder has {problem.replace('_', ' ')}: {found}", file=file)
-    return GlyphEncoder(tokenizer, encoder.eval().requires_grad_(False).to(device))
+    return GlyphEncoder(tokenizer, encoder.eval().requires_grad_(False))
 
 
 class GlyphEncoder:

@@ -44,7 +44,7 @@ def load_picture_tokenizer(checkpoint: Path, device: torch.device, dtype: torch.
         with no_init_weights():
             module: Any = kind._from_config(section, dtype=its_dtype)
         try:
-            module.load_state_dict(read_weights(directory, prefix, its_dtype))
+            module.load_state_dict(read_weights(directory, prefix, device, its_dtype), assign=True)
         except RuntimeError as error:
             raise ConfigError(f"the weights {prefix}… do not fit: {error}", file=str(directory)) from error
         parts.append(module.eval().requires_grad_(False).to(device))

@@ -39,13 +39,16 @@ def load_part(checkpoint: Path, part: str, class_name: str, device: torch.device
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            device_map={"": str(device)},  # each weight goes to the device at once, so that host memory never holds all
         )
+    except NotImplementedError as error:  # torch's, of a weight that no file has, when it goes to the device
+        raise ConfigError(f"the {part} has missing keys, which the log names", file=file) from error
     except Exception as error:  # Diffusers, Accelerate and safetensors raise many kinds for wrong files
         raise ConfigError(f"the {part} cannot be loaded: {error}", file=file) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             raise ConfigError(f"the {part} has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
-    return model.eval().requires_grad_(False).to(device)
+    return model.eval().requires_grad_(False)
 
 
 def fingerprint(checkpoint: Path, parts: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[s
     with no_init_weights():  # saves 12 s for the real checkpoint
         model: Any = Qwen2_5OmniToken2WavModel(_read_config(checkpoint))
     try:
-        model.load_state_dict(read_weights(checkpoint, _PREFIX, torch.float32))
+        model.load_state_dict(read_weights(checkpoint, _PREFIX, device, torch.float32), assign=True)
     except RuntimeError as error:
         raise ConfigError(f"token2wav of {checkpoint} does not fit: {error}", field="model.path") from error
     model.eval().requires_grad_(False)
