@@ -178,14 +178,19 @@ def missed(log: Path) -> int:
     return log.read_text().count("a snapshot was not stored")
 
 
-def test_a_snapshot_that_is_damaged_is_named_and_all_steps_are_taken_again(stack: TracedStack, picture: bytes) -> None:
+@pytest.mark.parametrize("damaged", ["newest", "both"])
+def test_a_snapshot_that_is_damaged_is_named_and_costs_the_steps_to_the_one_before(
+    stack: TracedStack, picture: bytes, damaged: str
+) -> None:
     stack.serve()
     job_id = stack.draw(held_at=21)
     stored = stack.snapshot(job_id)
     assert stored is not None
-    jobs, shard, name = stored.ref.key.split("/", 2)
-    path = stack.directory / "objects" / jobs / shard / name.replace("/", ",")
-    path.write_bytes(path.read_bytes()[:-8])
+    assert stored.before is not None
+    for key in stored.keys if damaged == "both" else stored.keys[:1]:
+        jobs, shard, name = key.split("/", 2)
+        path = stack.directory / "objects" / jobs / shard / name.replace("/", ",")
+        path.write_bytes(path.read_bytes()[:-8])
     stack.lose(stack.owner(job_id))
     stack.hold(None)
     view = stack.ended(job_id, within_s=60)
@@ -194,7 +199,8 @@ def test_a_snapshot_that_is_damaged_is_named_and_all_steps_are_taken_again(stack
     assert (warning.code, warning.stage) == ("snapshot_unusable", "draw")
     assert f"key {stored.ref.key}" in warning.message
     steps = stack.steps()
-    assert [done for pid, done in steps if pid != steps[0][0]] == list(range(1, STEPS + 1))
+    first = 1 if damaged == "both" else stored.before.steps_done + 1
+    assert [done for pid, done in steps if pid != steps[0][0]] == list(range(first, STEPS + 1))
     assert stack.pixels(view) == picture
 
 
