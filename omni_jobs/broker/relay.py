@@ -34,6 +34,8 @@ class Relay:
 
     def _ring(self, batch: Collection[Collection[str]]) -> None:
         queues = set(chain.from_iterable(batch))
+        if not queues:  # the end of the thread, which tells nothing of the broker
+            return
         try:
             self._broker.ring(queues)
         except BrokerUnavailable as error:
