@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Two images from one wheel:
 #   docker build --target api .      control plane: API, rescuer, migrations, CLI; without torch
 #   docker build --target worker .   a stage's worker, with vLLM's CUDA build and the extra pictures; voice and upscale,
@@ -53,8 +52,6 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
 USER 10001:10001
 ENV OMNI_JOBS_API_HOST=0.0.0.0 OMNI_JOBS_API_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
 CMD ["omni-jobs", "api"]
 
 FROM base AS worker
@@ -69,7 +66,8 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
 USER 10001:10001
 # The container needs these capabilities of the driver. torch is built for CUDA 13.0, which drivers from 580 on support:
-# with an older one the container does not start. All compiled code goes below one directory, for a volume.
+# with an older one the container does not start in the toolkit's legacy mode; in CDI mode, which does not look at
+# NVIDIA_REQUIRE_CUDA, the worker ends with an error. All compiled code goes below one directory, for a volume.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
     CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool \

@@ -19,6 +19,7 @@ class Relay:
     def __init__(self, broker: Broker) -> None:
         """Start the thread."""
         self._broker = broker
+        self._is_failing = False
         self._thread: BatchThread[Collection[str]] = BatchThread("relay", self._ring)
         self._thread.start()
 
@@ -33,9 +34,17 @@ class Relay:
 
     def _ring(self, batch: Collection[Collection[str]]) -> None:
         queues = set(chain.from_iterable(batch))
+        if not queues:  # the end of the thread, which tells nothing of the broker
+            return
         try:
             self._broker.ring(queues)
         except BrokerUnavailable as error:
-            logger.warning("workers find work by polling: %s", error)
+            if not self._is_failing:  # an outage is one line, and not one for each batch
+                logger.warning("workers find work by polling: %s", error)
+            self._is_failing = True
         except Exception:  # a bug: the next doorbell may go well
             logger.exception("no doorbell for %s", ", ".join(sorted(queues)))
+        else:
+            if self._is_failing:
+                logger.info("the broker answers again")
+            self._is_failing = False

@@ -154,6 +154,9 @@ ApiPortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, h
 FdOption = Annotated[
     int | None, typer.Option("--fd", help="Serve on this listening socket, which a supervisor has opened.")
 ]
+RoundFileOption = Annotated[
+    Path | None, typer.Option("--round-file", help="Touch this file after each round that went well, for a monitor.")
+]
 StageOption = Annotated[str, typer.Option("--stage", "-s", help="The stage's name.")]
 SlotOption = Annotated[
     str | None,

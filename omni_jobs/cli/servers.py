@@ -69,10 +69,12 @@ def up(
             stack.stop()
 
 
-def _settings_for_one_user() -> Settings:
+def _settings_for_one_user(*, with_objects: bool = True) -> Settings:
     """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
-    Raises StackError if the data directory stays open to other users.
+    The data directory is made where the database lies in it, or the objects; these do not count without
+    ``with_objects``, for a process that does not open their store. Raises StackError if the directory cannot be made
+    or stays open to other users.
     """
     from omni_jobs.errors import StackError
     from omni_jobs.settings import read_settings
@@ -81,7 +83,7 @@ def _settings_for_one_user() -> Settings:
 
     os.umask(UMASK)
     current = read_settings()
-    if current.database_url is None or current.storage_url is None:
+    if current.database_url is None or (with_objects and current.storage_url is None):
         try:
             make_private(current.data_dir.expanduser().resolve())
         except OSError as error:
@@ -94,7 +96,7 @@ def opened_database() -> Iterator[Database]:
     """A context manager that gives the settings' database, and closes it. Raises DatabaseUnavailable."""
     from omni_jobs.database.database import Database
 
-    with closing(Database(_settings_for_one_user().resolved_database_url)) as database:
+    with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
         database.check()
         yield database
 
@@ -160,19 +162,20 @@ def worker(
     os.execvpe(command[0], command, environment)  # noqa: S606 — signals to this process id reach the worker
 
 
-def rescuer() -> None:
+def rescuer(round_file: options.RoundFileOption = None) -> None:
     """Run a rescuer. It frees the stage runs of lost workers, expires late jobs and deletes old data.
 
     One rescuer is enough. Several do no harm. Give it the API
     server's settings: database, broker, object store.
 
     \b
-    Example:
+    Examples:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
+      omni-jobs rescuer --round-file /run/omni-jobs/round     # a monitor looks at the file's age
     """
     from omni_jobs.maintenance.rescuer import run
 
-    run(_settings_for_one_user())
+    run(_settings_for_one_user(), round_file)
 
 
 def migrate() -> None:
@@ -184,7 +187,7 @@ def migrate() -> None:
     """
     from omni_jobs.database.database import Database
 
-    with closing(Database(_settings_for_one_user().resolved_database_url)) as database:
+    with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
         database.migrate()
     typer.echo("the database is up to date")
 

@@ -8,6 +8,7 @@ thread of the same process, so that a full object store or a long listing holds 
 import logging
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 
 from omni_jobs.broker.broker import Broker
@@ -30,8 +31,8 @@ class Rescuer(Rounds):
     It does so every ``every_s`` seconds.
     """
 
-    def __init__(self, jobs: Jobs, broker: Broker, every_s: float) -> None:
-        super().__init__("rescuer", every_s)
+    def __init__(self, jobs: Jobs, broker: Broker, every_s: float, round_file: Path | None = None) -> None:
+        super().__init__("rescuer", every_s, round_file)
         self._jobs = jobs
         self._broker = broker
 
@@ -41,16 +42,21 @@ class Rescuer(Rounds):
             logger.warning("rescuer: took %d stage runs back from lost workers", rescued.freed)
         if rescued.expired:
             logger.info("rescuer: expired %d jobs", rescued.expired)
-        self._broker.ring(rescued.queues)
-        self._jobs.calibrate()
+        try:
+            self._broker.ring(rescued.queues)
+        finally:  # which needs no broker
+            self._jobs.calibrate()
 
 
-def run(settings: Settings) -> None:
-    """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError; logs later errors."""
+def run(settings: Settings, round_file: Path | None = None) -> None:
+    """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError; logs later errors.
+
+    Each round of the rescuer that went well touches ``round_file``, if given.
+    """
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database)
-    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s)
+    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s, round_file)
     pruner = Pruner(jobs, open_store(settings), settings)
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)

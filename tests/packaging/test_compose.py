@@ -154,12 +154,15 @@ def test_dependencies_exist_and_can_be_met(services: dict[str, dict[str, Any]]) 
 
 
 def has_healthcheck(service: dict[str, Any]) -> bool:
-    """Its own, or else its image's."""
-    if "healthcheck" in service:
-        return "test" in service["healthcheck"]
-    target = service["image"].removeprefix("omni-jobs-")
-    parts = re.split(r"(?m)^FROM \S+ AS ", DOCKERFILE.read_text())
-    return any(part.startswith(f"{target}\n") and "\nHEALTHCHECK " in part for part in parts)
+    return "test" in service.get("healthcheck", {})
+
+
+def test_up_can_wait_for_every_service(services: dict[str, dict[str, Any]]) -> None:
+    """`up --wait` takes a check that is disabled for an error, and an image's would hold for services that only run."""
+    assert "HEALTHCHECK" not in DOCKERFILE.read_text()
+    for name, service in services.items():
+        assert has_healthcheck(service) == (service["restart"] != "no"), name
+        assert "disable" not in service.get("healthcheck", {}), name
 
 
 def test_every_service_of_ours_waits_for_database_bucket_and_broker(services: dict[str, dict[str, Any]]) -> None:

@@ -174,3 +174,25 @@ def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
     with pytest.raises(BrokerUnavailable):
         app.broker.ring(["echo.first"])
     app.close()
+
+
+def test_the_relay_tells_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And not for each batch."""
+    caplog.set_level("INFO", "omni_jobs.broker.relay")
+    broker = make_app("redis://127.0.0.1:1/0").broker
+    tried = threading.Semaphore(0)
+
+    class Counted(Broker):
+        def ring(self, queues: Collection[str]) -> None:
+            try:
+                broker.ring(queues)
+            finally:
+                tried.release()
+
+    settings = Settings()
+    relay = Relay(Counted(settings, load_pipelines(settings.stage_configs)))
+    for _ in range(3):  # a batch each, because each waits for the one before
+        relay.ring(["echo.first"])
+        assert tried.acquire(timeout=30)
+    relay.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -1,5 +1,6 @@
 """The loop of the rescuer and the pruner: an outage is logged once, and neither it nor a bug ends the loop."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from omni_jobs.maintenance.rounds import Rounds
 class Scripted(Rounds):
     """Rounds that raise what a list says, one after the other, and stop after the last."""
 
-    def __init__(self, outcomes: list[Exception | None]) -> None:
-        super().__init__("scripted", every_s=0.001)
+    def __init__(self, outcomes: list[Exception | None], round_file: Path | None = None) -> None:
+        super().__init__("scripted", 0.001, round_file)
         self.outcomes = outcomes
 
     def _work(self) -> None:
@@ -42,3 +43,16 @@ def test_neither_an_outage_nor_a_bug_ends_the_loop(tmp_path: Path, caplog: pytes
     database.close()
     assert rounds.outcomes == []
     assert "nobody thought of this" in caplog.text
+
+
+def test_only_a_round_that_went_well_touches_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "round"
+    rounds = Scripted([BrokerUnavailable("away"), None, BrokerUnavailable("away"), None], file)
+    rounds.round()
+    assert not file.exists()
+    rounds.round()
+    os.utime(file, (0, 0))
+    rounds.round()
+    assert file.stat().st_mtime == 0
+    rounds.round()
+    assert file.stat().st_mtime > 0

