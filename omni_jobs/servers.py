@@ -19,6 +19,21 @@ _KEY = re.compile(rf"[\x21-\x7e]{{1,{_MAX_KEY_CHARACTERS}}}")
 _NOT_A_KEY = f"not 1 to {_MAX_KEY_CHARACTERS} printable ASCII characters without a space"
 
 
+def check_base_url(url: str) -> None:
+    """Raise ValueError, which does not show the URL, unless it is ``http://host[:port][/path]`` or such with https."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("not a URL") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError("not http://host[:port][/path], nor https://…")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a key stands in key or key_file, not in the URL")
+    if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("a base URL has no query, no fragment and no special characters")
+
+
 class Server(BaseModel):
     """A server's base URL, as OpenAI's clients take it, and what is needed to be let in.
 
@@ -37,17 +52,7 @@ class Server(BaseModel):
     @field_validator("url")
     @classmethod
     def _is_base_url(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            raise ValueError("not a URL") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError("not http://host[:port][/path], nor https://…")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("a key stands in key or key_file, not in the URL")
-        if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
-            raise ValueError("a base URL has no query, no fragment and no special characters")
+        check_base_url(url)
         return url.rstrip("/")
 
     @field_validator("key")

@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.servers import Server
+from omni_jobs.servers import Server, check_base_url
 
 Auth = Literal["off", "keys", "proxy"]
 
@@ -52,6 +52,10 @@ class Settings(BaseSettings):
     # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.
     auth: Auth | None = None  # None: off on a loopback address; on any other the API refuses to start.
     tenant_header: str | None = None  # The header in which a proxy names the tenant, for the auth proxy alone.
+    # The URL by which browsers reach the API: a proxy's with TLS, or plain HTTP on purpose. None: not known.
+    public_url: str | None = None
+    # The addresses and networks of proxies whose X-Forwarded-For and -Proto are believed: a,b. *: anybody's.
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1", "::1")
     api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
 
     # The device of this process's stages, in place of the one in their stage configs.
@@ -129,7 +133,7 @@ class Settings(BaseSettings):
     # Sizes of batches and rows.
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 
-    @field_validator("pipelines", "allowed_hosts", mode="before")
+    @field_validator("pipelines", "allowed_hosts", "trusted_proxies", mode="before")
     @classmethod
     def _split_names(cls, value: object, info: ValidationInfo) -> object:
         """Split ``a, b`` of the environment into names. No name at all is as if the variable were not set."""
@@ -137,6 +141,24 @@ class Settings(BaseSettings):
             return value
         names = tuple(name for part in value.split(",") if (name := part.strip()))
         return names or cls.model_fields[info.field_name or ""].default
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_public_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            check_base_url(url)
+        return url
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what is no address and no network, because it would match no proxy."""
+        for proxy in () if proxies == ("*",) else proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(f"no address, no network and not * alone: {proxy!r:.60}") from None
+        return proxies
 
     @field_validator("max_held_body_bytes")
     @classmethod

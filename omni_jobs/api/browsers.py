@@ -6,28 +6,31 @@ Then the header ``Host`` has that name, so only known names are served. An addre
 nobody can point an address elsewhere.
 """
 
-import ipaddress
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.api.error_answers import answer_to
+from omni_jobs.api.transport import Transport, host_name, is_address, is_local_name
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.settings import Settings
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))
+_ONLY_HTTPS = "max-age=31536000"  # s. Of this host alone: who runs the domain decides on its other hosts
 
 
 class KnownPages:
     """Middleware that refuses requests to unknown hosts (421; 400 without one), and changes by foreign pages (403).
 
-    It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers.
+    It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers, and ``Strict-Transport-Security`` to
+    every answer that goes to a browser by https.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._names = {_host_name(name) for name in (*settings.allowed_hosts, settings.api_host)}
+        self._transport = Transport(settings)
+        own = (*settings.allowed_hosts, settings.api_host, self._transport.public_name or settings.api_host)
+        self._names = {host_name(name) for name in own}
         self._serves_all = "*" in self._names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,6 +39,8 @@ class KnownPages:
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in _DEFAULT_HEADERS:
                     headers.setdefault(name, value)
+                if self._transport.is_https(scope):
+                    headers.setdefault("strict-transport-security", _ONLY_HTTPS)
             await send(message)
 
         try:
@@ -54,15 +59,15 @@ class KnownPages:
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):  # HTTP/1.0, which no browser speaks, needs none
             raise MalformedRequest("a request names one host", field="Host")
         host = hosts[0].strip().lower() if hosts else ""
-        if hosts and not self._serves_all and not self._is_known(_host_name(host)):
+        if hosts and not self._serves_all and not self._is_known(host_name(host)):
             raise UnknownHost(
-                f"this server is not called {_host_name(host)!r:.100}: OMNI_JOBS_ALLOWED_HOSTS names its hosts",
+                f"this server is not called {host_name(host)!r:.100}: OMNI_JOBS_ALLOWED_HOSTS names its hosts",
                 field="Host",
             )
         return host
 
     def _is_known(self, name: str) -> bool:
-        return name in self._names or name == "localhost" or name.endswith(".localhost") or _is_address(name)
+        return name in self._names or is_local_name(name) or is_address(name)
 
 
 def _check_origin(headers: Headers, host: str) -> None:
@@ -78,23 +83,6 @@ def _check_origin(headers: Headers, host: str) -> None:
     origin_host = origin.lower().partition("://")[2]  # "null" has none
     if not origin_host or _without_usual_port(origin_host) != _without_usual_port(host):
         raise ForeignOrigin(f"a page of {origin!r:.100} may not do this", field="Origin")
-
-
-def _host_name(host: str) -> str:
-    """Return the name or address without its port, in small letters."""
-    host = host.lower().rstrip(".")
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    if host.count(":") > 1:  # an IPv6 address without brackets, from the settings
-        return host
-    return host.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def _without_usual_port(authority: str) -> str:

@@ -1,33 +1,32 @@
 """``Needs``: gives a route the ``Caller`` of its request, once that has the scope that the route needs.
 
-Every route under /v1 has a parameter of it; a test looks at all of them. A route of the status page also takes the key
-from a cookie, which browsers send to pages of this site alone and no script can read.
+Every route under /v1 has a parameter of it; a test looks at all of them. A route of the status page also takes the
+session of a browser, from its cookie.
 """
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import Depends, Request
 
 from omni_jobs.api.services import Services
+from omni_jobs.api.session_cookie import session_of
 from omni_jobs.errors import MissingScope
 from omni_jobs.tenants.caller import Caller, Scope
-
-COOKIE: Final = "omni_jobs_key"
 
 
 class Needs:
     """A dependency of FastAPI: the request's caller."""
 
-    def __init__(self, scope: Scope, *, takes_cookie: bool = False) -> None:
-        """``scope``: what the caller must have. ``takes_cookie``: for a route that changes nothing."""
+    def __init__(self, scope: Scope, *, takes_session: bool = False) -> None:
+        """``scope``: what the caller must have. ``takes_session``: for a route that changes nothing."""
         self.scope = scope
-        self.takes_cookie = takes_cookie
+        self.takes_session = takes_session
 
     async def __call__(self, request: Request) -> Caller:
         """Return the caller. Raises MissingScope, and what ``Callers.of`` raises."""
         services: Services = request.app.state.services
-        cookie = request.cookies.get(COOKIE) if self.takes_cookie else None
-        caller = await services.callers.of(request.headers, cookie)
+        session_id = session_of(request, services.transport) if self.takes_session else None
+        caller = await services.callers.of(request.headers, session_id)
         if not caller.may(self.scope):
             raise MissingScope(f"this needs a key with the scope {self.scope}")
         return caller
@@ -39,5 +38,5 @@ Administrator = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
 """The caller of a route for operators."""
 Reader = Annotated[Caller, Depends(Needs(Scope.READ))]
 """The caller of a route that reads."""
-Viewer = Annotated[Caller, Depends(Needs(Scope.READ, takes_cookie=True))]
+Viewer = Annotated[Caller, Depends(Needs(Scope.READ, takes_session=True))]
 """The caller of a route that the status page reads, or links to."""

@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
                 backlog=protocol.backlog,
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
+                forwarded_allow_ips=list(settings.trusted_proxies),
                 log_config=log_config(),
                 **options,
             )

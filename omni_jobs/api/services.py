@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
+from omni_jobs.api.transport import Transport
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
@@ -37,6 +38,7 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         """Open all parts; connections are made when needed. Raises ConfigError for a wrong setting or pipeline file."""
         self.settings = settings
+        self.transport = Transport(settings)
         configured = load_pipelines(settings.resolved_stage_configs)
         self.pipelines = configured.served(settings.pipelines)
         self.renderers = Renderers(settings)

@@ -203,8 +203,10 @@ def prune(as_json: options.JsonOption = False) -> None:
     from omni_jobs.jobs import Jobs
     from omni_jobs.maintenance.pruner import Pruner
     from omni_jobs.storage import open_store
+    from omni_jobs.tenants.sessions import Sessions
 
     settings = _settings_for_one_user()
     with opened_database() as database:
-        gone = asdict(Pruner(Jobs(database), open_store(settings), settings).once())
+        pruner = Pruner(Jobs(database), open_store(settings), settings, sessions=Sessions(database))
+        gone = asdict(pruner.once())
     typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

@@ -367,3 +367,18 @@ class ApiKeyRow(Base):
     expires_at: Mapped[float | None] = mapped_column(Seconds)  # refused from then on; None: never
     revoked_at: Mapped[float | None] = mapped_column(Seconds)  # refused since then
     used_at: Mapped[float | None] = mapped_column(Seconds)  # last, to the hour
+
+
+class SessionRow(Base):
+    """The row of a browser's session on the status page. Its id is nowhere; the browser that sends it has the session.
+
+    It counts while its key does: a key that is revoked, expired or deleted with its tenant ends its sessions.
+    """
+
+    __tablename__ = "sessions"
+    __table_args__ = (Index(None, "key_id", "created_at"),)
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of its id, in hex
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))  # with which it was begun
+    created_at: Mapped[float] = mapped_column(Seconds)
+    ends_at: Mapped[float] = mapped_column(Seconds, index=True)  # refused from then on

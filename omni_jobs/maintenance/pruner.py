@@ -23,6 +23,7 @@ from omni_jobs.jobs import Garbage, Jobs, PruneResult, Retention
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
+from omni_jobs.tenants.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +45,16 @@ class PrunerPass:
     events: int = 0
     objects: int = 0  # objects that were noted as garbage
     orphans: int = 0  # objects that no row referred to
+    sessions: int = 0  # of browsers, that had ended
 
 
 class Pruner(Rounds):
     """Deletes what was kept long enough, every ``prune_every_s``; and orphaned objects, every ``sweep_every_s``."""
 
-    def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings) -> None:
+    def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings, *, sessions: Sessions | None = None) -> None:
+        """``sessions``: those of the status page; None leaves them alone."""
         super().__init__("pruner", settings.prune_every_s)
+        self._sessions = sessions
         self._jobs = jobs
         self._store = store
         self._retention = Retention.of(settings)
@@ -64,6 +68,7 @@ class Pruner(Rounds):
     def _work(self) -> None:
         pruned = self.prune()
         objects = self.collect()
+        self._prune_sessions()
         orphans = self._continue_sweep()
         if pruned.jobs or orphans:
             logger.info("pruner: deleted %d jobs, %d objects, %d orphans", pruned.jobs, objects, orphans)
@@ -75,7 +80,8 @@ class Pruner(Rounds):
         """
         pruned = self.prune()._asdict()
         del pruned["checked"]
-        return PrunerPass(**pruned, objects=self.collect(), orphans=sum(self.sweep()))
+        objects, orphans = self.collect(), sum(self.sweep())
+        return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions())
 
     # Prune
 
@@ -91,6 +97,9 @@ class Pruner(Rounds):
                 break
             total = PruneResult(*map(sum, zip(total, pruned, strict=True)))
         return total
+
+    def _prune_sessions(self) -> int:
+        return 0 if self._sessions is None else self._sessions.prune()
 
     # Collect
 

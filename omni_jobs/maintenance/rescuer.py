@@ -19,6 +19,7 @@ from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
+from omni_jobs.tenants.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database)
     rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s, round_file)
-    pruner = Pruner(jobs, open_store(settings), settings)
+    pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database))
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)
 

@@ -15,7 +15,7 @@ class Scope(StrEnum):
     FILES = "files"  # no route needs it yet
     WEBHOOKS = "webhooks"  # no route needs it yet
     PRIORITY = "priority"  # submit jobs of high priority
-    ADMIN = "admin"  # everything of its tenant, and in the status also the load of all tenants and the workers
+    ADMIN = "admin"  # everything of its tenant; and in the status also the load of all tenants and the workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,15 @@ class Caller:
     scopes    what it may do; ADMIN holds the others
     limits    those of its tenant
     sees_all  whether it sees the jobs of every tenant, because the server does not tell its callers apart
+    operates  whether the status shows it the load of all tenants and the workers; a session of an operator has no
+              scope but READ
     """
 
     tenant: str = DEFAULT_TENANT
     scopes: frozenset[Scope] = frozenset(Scope)
     limits: Limits = NO_LIMITS
     sees_all: bool = False
+    operates: bool = False
 
     @property
     def sees(self) -> str | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
 from omni_jobs.database.database import Database
-from omni_jobs.errors import InvalidRequest, Unauthenticated
+from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
 from omni_jobs.tenants.limits import NO_LIMITS, Limits, check_name
 from omni_jobs.tenants.lookups import Lookups
+from omni_jobs.tenants.sessions import Sessions, session_digest
 from omni_jobs.tenants.tenant_store import Tenants
 
 if TYPE_CHECKING:
@@ -32,23 +36,46 @@ class Callers:
         self.auth = settings.resolved_auth
         self._header = settings.tenant_header
         self._keys: Lookups[Caller] = Lookups(ApiKeys(db).find)
+        self._sessions = Sessions(db)
+        self._browsers: Lookups[Caller] = Lookups(self._sessions.find)
+        self._for_sessions = CapacityLimiter(1)  # a thread to begin and end them
         tenants = Tenants(db)
         self._limits: Lookups[Limits] = Lookups(lambda name: (tenants.limits(name), float("inf")))
         self._settings = settings
         self._rates: RequestRates | None = None
 
-    async def of(self, headers: Headers, cookie: str | None) -> Caller:
-        """Return the caller of a request, from its headers, or from its cookie if it has no ``Authorization``.
+    async def of(self, headers: Headers, session_id: str | None) -> Caller:
+        """Return the caller of a request, from its headers, or from its session if it has no ``Authorization``.
 
         Raises Unauthenticated, InvalidRequest for a malformed header of the proxy, TooManyRequests,
         DatabaseUnavailable, and ServerBusy if too many unknown keys come.
         """
         if self.auth == "off":
             return _ANYBODY
-        caller = await (self._of_key(headers, cookie) if self.auth == "keys" else self._of_proxy(headers))
+        caller = await (self._of_key(headers, session_id) if self.auth == "keys" else self._of_proxy(headers))
         if caller.limits.requests_per_minute is not None:
             await self._check_rate(caller.tenant, caller.limits.requests_per_minute)
         return caller
+
+    async def begin_session(self, headers: Headers) -> str:
+        """Begin a session with the key of a request, and return its id, which only the browser may keep.
+
+        Raises Conflict if the setting ``auth`` is not ``keys``, Unauthenticated and DatabaseUnavailable.
+        """
+        if self.auth != "keys":
+            raise Conflict(f"there are no sessions here, because OMNI_JOBS_AUTH is {self.auth}: no caller has a key")
+        digest = _digest_of_key(headers)
+        if digest is None:
+            raise Unauthenticated
+        return await run_sync(self._sessions.begin, digest, limiter=self._for_sessions)
+
+    async def end_session(self, session_id: str) -> None:
+        """End a session, for all API servers within 5 s; do nothing if there is none. Raises DatabaseUnavailable."""
+        digest = session_digest(session_id) if self.auth == "keys" else None
+        # Looked up first, because strangers may look up few at once, and what they name need not be deleted.
+        if digest is not None and await self._browsers.get(digest) is not None:
+            await run_sync(self._sessions.end, digest, limiter=self._for_sessions)
+            self._browsers.forget(digest)
 
     async def close(self) -> None:
         """Close the connections to the broker."""
@@ -62,13 +89,12 @@ class Callers:
             self._rates = RequestRates(self._settings)
         await self._rates.check(tenant, per_minute)
 
-    async def _of_key(self, headers: Headers, cookie: str | None) -> Caller:
-        values = headers.getlist("authorization")
-        if not values and cookie is not None:
-            values = [f"Bearer {cookie}"]
-        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        digest = digest_of(key) if scheme.lower() == "bearer" else None
-        caller = None if digest is None else await self._keys.get(digest)
+    async def _of_key(self, headers: Headers, session_id: str | None) -> Caller:
+        if session_id is not None and not headers.getlist("authorization"):
+            digest, found = session_digest(session_id), self._browsers
+        else:
+            digest, found = _digest_of_key(headers), self._keys
+        caller = None if digest is None else await found.get(digest)
         if caller is None:
             raise Unauthenticated
         return caller
@@ -83,5 +109,12 @@ class Callers:
         return Caller(tenant, _OF_PROXY, await self._limits.get(tenant) or NO_LIMITS)
 
 
-_ANYBODY = Caller(sees_all=True)
+def _digest_of_key(headers: Headers) -> str | None:
+    """Return the digest of a request's key; None for none, and for several."""
+    values = headers.getlist("authorization")
+    scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return digest_of(key) if scheme.lower() == "bearer" else None
+
+
+_ANYBODY = Caller(sees_all=True, operates=True)
 _OF_PROXY = frozenset(Scope) - {Scope.ADMIN}

@@ -108,7 +108,7 @@ class ApiKeys:
             self._note_use(row.id, row.at - row.at % _HOUR_S)
         # A scope of a later build counts for nothing here.
         scopes = frozenset(scope for scope in Scope if scope.value in row.scopes)
-        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits))
+        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=Scope.ADMIN in scopes)
         return caller, float("inf") if row.expires_at is None else row.expires_at - row.at
 
     def _note_use(self, key_id: str, hour: float) -> None:

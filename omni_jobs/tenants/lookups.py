@@ -55,6 +55,10 @@ class Lookups(Generic[T]):
             self._going[name].add_done_callback(_take_error)
         return await asyncio.shield(self._going[name])  # a request that is cancelled takes the answer from nobody
 
+    def forget(self, name: str) -> None:
+        """Forget what was found, because it is there no longer."""
+        self._there.pop(name, None)
+
     async def _find(self, name: str) -> T | None:
         began = self._clock()
         try:

@@ -13,12 +13,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from omni_jobs.api.error_answers import errors
-from omni_jobs.api.needs import COOKIE, Reader, Viewer
+from omni_jobs.api.needs import Reader, Viewer
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
 from omni_jobs.api.shown_types import SHOWN_TYPES
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.tenants.caller import Caller, Scope
+from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import ArtifactView, ErrorView, StageRunView, WaitingView, WarningView, WorkerView
 
 router = APIRouter(tags=["status"])
@@ -84,7 +85,7 @@ async def status(caller: Viewer, services: ServicesDep) -> Response:
 
 
 def _status(services: Services, caller: Caller) -> Status:
-    operates = caller.may(Scope.ADMIN)
+    operates = caller.operates
     counts = services.counts(None if operates else caller.sees).get()
     workers = list(services.jobs.workers())
     paused = services.jobs.paused_stages()
@@ -140,25 +141,27 @@ def _is_picture(artifact: ArtifactView) -> bool:
     return is_image and artifact.bytes <= _LARGEST_PICTURE_BYTES
 
 
-@router.post("/v1/session", status_code=204, response_class=Response, responses=errors(401, 403, 503))
-async def begin_session(caller: Reader, request: Request) -> Response:
-    """Keep the key of this request in a cookie, with which the status page in a browser reads the status and jobs.
+@router.post("/v1/session", status_code=204, response_class=Response, responses=errors(401, 403, 409, 503))
+async def begin_session(caller: Reader, request: Request, services: ServicesDep) -> Response:
+    """Begin a session of the status page with the key of this request, and keep its id in a cookie.
 
-    No script can read the cookie, and the browser sends it to this site's own pages alone.
+    The session reads what the page shows and changes nothing. It ends after 12 hours, with its key, and when it is
+    deleted. 409 where callers have no keys.
     """
+    session_id = await services.callers.begin_session(request.headers)
     answer = Response(status_code=204)
-    key = request.headers.get("authorization", "").partition(" ")[2]
-    if key:
-        secure = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=secure)
+    keep_session(answer, session_id, request, services.transport)
     return answer
 
 
-@router.delete("/v1/session", status_code=204, response_class=Response)
-async def end_session() -> Response:
-    """Delete the cookie of the session from the browser. The key stays valid."""
+@router.delete("/v1/session", status_code=204, response_class=Response, responses=errors(503))
+async def end_session(request: Request, services: ServicesDep) -> Response:
+    """End the session of this request's cookie, and delete the cookie from the browser. The key stays valid."""
+    session_id = session_of(request, services.transport)
+    if session_id is not None:
+        await services.callers.end_session(session_id)
     answer = Response(status_code=204)
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    drop_session(answer, request, services.transport)
     return answer
 
 

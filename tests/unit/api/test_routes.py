@@ -47,5 +47,5 @@ def test_every_route_needs_a_scope_before_anything_else() -> None:
         calls = [each.call for each in route.dependant.dependencies if each.call is not check_query]
         assert calls[0] is need, route.path
         assert need.scope is OTHERS.get(route.path, SCOPES[method]), route.path
-        assert method == "GET" or not need.takes_cookie, route.path
+        assert method == "GET" or not need.takes_session, route.path
     assert open_routes == OPEN

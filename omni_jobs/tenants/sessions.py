@@ -1,0 +1,96 @@
+"""``Sessions``: browsers that signed in with an API key. SQL knows a session by its id's digest alone."""
+
+import hashlib
+import re
+import secrets
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, case, delete, insert, literal, or_, select
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.database import Database
+from omni_jobs.database.tables import ApiKeyRow, SessionRow, TenantRow
+from omni_jobs.errors import Unauthenticated
+from omni_jobs.tenants.caller import Caller, Scope
+from omni_jobs.tenants.limits import Limits
+
+LONGEST_S: Final = 12 * 3600.0
+MOST_OF_A_KEY: Final = 100  # one more ends the oldest
+
+_ID = re.compile(r"[A-Za-z0-9_-]{43}")  # no API key fits
+
+
+def session_digest(session_id: str) -> str | None:
+    """Return the digest by which SQL knows a session; None for a text that is no session's id."""
+    return hashlib.sha256(session_id.encode()).hexdigest() if _ID.fullmatch(session_id) else None
+
+
+class Sessions:
+    """Begins, finds and ends sessions. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def begin(self, key_digest: str) -> str:
+        """Begin a session with the key of this digest, and return its id: 32 random bytes, which nothing shows again.
+
+        It ends with its key, and after ``LONGEST_S``. Raises Unauthenticated for a key that does not count.
+        """
+        session_id = secrets.token_urlsafe(32)
+        if not self._db.run(lambda tx: _begin(tx, session_digest(session_id) or "", key_digest)):
+            raise Unauthenticated
+        return session_id
+
+    def find(self, digest: str) -> tuple[Caller | None, float]:
+        """Return the caller that has a session, and for how many seconds the session lives on.
+
+        The caller may read and nothing else. It is None for a session that is unknown or ended, or whose key is
+        revoked or expired, by the database's clock.
+        """
+        row = self._db.read(lambda tx: tx.execute(_FOUND, {"digest": digest}).one_or_none())
+        if row is None:
+            return None, float("inf")
+        operates = Scope.ADMIN.value in row.scopes
+        scopes = frozenset({Scope.READ}) if operates or Scope.READ.value in row.scopes else frozenset[Scope]()
+        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=operates)
+        return caller, row.ends_at - row.at
+
+    def end(self, digest: str) -> None:
+        """End a session. Do nothing if there is none."""
+        self._db.run(lambda tx: tx.execute(delete(SessionRow).where(SessionRow.digest == digest)))
+
+    def prune(self) -> int:
+        """Delete the sessions that have ended, and return their number."""
+        return self._db.run(lambda tx: tx.execute(delete(SessionRow).where(SessionRow.ends_at <= now())).rowcount)
+
+
+_KEY_COUNTS = (
+    ApiKeyRow.revoked_at.is_(None),
+    or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now()),
+)
+# Built once, because SQLAlchemy would visit every part of it with every call.
+_FOUND = (
+    select(SessionRow.ends_at, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits, now().label("at"))
+    .join(ApiKeyRow, ApiKeyRow.id == SessionRow.key_id)
+    .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
+    .where(SessionRow.digest == bindparam("digest"), SessionRow.ends_at > now(), *_KEY_COUNTS)
+)
+
+
+def _begin(tx: Connection, digest: str, key_digest: str) -> bool:
+    """Write a session's row, unless an earlier try did; return whether its key counts."""
+    key = tx.execute(
+        select(ApiKeyRow.id).where(ApiKeyRow.digest == key_digest, *_KEY_COUNTS).with_for_update(key_share=True)
+    ).scalar_one_or_none()
+    if key is None:
+        return False
+    if tx.execute(select(SessionRow.digest).where(SessionRow.digest == digest)).one_or_none() is None:
+        longest = now() + LONGEST_S
+        ends_at = case((ApiKeyRow.expires_at < longest, ApiKeyRow.expires_at), else_=longest)
+        columns = ["digest", "key_id", "created_at", "ends_at"]
+        row = select(literal(digest), ApiKeyRow.id, now(), ends_at).where(ApiKeyRow.id == key)
+        tx.execute(insert(SessionRow).from_select(columns, row))
+    of_key = SessionRow.key_id == key
+    newest = select(SessionRow.digest).where(of_key).order_by(SessionRow.created_at.desc()).limit(MOST_OF_A_KEY)
+    tx.execute(delete(SessionRow).where(of_key, SessionRow.digest.not_in(newest)))
+    return True
