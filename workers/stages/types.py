@@ -72,7 +72,7 @@ class Progress:
     done: int
     total: int | None
     unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
-    text: str | None = None  # all the text so far, of a stage that makes text
+    text: str | None = None  # the text so far, or its end, of a stage that makes text
     resumed_at: int | None = None  # the ``steps_done`` of the snapshot from which it went on; None: it began anew
     picture: torch.Tensor | None = None  # the newest preview, uint8 [h, w, 3], of a job that asked for previews
 

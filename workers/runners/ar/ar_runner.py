@@ -31,6 +31,7 @@ from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.declared_component import declared_component
+from workers.runners.growing_text import GrowingText
 from workers.runners.on_vllm.given_arguments import given_arguments
 from workers.runners.on_vllm.open_runs import OpenRuns
 from workers.runners.on_vllm.start_engine import start_engine
@@ -236,23 +237,27 @@ class ARRunner:
             # A request with the same token ids must not read the KV cache of this one, whose inputs are others.
             vllm_prompt = {**vllm_prompt, "cache_salt": key}
         token_ids: list[int] = []
-        text: list[str] = []
+        total = prompt.parameters.max_tokens
+        text = GrowingText(progress, total) if self._component.text else None
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
-        total = prompt.parameters.max_tokens
         async with aclosing(self._running().generate(vllm_prompt, sampling, key, prompt.parameters.lora)) as outputs:
             async for output in outputs:
                 part = output.outputs[0]
                 token_ids.extend(part.token_ids)
-                text.append(part.text)
                 finish_reason = part.finish_reason
                 prompt_token_ids = output.prompt_token_ids or prompt_token_ids
-                progress(Progress(len(token_ids), total, "tokens", "".join(text) if self._component.text else None))
+                if text is None:
+                    progress(Progress(len(token_ids), total, "tokens"))
+                else:
+                    text.add(part.text, len(token_ids))
+        if text is not None:
+            text.end()
         if finish_reason not in ("stop", "length"):
             raise EngineDead(f"the engine gave the request up: {finish_reason}")
         return OmniModelRunnerOutput(
             token_ids=token_ids,
-            text="".join(text) if self._component.text else None,
+            text=None if text is None else str(text),
             finish_reason=finish_reason,
             prompt_token_ids=prompt_token_ids,
         )

@@ -7,12 +7,12 @@ from contextlib import aclosing
 from typing import Any
 
 from omni_jobs.errors import ModelError
+from workers.runners.growing_text import GrowingText
 from workers.runners.remote.answers import Chunk, Completion, Usage, check_answer, load_json, parse_answer
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.events import events
 from workers.runners.remote.failures import ServerError, Setback, bad_answer
-from workers.runners.remote.growing_text import GrowingText
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.speech import speech_output
 from workers.stages.types import OmniModelRunnerOutput, Progress

@@ -15,6 +15,7 @@ from workers.stages.types import WAITING, Progress
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_MOST_REFUSALS = 100  # setbacks that do not count, of one stage run
 
 
 class Patience:
@@ -27,35 +28,39 @@ class Patience:
         self._lost = 0  # setbacks that count
         self._setbacks = 0
         self._waited_s = 0.0
+        self._loop = asyncio.get_running_loop()
 
     async def until_answered(self, exchange: Callable[[], Awaitable[T]], begin: Progress) -> T:
         """Return what ``exchange`` returns. Call it again after a setback, with ``begin`` as progress.
 
-        Raises RemoteUnavailable when setbacks that count are as many as the settings' ``tries``, or the waits as long
-        as ``wait_s``. Other errors pass.
+        Raises RemoteUnavailable when setbacks that count are as many as the settings' ``tries``, when the others are
+        100, or when the waits and the exchanges that ended in those others took ``wait_s``. Other errors pass.
         """
         while True:
+            began = self._loop.time()
             try:
                 return await exchange()
             except Setback as setback:
-                await self.wait_out(setback)
+                if not setback.counts:
+                    self._waited_s += self._loop.time() - began
+                await self._wait_out(setback)
             self._progress(begin)
 
-    async def wait_out(self, setback: Setback) -> None:
+    async def _wait_out(self, setback: Setback) -> None:
         """Wait as long as a setback asks, and until the server is back. Raises RemoteUnavailable once that is enough.
 
         It is never EngineDead, because the worker can go on, and no lost worker, because the job may be innocent.
         """
         self._lost += setback.counts
+        self._setbacks += 1
         if self._lost >= self._engine.tries:
             tries = f", in {self._lost} tries" if self._lost > 1 else ""
             raise RemoteUnavailable(f"{setback.reason}{tries}")
         left_s = self._engine.wait_s - self._waited_s
-        if left_s <= 0:
+        if left_s <= 0 or self._setbacks - self._lost >= _MOST_REFUSALS:
             raise RemoteUnavailable(f"{setback.reason}, after {self._waited_s:.0f} s of waiting")
         self._progress(Progress(0, None, WAITING))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._loop.time()
         try:
             async with asyncio.timeout(left_s):
                 await asyncio.sleep(min(self._pause_s(setback), 0.9 * left_s))
@@ -64,11 +69,12 @@ class Patience:
         except TimeoutError:
             raise RemoteUnavailable(f"{setback.reason}, for {self._engine.wait_s:g} s") from None
         finally:
-            self._waited_s += loop.time() - began
+            self._waited_s += self._loop.time() - began
 
     def _pause_s(self, setback: Setback) -> float:
-        self._setbacks += 1
-        if setback.pause_s is not None:
-            return min(setback.pause_s, self._engine.longest_pause_s)
+        """Return the seconds to wait: what the server asks for, if that is half a second or more, or a growing time."""
         pause = min(_FIRST_PAUSE_S * 2.0 ** min(self._setbacks - 1, 10), _LONGEST_PAUSE_S)
+        if setback.pause_s is not None:
+            asked = min(setback.pause_s, self._engine.longest_pause_s)
+            return asked if asked >= _FIRST_PAUSE_S else pause
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 — spreads the requests of many stage runs

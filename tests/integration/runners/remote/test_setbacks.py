@@ -28,14 +28,18 @@ async def test_a_busy_server_is_waited_for(openai_server: OpenAIServer, status: 
 @pytest.mark.parametrize(
     ("headers", "at_least_s"),
     [
-        ({"Retry-After": "0.3"}, 0.3),
-        ({"retry-after-ms": "300", "Retry-After": "9"}, 0.3),
+        ({"Retry-After": "0.7"}, 0.7),
+        ({"retry-after-ms": "700", "Retry-After": "9"}, 0.7),
+        ({"Retry-After": "0"}, 0.5),
+        ({"retry-after-ms": "0"}, 0.5),
+        ({"Retry-After": "-inf"}, 0.5),
+        ({"Retry-After": "inf"}, 0.25),
         ({"Retry-After": "1000000"}, 1.0),  # longest_pause_s
         ({"Retry-After": formatdate(time.time() + 100_000, usegmt=True)}, 1.0),
-        ({"Retry-After": formatdate(0, usegmt=True)}, 0.0),
+        ({"Retry-After": formatdate(0, usegmt=True)}, 0.5),
         ({"Retry-After": "soon"}, 0.25),
         ({"Retry-After": "NaN"}, 0.25),
-        ({"Retry-After": "-5"}, 0.0),
+        ({"Retry-After": "-5"}, 0.5),
     ],
 )
 async def test_the_wait_is_what_the_server_says(
@@ -55,6 +59,29 @@ async def test_a_busy_server_is_not_waited_for_for_ever(openai_server: OpenAISer
             await runner.run(prompt(), Recorded())
         assert runner.healthy
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize("status", [401, 429, 503])
+async def test_refusals_without_a_pause_come_to_an_end(openai_server: OpenAIServer, status: int) -> None:
+    openai_server.answers[CHAT] = [Answer(b"", status, headers={"Retry-After": "0"})]
+    async with remote_runner(openai_server.url, wait_s=2) as runner:
+        with pytest.raises(RemoteUnavailable, match=str(status)):
+            await asyncio.wait_for(runner.run(prompt(), Recorded()), 20)
+    assert 2 <= openai_server.paths().count("/v1/chat/completions") <= 5  # after 0.5, 1 and 2 s at the most
+
+
+async def test_the_time_of_refused_exchanges_is_waited_time(openai_server: OpenAIServer) -> None:
+    """A server that takes long to say that it is busy is not asked for longer than one that says so at once."""
+
+    async def late(request: Request, connection: Connection) -> None:
+        await asyncio.sleep(0.4)
+        await error_answer(429)(request, connection)
+
+    openai_server.answers[CHAT] = [late]
+    async with remote_runner(openai_server.url, wait_s=0.3) as runner:
+        with pytest.raises(RemoteUnavailable, match="429"):
+            await runner.run(prompt(), Recorded())
+    assert openai_server.paths().count("/v1/chat/completions") == 1
 
 
 @pytest.mark.parametrize("answer", [reset, Answer(b"", 500), Answer(b"", 504)])
