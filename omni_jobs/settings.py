@@ -74,7 +74,9 @@ class Settings(BaseSettings):
     poll_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5  # The pause between two progress reports.
     cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # A busy worker checks so often what to cancel.
-    stop_limit_s: Annotated[float, Field(ge=1)] = 10.0  # A worker restarts when a stopped stage run goes on longer.
+    stop_limit_s: Annotated[float, Field(ge=1)] = 30.0  # A worker restarts when a stopped stage run goes on longer.
+    # A worker restarts when its engine gets on with none of its stage runs for so long: longer than its longest step.
+    engine_stall_s: Annotated[float, Field(ge=1)] = 600.0
     # A worker ends when it loads its model for longer, and an embedded stack stops when its start takes longer.
     load_limit_s: Annotated[float, Field(gt=0)] = 1800.0
     stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when its event loop stands still so long.

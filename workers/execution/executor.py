@@ -13,19 +13,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
-from omni_jobs.jobs import Claim, Claims, Failure, ProgressReport
+from omni_jobs.errors import Fenced, StageError
+from omni_jobs.jobs import Claim, Claims, ProgressReport
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
+from workers.execution.hang_watch import Hang, HangWatch
 from workers.execution.ledger import Ledger
 from workers.execution.preview import Preview
+from workers.execution.run_ends import RunEnds
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
 from workers.execution.waiting_runs import WaitingRuns
+from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import Progress
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class _InFlight:
     started: bool = False  # a task that is cancelled before its first step never runs its ``finally``
     stopping: bool = False  # it was asked to stop
     reporting: bool = False  # its end is on its way to the database: it is too late to stop it
-    stop_timer: asyncio.TimerHandle | None = None  # by then it must have stopped
+    hangs: bool = False  # or its engine does: its end is recorded, whatever becomes of it here
     preview: Preview = field(default_factory=Preview)
 
 
@@ -81,11 +84,17 @@ class Executor:
             self._stage, store, self._worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
         )
         self._snapshots = StageSnapshots(self._stage, store, ledger, llm.snapshot_origin)
-        self._stop_limit_s = settings.stop_limit_s
+        self._ends = RunEnds(llm, ledger, take_no_more=self._take_no_more, on_broken=on_broken)
+        self._watch = HangWatch(
+            stop_limit_s=settings.stop_limit_s,
+            stall_limit_s=settings.engine_stall_s,
+            computing=lambda: llm.computing,
+            on_hang=self._give_up,
+        )
+        self._giving_up: asyncio.Task[None] | None = None
         self._poll_s = settings.poll_s
         self._on_room = on_room
         self._on_more = on_more
-        self._on_broken = on_broken
         self.slots = slots
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
@@ -194,6 +203,7 @@ class Executor:
 
     def _start(self, claim: Claim) -> None:
         run = _InFlight(claim)
+        self._watch.begin(claim.stage_run_id)
         self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
         self.slots.take(claim.is_high)
@@ -204,35 +214,45 @@ class Executor:
     async def _run_one(self, run: _InFlight) -> None:
         """Run one claimed stage run; record its end, whatever end that is, and free its slot."""
         claim = run.claim
+        CURRENT_RUN.set(claim.stage_run_id)
         run.started = True
         snapshots = self._snapshots.of(claim)
         try:
             if not self._may_run(run):
-                await self._hand_back(claim.stage_run_id, claim.attempt)
+                await self._ends.hand_back(claim)
                 return
-            async with TimeLimit(self._stage.config, on_over=lambda: self._expect_stop(run)) as limit:
+            over = partial(self._watch.expect_end, claim.stage_run_id)
+            async with TimeLimit(self._stage.config, on_over=over) as limit:
                 stage_input = await self._handoff.load(claim)
                 await snapshots.load()
                 output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
                 completion = await self._handoff.store(claim, stage_input, output)
+            if run.hangs:  # its end is recorded
+                await self._handoff.forget(completion)
+                return
             run.reporting = True
+            self._watch.end(claim.stage_run_id)
             outcome = await self._ledger.complete(snapshots.warn(completion))
             if not outcome.won:
                 logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
                 await self._handoff.forget(completion)
-        except asyncio.CancelledError:
-            if not self._fenced:
-                run.reporting = True
-                await self._end_cancelled(claim)
-            raise
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
-        except Exception as error:  # noqa: BLE001 — any error of the model's code ends this stage run alone
-            run.reporting = True
-            await self._fail(claim, self._as_error(claim, error))
+        except BaseException as error:  # noqa: BLE001 — whatever the model's code raises ends this stage run alone
+            await self._end(run, error)
         finally:
             snapshots.end()
             self._forget(run)
+
+    async def _end(self, run: _InFlight, error: BaseException) -> None:
+        """Record that a stage run was stopped or failed, unless that is recorded already. Raises its CancelledError."""
+        was_stopped = isinstance(error, asyncio.CancelledError) and (run.stopping or run.hangs)
+        if not run.hangs and not (was_stopped and self._fenced):
+            run.reporting = True
+            self._watch.end(run.claim.stage_run_id)
+            await (self._ends.cancelled(run.claim) if was_stopped else self._ends.fail(run.claim, error))
+        if was_stopped:
+            raise error
 
     def _may_run(self, run: _InFlight) -> bool:
         ours = run.claim.stage == self._stage.name and run.claim.pipeline == self._stage.pipeline.name
@@ -242,6 +262,7 @@ class Executor:
 
     def _report(self, run: _InFlight, limit: TimeLimit, progress: Progress) -> None:
         limit.note(progress)
+        self._watch.note(run.claim.stage_run_id, waits=progress.waiting)
         self._ledger.report_progress(
             ProgressReport(
                 run.claim.stage_run_id,
@@ -260,61 +281,9 @@ class Executor:
         self.slots.free(run.claim.is_high)
         self.ended += 1
         self._suspect_runs = False  # if one ran, it was this one
-        if run.stop_timer is not None:
-            run.stop_timer.cancel()
+        self._watch.end(run.claim.stage_run_id)
         self._ledger.forget_progress(run.claim.stage_run_id)
         self._announce_room()
-
-    # Other ends than complete.
-
-    async def _end_cancelled(self, claim: Claim) -> None:
-        if self._llm.runner.healthy:
-            await self._hand_back(claim.stage_run_id, claim.attempt)
-        else:
-            # It may have killed the engine. Handed back it would do so in one worker after the other.
-            await self._fail(claim, EngineDead(stage=self._stage.name))
-
-    async def _fail(self, claim: Claim, error: OmniJobsError) -> None:
-        logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
-        engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
-        if engine_dead:
-            # Before the report, because the next attempt may be claimed at once.
-            self._take_no_more()
-        try:
-            await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
-        except Fenced:
-            return
-        except StageError as refused:
-            # A stage run whose end cannot be recorded stays this worker's as long as the worker lives.
-            self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {refused}")
-        if engine_dead:
-            self._on_broken("the engine is gone")
-
-    async def _hand_back(self, stage_run_id: int, attempt: int) -> None:
-        try:
-            await self._ledger.release(stage_run_id, attempt)
-        except Fenced:
-            return
-        except StageError as refused:
-            self._on_broken(f"stage run {stage_run_id} cannot be handed back: {refused}")
-
-    def _as_error(self, claim: Claim, exception: Exception) -> OmniJobsError:
-        """Return the error to record for an exception that ended a stage run.
-
-        An OmniJobsError stays the same. Memory may be there on another attempt. Everything else is the model's
-        code meeting an input it was not written for: a final error, with a traceback in the log.
-        """
-        if isinstance(exception, TimeLimitExceeded) and not self._llm.runner.healthy:
-            error: OmniJobsError = EngineDead()
-        elif isinstance(exception, OmniJobsError):
-            error = exception
-        elif isinstance(exception, MemoryError):
-            error = OutOfMemory()
-        else:
-            logger.error("stage run %d of %s", claim.stage_run_id, claim.job_id, exc_info=exception)
-            error = ModelError(f"{type(exception).__name__}: {exception}")
-        error.stage = error.stage or self._stage.name
-        return error
 
     # Stop.
 
@@ -350,17 +319,19 @@ class Executor:
         hurried.cancel()
         for run in list(self._in_flight.values()):
             self._stop(run)
+        if self._giving_up is not None:
+            await asyncio.wait({self._giving_up}, timeout=_LAST_WORDS_S)
         if tasks := self._tasks():
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
         await self._snapshots.close()
-        self._handoff.close()
+        await self._handoff.close()
 
     def _take_no_more(self) -> None:
         self._taking = False
         self._poll_timer.cancel()
 
     def _tasks(self) -> set[asyncio.Task[None]]:
-        return {run.task for run in self._in_flight.values()}
+        return {run.task for run in self._in_flight.values() if not run.hangs}
 
     def _stop(self, run: _InFlight) -> None:
         if run.reporting or run.stopping:
@@ -369,16 +340,14 @@ class Executor:
         if run.started:
             run.task.cancel()
         if not self._fenced:
-            self._expect_stop(run)
+            self._watch.expect_end(run.claim.stage_run_id)
 
-    def _expect_stop(self, run: _InFlight) -> None:
-        """Stop this worker if the stage run is not over within the stop limit: it would block its job and a slot."""
-
-        def give_up() -> None:
-            if not run.reporting and self._in_flight.get(run.claim.stage_run_id) is run:
-                self._on_broken(f"stage run {run.claim.stage_run_id} does not stop")
-
-        run.stop_timer = self._loop.call_later(self._stop_limit_s, give_up)
+    def _give_up(self, hang: Hang) -> None:
+        """Record the end of all that runs, because this worker's engine or one of its stage runs hangs."""
+        hanging = [run for run in self._in_flight.values() if not run.reporting]
+        for run in hanging:
+            run.reporting = run.hangs = True
+        self._giving_up = self._loop.create_task(self._ends.hung(hang, [run.claim for run in hanging]))
 
     def _announce_room(self) -> None:
         """Use free slots in the loop's next turn: all that are free by then, in one claim."""

@@ -5,13 +5,15 @@
     forget  the objects of an attempt that was not recorded are deleted
 
 Storage calls block, so the hand-off makes them on threads of its own. A call that hangs keeps its thread after its
-stage run was cancelled. When half of the threads hang the worker ends, to be started anew.
+stage run was cancelled, and the output's memory with it. When half of the threads hang the worker ends, to be started
+anew. Artifacts are encoded on other threads.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, Sto
 from omni_jobs.jobs import Claim, Completion, StoredArtifact
 from omni_jobs.payloads import Payload, PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
+from workers.runners.model_threads import ModelThreads
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput, StageResult
 
@@ -28,6 +31,7 @@ T = TypeVar("T")
 
 _THREADS = 8
 _MOST_STUCK = _THREADS // 2
+_ENCODING_THREADS = 4
 
 
 class HandOff:
@@ -51,6 +55,7 @@ class HandOff:
         }
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="hand-off")
+        self._encoding = ModelThreads(_ENCODING_THREADS, stage.name)
         self._stuck = 0  # threads in a call whose stage run was cancelled
 
     # Load.
@@ -116,16 +121,16 @@ class HandOff:
         The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and StageError or
         PayloadError for an output that cannot be encoded; objects stored until then are deleted.
         """
-        try:
+        with ExitStack() as held:
+            held.callback(output.free)
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
-            if self._stage.makes_artifacts:  # encoding them takes long
-                return await self._in_thread(lambda: self._store_objects(claim, finish()))
-            result = finish()
+            # To encode artifacts takes long. It has threads of its own, so that no load waits for it.
+            result = await self._encoding.run(finish) if self._stage.makes_artifacts else finish()
             store = partial(self._store_objects, claim, result)
             is_large = result.payload is not None and result.payload.nbytes > self._inline_bytes
-            return await self._in_thread(store) if is_large else store()
-        finally:
-            output.free()
+            if not is_large and not result.artifacts:
+                return store()
+            return await self._in_thread(store, held.pop_all())
 
     def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
         """Store the artifacts, and the payload unless it is small enough for SQL; return the completion."""
@@ -178,21 +183,32 @@ class HandOff:
 
     # The threads.
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
+    async def _in_thread(self, function: Callable[[], T], held: ExitStack | None = None) -> T:
+        """Return what the function returns on a thread.
+
+        ``held`` is closed on the event loop once the thread is done.
+        """
         call = self._threads.submit(function)
+        if held is not None:
+            call.add_done_callback(lambda _: self._on_loop(held.close))
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             if not call.cancel() and not call.done():
                 self._stuck += 1
-                call.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._unstick))
+                call.add_done_callback(lambda _: self._on_loop(self._unstick))
                 if self._stuck >= _MOST_STUCK:
                     self._on_broken(f"{self._stuck} storage calls hang")
             raise
 
+    def _on_loop(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(function)
+
     def _unstick(self) -> None:
         self._stuck -= 1
 
-    def close(self) -> None:
-        """End the threads, without waiting for a call that hangs."""
+    async def close(self) -> None:
+        """End the threads, without waiting for a storage call that hangs."""
         self._threads.shutdown(wait=False)
+        await self._encoding.close()

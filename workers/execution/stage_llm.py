@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from omni_jobs.errors import ModelError
@@ -13,13 +14,18 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
-from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots
+from workers.runners.contained import contained
+from workers.runners.model_threads import ModelThreads
+from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots, TellingRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 if TYPE_CHECKING:
     from omni_jobs.requests import AdmittedRequest
+
+
+_PROMPT_THREADS = 8
 
 
 class StageLLM:
@@ -34,6 +40,8 @@ class StageLLM:
         self.stage = stage
         self.runner = runner
         self._resumable = runner if isinstance(runner, ResumableRunner) else None
+        self._telling = runner if isinstance(runner, TellingRunner) else None
+        self._prompts = ModelThreads(_PROMPT_THREADS, stage.name)  # of its input processor
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
@@ -51,6 +59,16 @@ class StageLLM:
     def snapshot_origin(self) -> Mapping[str, Any] | None:
         """The ``snapshot_origin`` of the runner, once it has started; None for one that takes no snapshots."""
         return None if self._resumable is None else self._resumable.snapshot_origin
+
+    @property
+    def computing(self) -> Collection[int] | None:
+        """The stage runs for which the engine, or the stage's input processor on a thread, computes now.
+
+        None: the runner cannot tell.
+        """
+        if self._telling is None:
+            return None
+        return {*self._telling.computing, *self._prompts.computing}
 
     def input_of(
         self,
@@ -88,10 +106,10 @@ class StageLLM:
         Raises OmniJobsError carrying the stage's name, and the payload's key where the prompt is wrong; other
         exceptions of the model's code pass as they are.
         """
-        with self.stage.named_in_errors():
+        with self.stage.named_in_errors(), contained():
             if self.stage.config.runner.blocking_prompts:
                 # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
-                prompt = await asyncio.to_thread(self.stage.make_prompt, stage_input)
+                prompt = await self._prompts.run(partial(self.stage.make_prompt, stage_input))
             else:
                 prompt = self.stage.make_prompt(stage_input)
             try:
@@ -108,6 +126,7 @@ class StageLLM:
         try:
             await self.runner.close()
         finally:
+            await self._prompts.close()
             if self.stage.wall is not None:
                 await asyncio.to_thread(self.stage.wall.close)
 

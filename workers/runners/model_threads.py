@@ -1,40 +1,112 @@
-"""``ModelThreads``: the threads of a runner whose model computes in blocking calls within the worker's process."""
+"""``ModelThreads``: threads for blocking calls of a model's code: its computing, its input processor, its encoders."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Generic, TypeVar
 
 from omni_jobs.errors import EngineDead
+from workers.runners.contained import contained
+from workers.runners.current_run import CURRENT_RUN
+from workers.runners.settled import settled
 
 T = TypeVar("T")
 
+_CLOSE_S = 10.0  # then a call that hangs is left to the end of the process
+
 
 class ModelThreads:
-    """Runs a model's calls on a few threads, for coroutines of one event loop."""
+    """Runs a model's calls on a few threads, for coroutines of one event loop.
+
+    A coroutine that is cancelled ends once its call has left its thread. One whose call waits yet ends once the threads
+    have shown that they move: behind a call that hangs it does not end, so that nobody takes its wait for its own work.
+    """
 
     def __init__(self, count: int, stage: str) -> None:
         """Prepare ``count`` threads, which start when they are first needed."""
         self._stage = stage
         self._threads: ThreadPoolExecutor | None = ThreadPoolExecutor(count, thread_name_prefix=f"{stage}-model")
+        self._in_threads: Counter[int] = Counter()  # the stage runs whose calls have begun and not ended
+        self._leaving: set[asyncio.Future[None]] = set()  # of cancelled coroutines whose calls wait
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs whose calls are in threads now."""
+        return +self._in_threads
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return the result of a call. A coroutine that is cancelled leaves a call that has begun to its thread.
+        """Return the result of a call, or raise its error: ModelError in place of SystemExit and its like.
 
         Raises EngineDead once closed, also for a call that waits for a thread then.
         """
         if self._threads is None:
             raise EngineDead("the runner is closed", stage=self._stage)
+        loop = asyncio.get_running_loop()
+        work = _Call(call, CURRENT_RUN.get())
+        future = loop.run_in_executor(self._threads, lambda: work.make(lambda by: self._tell(loop, work, by)))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._threads is None and caller is not None and not caller.cancelling():
                 raise EngineDead("the runner was closed", stage=self._stage) from None
+            work.is_wanted = False
+            await self._gone(work, future)
             raise
 
+    def _tell(self, loop: asyncio.AbstractEventLoop, work: "_Call[T]", by: int) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._note, work, by)
+
+    def _note(self, work: "_Call[T]", by: int) -> None:
+        """Note that a call has begun or ended: the threads move."""
+        work.has_begun = True
+        self._in_threads[work.stage_run] += by
+        for leaving in self._leaving:
+            _resolve(leaving)
+
+    async def _gone(self, work: "_Call[T]", future: "asyncio.Future[T]") -> None:
+        if not work.has_begun and not future.done():
+            leaving = asyncio.get_running_loop().create_future()
+            self._leaving.add(leaving)
+            future.add_done_callback(lambda _: _resolve(leaving))
+            await settled(leaving)
+            self._leaving.discard(leaving)
+        if work.has_begun:
+            await settled(future)
+        else:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
     async def close(self) -> None:
-        """End the threads once the calls in them are done. Safe to call twice."""
+        """End the threads once the calls in them are done, and leave those that take 10 s. Safe to call twice."""
         threads, self._threads = self._threads, None
         if threads is not None:
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+            ended = asyncio.ensure_future(asyncio.to_thread(threads.shutdown, cancel_futures=True))
+            await asyncio.wait({ended}, timeout=_CLOSE_S)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Call(Generic[T]):
+    """A call, from its coroutine to its thread."""
+
+    def __init__(self, call: Callable[[], T], stage_run: int) -> None:
+        self._call = call
+        self.stage_run = stage_run
+        self.is_wanted = True
+        self.has_begun = False  # for the event loop
+
+    def make(self, tell: Callable[[int], None]) -> T:
+        if not self.is_wanted:
+            raise EngineDead("nobody waits for this call")
+        tell(1)
+        try:
+            with contained():
+                return self._call()
+        finally:
+            tell(-1)

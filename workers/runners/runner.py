@@ -1,10 +1,10 @@
 """``Runner``: the interface of all runners. A runner loads one stage's model and runs its prompts in batches.
 
 A stage's ``kind`` names a runner: an entry point of ``omni_jobs.runners``. A charter: only what all runners share
-belongs here, and ``ResumableRunner``, which a runner may implement.
+belongs here, and ``ResumableRunner`` and ``TellingRunner``, which a runner may implement.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from omni_jobs.errors import OmniJobsError
@@ -27,7 +27,9 @@ class Runner(Protocol):
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt to its end and return its output. It is called for many prompts at once, which are batched.
 
-        ``progress`` is called as the run advances. Cancelling the run frees what the prompt holds in the engine.
+        ``progress`` is called as the run advances. Cancelling the run frees what the prompt holds in the engine, and
+        the run ends no sooner: one that has not ended within ``stop_limit_s`` hangs, and its worker starts anew.
+        Calls that block are made on threads (``workers.runners.model_threads``): a blocked event loop stops all runs.
         Raises ModelError for a prompt that the model cannot process or of another runner's type, PayloadTooLarge when
         its hidden states can never fit the worker's budget, StorageFull when the spool is full, OutOfMemory, and
         EngineDead.
@@ -39,6 +41,18 @@ class Runner(Protocol):
     @property
     def healthy(self) -> bool:
         """True while the engine can take another prompt."""
+
+
+@runtime_checkable
+class TellingRunner(Runner, Protocol):
+    """A runner that can tell which stage runs its engine computes, so that no other is blamed when the engine hangs.
+
+    Such an engine also hangs when it gets on with none of these for ``engine_stall_s``.
+    """
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs for which the engine computes now, as ``CURRENT_RUN`` named them when ``run`` was called."""
 
 
 class Snapshots(Protocol):

@@ -208,6 +208,10 @@ class Engine:
         finally:
             answers.cancel()
 
+    async def answered(self) -> None:
+        """Return once all ranks have answered: what was aborted before is dropped. Raise EngineDead."""
+        await self.call("check_health")
+
     async def close(self) -> None:
         """End the engine's processes and return when they are gone. May be called twice."""
         llm, self._open = self._open, None

@@ -273,7 +273,7 @@ async def test_a_stage_run_that_does_not_stop_ends_the_worker(tmp_path: Path, ov
     if not over_time:
         bench.executor.stop_runs([1])
     await bench.until(lambda: bench.broken)
-    assert bench.broken == ["stage run 1 does not stop"]
+    assert bench.broken == ["stage run 1 has not stopped within 0.1 s, OMNI_JOBS_STOP_LIMIT_S"]
     stop.set()
     await bench.ended()
 
@@ -605,3 +605,43 @@ async def test_a_worker_fenced_during_a_claim_runs_and_reports_nothing(bench: Be
     await bench.ended(int(is_granted))
     assert (bench.ledger.reports, bench.ledger.progress) == ([], [])
     assert (len(bench.ledger.asked), bench.executor.room) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+async def test_what_a_models_code_must_not_raise_ends_its_stage_run_alone(bench: Bench, error: BaseException) -> None:
+    async def escape() -> OmniModelRunnerOutput:
+        raise error
+
+    bench.runner.act = escape
+    assert await bench.run() == [("fail", 1, 3, "model_error")]
+    bench.runner.act = give_output
+    bench.offer(2)
+    await bench.ended(2)
+    assert bench.ledger.reports[1:] == [("complete", 2, 3)]
+    assert bench.broken == []
+
+
+async def test_neighbours_of_a_stage_run_that_hangs_are_handed_back(bench: Bench) -> None:
+    stop = asyncio.Event()
+
+    async def ignore_cancelling() -> OmniModelRunnerOutput:
+        while not stop.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return OUTPUT
+
+    bench.runner.act = ignore_cancelling
+    for stage_run_id in (1, 2, 3):
+        bench.offer(stage_run_id)
+    await bench.entered(3)
+    bench.executor.stop_runs([2])
+    try:
+        await bench.until(lambda: bench.broken)
+        assert bench.ledger.reports == [("fail", 2, 3, "engine_dead"), ("release", 1, 3), ("release", 3, 3)]
+        assert bench.executor.room == 0
+    finally:
+        stop.set()
+        await bench.ended(3)
+    assert len(bench.ledger.reports) == 3, "what ends after it was given up is not recorded again"

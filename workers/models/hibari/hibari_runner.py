@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,6 +139,11 @@ class HibariRunner:
     @property
     def healthy(self) -> bool:
         return self._started
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs for which threads compute now."""
+        return self._threads.computing
 
 
 def _load_vocoder() -> None:

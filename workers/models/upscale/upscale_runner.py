@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,11 @@ class UpscaleRunner:
     @property
     def healthy(self) -> bool:
         return bool(self._upscalers)
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs for which threads compute now."""
+        return self._threads.computing
 
 
 def _check_pixels(pixels: NDArray[Any]) -> None:

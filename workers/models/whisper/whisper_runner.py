@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
@@ -99,6 +100,11 @@ class WhisperRunner:
     @property
     def healthy(self) -> bool:
         return self._transcriber is not None
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs for which threads compute now."""
+        return self._threads.computing
 
 
 class _Report:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from workers.runners.on_vllm.given_arguments import given_arguments
 from workers.runners.on_vllm.open_runs import OpenRuns
 from workers.runners.on_vllm.start_engine import start_engine
 from workers.runners.runner import ProgressSink
+from workers.runners.settled import settled
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import (
@@ -174,6 +175,11 @@ class ARRunner:
     def healthy(self) -> bool:
         return self._engine is not None and self._engine.healthy
 
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs that are in the engine."""
+        return self._runs.computing
+
     async def stats(self) -> dict[str, int]:
         """Return the first rank's counts (``GPUARWorker.omni_stats``); for tests and benchmarks. Raises EngineDead."""
         counts: dict[str, int]
@@ -186,15 +192,14 @@ class ARRunner:
         return self._engine
 
     async def _clean_up(self, key: str, reservation: Reservation | None, error: BaseException) -> None:
-        """Make the engine forget a request that failed or was cancelled; name the stage in its error."""
+        """Return once the engine has forgotten a request that failed or was cancelled; name the stage in its error."""
         if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
             error.stage = error.stage or self._args.stage
         # A task of its own, because the caller may be cancelled again while it runs.
         task = asyncio.create_task(self._forget(key, reservation))
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)
-        if isinstance(error, Exception):
-            await asyncio.shield(task)
+        await settled(task)
 
     async def _forget(self, key: str, reservation: Reservation | None) -> None:
         engine = self._engine

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
+from workers.runners.contained import contained
+from workers.runners.current_run import CURRENT_RUN
+from workers.runners.diffusion.gpu_diffusion_model_runner import RowCaller
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.runner import ProgressSink, Snapshots
+from workers.runners.settled import settled
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot
 
@@ -32,8 +36,13 @@ logger = logging.getLogger(__name__)
 class DiffusionRunner:
     """Runs prompts of one diffusion model in this process, step by step together. Implements ``ResumableRunner``."""
 
-    def __init__(self, args: OmniEngineArgs) -> None:
-        """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs."""
+    def __init__(
+        self, args: OmniEngineArgs, on_computing: Callable[[frozenset[int]], None] = lambda computing: None
+    ) -> None:
+        """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs.
+
+        ``on_computing`` is called on the event loop when ``computing`` has changed.
+        """
         self._args = args
         self._stage = args.stage
         self._worker = GPUDiffusionWorker(args)
@@ -41,13 +50,23 @@ class DiffusionRunner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._stage}-diffusion")
         self._room = asyncio.Semaphore(args.max_in_flight)
         self._entries: set[_Entry] = set()
+        self._leaving: list[asyncio.Future[None]] = []  # of cancelled runs, whose rows the thread is to drop
+        self._on_computing = on_computing
+        self.computing: frozenset[int] = frozenset()  # the stage runs whose steps are being taken
         self._added = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._dead: str | None = None  # why no more steps are taken
 
     async def start(self) -> None:
         """Load the model on the runner's thread. Raises ConfigError when the checkpoint lacks a part of it."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.load_model)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._worker.load_model)
+
+        def on_step(callers: Sequence[RowCaller]) -> None:
+            computing = frozenset(entry.stage_run for entry in callers if isinstance(entry, _Entry))
+            loop.call_soon_threadsafe(self._on_step, computing)
+
+        self._worker.model_runner.on_step = on_step
         self._serving = asyncio.create_task(self._serve())
 
     @property
@@ -65,7 +84,8 @@ class DiffusionRunner:
         """
         if not isinstance(prompt, DiffusionPrompt):
             raise ModelError(f"a diffusion stage takes no {type(prompt).__name__}", field="kind", stage=self._stage)
-        cost = self._worker.model_runner.model.check(prompt)
+        with contained():
+            cost = self._worker.model_runner.model.check(prompt)
         async with self._room:
             if self._dead is not None:
                 raise EngineDead(self._dead, stage=self._stage)
@@ -75,8 +95,23 @@ class DiffusionRunner:
             self._added.set()
             try:
                 return await entry.outcome
+            except asyncio.CancelledError:
+                await self._dropped()
+                raise
             finally:
                 self._entries.remove(entry)
+
+    async def _dropped(self) -> None:
+        """Return once the thread is between two steps, where it drops the rows for which nobody waits."""
+        if self._dead is None:
+            leaving = asyncio.get_running_loop().create_future()
+            self._leaving.append(leaving)
+            self._added.set()
+            await settled(leaving)
+
+    def _on_step(self, computing: frozenset[int]) -> None:
+        self.computing = computing
+        self._on_computing(computing)
 
     async def close(self) -> None:
         """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""
@@ -98,6 +133,7 @@ class DiffusionRunner:
             if not entry.outcome.done():
                 entry.outcome.set_exception(EngineDead(self._dead, stage=self._stage))
         self._added.set()
+        self._let_go()
 
     async def _serve(self) -> None:
         """Take steps on the runner's thread whenever there are rows, until the runner stops."""
@@ -105,16 +141,26 @@ class DiffusionRunner:
             while self._dead is None:
                 await self._added.wait()  # prompts that come in one turn of the loop are there when this returns
                 self._added.clear()
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._take_all_steps)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._take_all_steps, loop)
         except Exception as error:
             # From here on ``healthy`` is False.
             logger.exception("%s: the diffusion engine broke", self._stage)
             self._stop(f"the diffusion engine broke: {error}")
 
-    def _take_all_steps(self) -> None:
+    def _take_all_steps(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take steps until no row is left."""
-        while self._worker.model_runner.execute_model():
-            pass
+        are_left = True
+        while are_left:
+            are_left = self._worker.model_runner.execute_model()
+            if self._leaving:
+                loop.call_soon_threadsafe(self._let_go)
+
+    def _let_go(self) -> None:
+        """Let the cancelled runs end."""
+        for leaving in self._leaving:
+            leaving.set_result(None)
+        self._leaving.clear()
 
 
 class _Entry:
@@ -129,6 +175,7 @@ class _Entry:
         snapshots: Snapshots | None,
     ) -> None:
         self._runner = runner
+        self.stage_run = CURRENT_RUN.get()
         self.prompt = prompt
         self.cost = cost
         self._loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StorageError
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from workers.parent_death import end_with_parent
+from workers.runners.current_run import CURRENT_RUN
 from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, read_spooled, write_spooled
@@ -58,7 +60,7 @@ class EngineMain:
         spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:
             args = replace(ARGS.validate_python(start["args"]), engine=DiffusionEngine(**start["engine"]))
-            runner = DiffusionRunner(args)
+            runner = DiffusionRunner(args, lambda computing: self._send({"computes": sorted(computing)}))
             parameters_type = _parameters_type(args)
             await runner.start()
         except OmniJobsError as error:
@@ -75,8 +77,13 @@ class EngineMain:
             else:
                 task = asyncio.create_task(self._run(runner, spool, parameters_type, message))
                 self._runs[message["run"]] = task
-                task.add_done_callback(lambda _, number=message["run"]: self._runs.pop(number))  # type: ignore[misc]
+                task.add_done_callback(partial(self._forget, message["run"]))
         await runner.close()
+
+    def _forget(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._runs[number]
+        if task.cancelled():
+            self._send({"run": number, "dropped": True})
 
     async def _run(
         self,
@@ -86,6 +93,7 @@ class EngineMain:
         message: dict[str, Any],
     ) -> None:
         number = message["run"]
+        CURRENT_RUN.set(number)
         report = _ProgressOf(number, self._send, spool)
         try:
             tensors, values = read_spooled(spool, message["prompt"])
@@ -102,7 +110,9 @@ class EngineMain:
             self._send({"run": number, "error": error.to_dict()})
         except OSError as error:  # the spool is gone, without which no prompt can run
             self._send({"run": number, "error": EngineDead(f"the spool is gone: {error}").to_dict()})
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             logger.exception("run %d", number)
             self._send({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
 

@@ -11,10 +11,12 @@ tensors through the spool:
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
     engine → worker   {ready, resumable} or {error}                      the model is loaded, or why not
+                      {computes}                                         the runs whose steps are taken from now on
                       {run, done, total, unit, resumed_at, picture?}     progress, and the spool file of a new preview
                       {run, snapshot, steps_done}                        a new snapshot's spool file
                       {run, refused} or {run, missed}                    why not to go on from one, or to have a new one
                       {run, output} or {run, error}                      the output's spool file, or the run's error
+                      {run, dropped}                                     a cancelled run takes part in no step any more
 """
 
 from __future__ import annotations
@@ -27,19 +29,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from omni_jobs.pipelines.engine_settings import EngineSettings
+from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink, Snapshots
+from workers.runners.settled import settled
 from workers.runners.spool import Spool, SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot, TensorTree
@@ -62,9 +66,12 @@ _CLOSE_S = 10.0  # then the process is killed
 @dataclass(eq=False, slots=True)
 class _Run:
     outcome: asyncio.Future[str]  # the spool file of its output
+    over: asyncio.Future[None]  # the engine has nothing to do for it any more
     progress: ProgressSink
     snapshots: Snapshots | None
     picture: torch.Tensor | None = None  # the newest preview
+    stage_run: int = field(default_factory=CURRENT_RUN.get)
+    is_sent: bool = False
 
 
 class EngineProcess:
@@ -83,6 +90,12 @@ class EngineProcess:
         self._receiving: asyncio.Task[None] | None = None
         self._dead: str | None = "the engine is not running"  # why nothing runs
         self._is_resumable = False
+        self._computes: Sequence[int] = ()  # the numbers of runs
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs whose steps the engine takes now."""
+        return {self._runs[number].stage_run for number in self._computes if number in self._runs}
 
     @property
     def pid(self) -> int | None:
@@ -145,7 +158,8 @@ class EngineProcess:
     ) -> OmniModelRunnerOutput:
         """Run one prompt as ``DiffusionRunner.run`` does; the output's tensors are read-only views of a spool file.
 
-        Raises EngineDead also when the process has ended, and StorageFull when the spool has no room.
+        A cancelled run ends once the engine has dropped it, after the step under way. Raises EngineDead also when the
+        process has ended, and StorageFull when the spool has no room.
         """
         if not isinstance(prompt, DiffusionPrompt):
             raise ModelError(
@@ -154,7 +168,8 @@ class EngineProcess:
         if self._dead is not None:
             raise EngineDead(self._dead, stage=self._args.stage)
         number = next(self._numbers)
-        run = self._runs[number] = _Run(asyncio.get_running_loop().create_future(), progress, snapshots)
+        loop = asyncio.get_running_loop()
+        run = self._runs[number] = _Run(loop.create_future(), loop.create_future(), progress, snapshots)
         name, resume = f"prompt{number}", f"resume{number}"
         try:
             await self._write(name, prompt.tensors, prompt.values)
@@ -171,9 +186,12 @@ class EngineProcess:
                 await self._write(resume, newest.tensors, newest.values)
                 message["resume"] = {"snapshot": resume, "steps_done": newest.steps_done}
             self._send(message)
+            run.is_sent = True
             return self._read_output(await run.outcome)
         except asyncio.CancelledError:
-            self._send({"cancel": number})
+            if run.is_sent and self._dead is None:
+                self._send({"cancel": number})
+                await settled(run.over)
             if run.outcome.done() and not run.outcome.cancelled() and run.outcome.exception() is None:
                 self._spool.remove(run.outcome.result())
             raise
@@ -250,7 +268,12 @@ class EngineProcess:
         self._fail_all("the engine's process ended")
 
     def _receive(self, message: dict[str, Any]) -> None:
+        if "computes" in message:
+            self._computes = message["computes"]
+            return
         run = self._runs.get(message["run"])
+        if run is not None and message.keys() & {"output", "error", "dropped"} and not run.over.done():
+            run.over.set_result(None)
         if run is None or run.outcome.done():  # nobody waits for it any more
             for name in message.keys() & {"output", "picture", "snapshot"}:
                 self._spool.remove(message[name])
@@ -280,6 +303,8 @@ class EngineProcess:
         for run in self._runs.values():
             if not run.outcome.done():
                 run.outcome.set_exception(EngineDead(reason, stage=self._args.stage))
+            if not run.over.done():
+                run.over.set_result(None)
 
 
 def write_spooled(spool: SpoolFiles, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
+from workers.runners.contained import escaped
 from workers.runners.diffusion.model import (
     Cost,
     DiffusionModel,
@@ -84,7 +85,8 @@ class GPUDiffusionModelRunner:
     ) -> None:
         """Run ``model``, which stands on ``device``; each step keeps to ``budget``. By default there are no snapshots.
 
-        ``interval``: between two snapshots of a row.
+        ``interval``: between two snapshots of a row. ``on_step``, which may be set, is called on the model's thread
+        with the callers of the rows whose steps are taken from now on, and with none when no row is left.
         """
         self.model = model
         self._previews = Previews(model, preview_every_steps) if isinstance(model, PreviewingModel) else None
@@ -96,6 +98,8 @@ class GPUDiffusionModelRunner:
         self._added: deque[RowCaller] = deque()
         self._rows: list[_Row] = []  # the oldest first
         self._enqueued: deque[torch.cuda.Event] = deque()  # the ends of the last steps on a GPU
+        self.on_step: Callable[[Sequence[RowCaller]], None] = lambda callers: None
+        self._stepping: list[RowCaller] = []  # those of whom ``on_step`` was told
 
     def add(self, caller: RowCaller) -> None:
         """Let a row take part from the next step on. For any thread."""
@@ -113,6 +117,7 @@ class GPUDiffusionModelRunner:
         while self._added:
             self._rows.append(_Row(self._added.popleft()))
         rows = self._batching.choose([row for row in self._rows if row.caller.wanted])
+        self._tell_step([row.caller for row in rows])
         if not rows:
             self._rows.clear()
             return bool(self._added)
@@ -124,6 +129,12 @@ class GPUDiffusionModelRunner:
         if done:
             self._finish(done)
         return True
+
+    def _tell_step(self, callers: list[RowCaller]) -> None:
+        """Call ``on_step`` before a step of other rows than the last one's, and when none are left."""
+        if callers != self._stepping:
+            self._stepping = callers
+            self.on_step(callers)
 
     def _step(self, rows: Sequence[_Row]) -> None:
         """Take one step of each row; rows that fail together are tried one by one, the smallest first."""
@@ -154,7 +165,7 @@ class GPUDiffusionModelRunner:
         if row.under_way is None and snapshots is not None and snapshots.newest is not None:
             try:
                 row.begin(self._resume(row, snapshots.newest))
-            except Exception as error:
+            except BaseException as error:
                 failure = _stage_error(error)
                 if isinstance(failure, OutOfMemory):
                     raise
@@ -183,7 +194,7 @@ class GPUDiffusionModelRunner:
             try:
                 saved = self._resumable.save(row.under_way)
                 snapshots.put(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
-            except Exception as error:  # noqa: BLE001 — the row itself is well
+            except BaseException as error:  # noqa: BLE001 — the row itself is well
                 snapshots.miss(_stage_error(error))
 
     def _limit_enqueued(self) -> None:
@@ -231,7 +242,7 @@ class GPUDiffusionModelRunner:
         try:
             call(rows)
             return None
-        except Exception as error:  # noqa: BLE001 — any error of the model's code ends its rows alone
+        except BaseException as error:  # noqa: BLE001 — whatever the model's code raises ends its rows alone
             failure = _stage_error(error)
         # Here the exception is gone, whose traceback held the step's tensors.
         if isinstance(failure, OutOfMemory) and self._device.type == "cuda":
@@ -302,12 +313,14 @@ def _runner_output(output: RowOutput) -> OmniModelRunnerOutput:
     return OmniModelRunnerOutput(multimodal_outputs=tensors, values=output.values)
 
 
-def _stage_error(error: Exception) -> StageError:
+def _stage_error(error: BaseException) -> StageError:
     """Return the error of the rows that ran. Raises EngineDead when the device failed, on which no row can run."""
     if isinstance(error, EngineDead):
         raise error
     if isinstance(error, StageError):
         return error.with_traceback(None)
+    if not isinstance(error, Exception):
+        return escaped(error)
     if _is_out_of_memory(error):
         return OutOfMemory(f"no memory for this step: {error}")
     if isinstance(error, torch.AcceleratorError):

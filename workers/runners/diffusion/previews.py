@@ -65,7 +65,7 @@ class Previews:
         except ConfigError as error:
             self._can_show = False
             logger.error("no previews until the engine starts again: %s", error)
-        except Exception as error:  # noqa: BLE001 — any error of the model's code; the row itself goes on
+        except BaseException as error:  # noqa: BLE001 — any error of the model's code; the row itself goes on
             logger.warning("no preview: %r", error)
 
 

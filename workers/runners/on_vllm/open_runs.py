@@ -4,10 +4,12 @@ vLLM tells its requests of the engine's death, but for those that come at that v
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from omni_jobs.errors import EngineDead
+from workers.runners.contained import contained
+from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import OmniModelRunnerOutput
 
 _LIVENESS_S = 1.0  # between two looks at the engine while there are runs
@@ -20,24 +22,34 @@ class OpenRuns:
         """Watch the engine of a stage by ``healthy``, which says whether it can still answer."""
         self._stage = stage
         self._healthy = healthy
-        self._tasks: set[asyncio.Task[OmniModelRunnerOutput]] = set()
+        self._tasks: dict[asyncio.Task[OmniModelRunnerOutput], int] = {}  # and for which stage run each works
         self._watch: asyncio.Task[None] | None = None
         self._ended: str | None = None  # why no run goes on
 
     async def run(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
         """Return the run's output. Cancelling the caller cancels the run. Raises its errors, and EngineDead."""
-        task = asyncio.create_task(run)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        caller = asyncio.current_task()
+        name = None if caller is None else caller.get_name()
+        task = asyncio.create_task(self._contained(run), name=name)
+        self._tasks[task] = CURRENT_RUN.get()
+        task.add_done_callback(self._tasks.pop)
         if self._watch is None and self._ended is None:
             self._watch = asyncio.create_task(self._watch_engine())
         try:
             return await task
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
             if self._ended is not None and caller is not None and not caller.cancelling():
                 raise EngineDead(self._ended, stage=self._stage) from None
             raise
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs that are in the engine."""
+        return set(self._tasks.values())
+
+    async def _contained(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
+        with contained():
+            return await run
 
     def close(self) -> None:
         """Cancel all runs: their callers get EngineDead. Safe to call twice."""
@@ -47,7 +59,7 @@ class OpenRuns:
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
 
     async def _watch_engine(self) -> None:

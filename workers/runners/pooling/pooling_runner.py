@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,7 @@ from workers.runners.pooling.component import PoolingComponent
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.runner import ProgressSink
+from workers.runners.settled import settled
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
@@ -100,7 +101,11 @@ class PoolingRunner:
 
         async def rows_of(name: str, token_ids: Sequence[int]) -> torch.Tensor:
             nonlocal done
-            rows = await engine.embed_tokens(token_ids, uuid.uuid4().hex, prompt.pictures)
+            try:
+                rows = await engine.embed_tokens(token_ids, uuid.uuid4().hex, prompt.pictures)
+            except asyncio.CancelledError:
+                await settled(asyncio.ensure_future(engine.answered()))  # then it has dropped the request
+                raise
             _check_rows(name, rows, lengths[name])
             done += lengths[name]
             progress(Progress(done, total, "tokens"))
@@ -122,6 +127,11 @@ class PoolingRunner:
     @property
     def healthy(self) -> bool:
         return self._engine is not None and self._engine.healthy
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The stage runs that are in the engine."""
+        return self._runs.computing
 
     def _running(self) -> Engine:
         if self._engine is None:

@@ -1,0 +1,103 @@
+"""``RunEnds``: how the ledger learns of the ends of stage runs that did not complete."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
+from omni_jobs.jobs import Claim, Failure
+from workers.execution.hang_watch import Hang
+from workers.execution.ledger import Ledger
+from workers.execution.stage_llm import StageLLM
+from workers.runners.contained import escaped
+
+logger = logging.getLogger(__name__)
+
+
+class RunEnds:
+    """Records for one executor that stage runs failed, or are handed back. All methods run on its event loop."""
+
+    def __init__(
+        self,
+        llm: StageLLM,
+        ledger: Ledger,
+        *,
+        take_no_more: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        """``take_no_more`` is called before the end of an engine is recorded, ``on_broken`` with the reason after."""
+        self._llm = llm
+        self._stage = llm.stage.name
+        self._ledger = ledger
+        self._worker_id = ledger.worker.worker_id
+        self._take_no_more = take_no_more
+        self._on_broken = on_broken
+
+    async def cancelled(self, claim: Claim) -> None:
+        """Record that a stage run was stopped as its executor asked."""
+        if self._llm.runner.healthy:
+            await self.hand_back(claim)
+        else:
+            # It may have killed the engine. Handed back it would do so in one worker after the other.
+            await self.fail(claim, EngineDead())
+
+    async def hung(self, hang: Hang, claims: Collection[Claim]) -> None:
+        """Record the ends of all claims that an engine that hangs has in it, and end the worker.
+
+        Those to blame have failed with it. The others are handed back, so that nothing is counted against them.
+        """
+        logger.critical("%s", hang.reason)
+        self._take_no_more()
+        blamed = [claim for claim in claims if claim.stage_run_id in hang.blamed]
+        others = [claim for claim in claims if claim.stage_run_id not in hang.blamed]
+        await asyncio.gather(
+            *(self.fail(claim, EngineDead(hang.reason), ends_worker=False) for claim in blamed),
+            *(self.hand_back(claim) for claim in others),
+        )
+        self._on_broken(hang.reason)
+
+    async def fail(self, claim: Claim, exception: BaseException, *, ends_worker: bool = True) -> None:
+        """Record the error of a stage run. That of an engine ends the worker, unless ``ends_worker`` is false."""
+        error = self._as_error(claim, exception)
+        logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
+        engine_dead = ends_worker and (isinstance(error, EngineDead) or not self._llm.runner.healthy)
+        if engine_dead:
+            # Before the report, because the next attempt may be claimed at once.
+            self._take_no_more()
+        try:
+            await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
+        except Fenced:
+            return
+        except StageError as refused:
+            # A stage run whose end cannot be recorded stays this worker's as long as the worker lives.
+            self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {refused}")
+        if engine_dead:
+            self._on_broken("the engine is gone")
+
+    async def hand_back(self, claim: Claim) -> None:
+        """Queue a stage run again, or end it if its job is to stop; nothing is counted against it."""
+        try:
+            await self._ledger.release(claim.stage_run_id, claim.attempt)
+        except Fenced:
+            return
+        except StageError as refused:
+            self._on_broken(f"stage run {claim.stage_run_id} cannot be handed back: {refused}")
+
+    def _as_error(self, claim: Claim, exception: BaseException) -> OmniJobsError:
+        """Return the error to record for an exception that ended a stage run.
+
+        An OmniJobsError stays the same. Memory may be there on another attempt. Everything else is the model's
+        code meeting an input it was not written for: a final error, with a traceback in the log.
+        """
+        if isinstance(exception, TimeLimitExceeded) and not self._llm.runner.healthy:
+            error: OmniJobsError = EngineDead()
+        elif isinstance(exception, OmniJobsError):
+            error = exception
+        elif isinstance(exception, MemoryError):
+            error = OutOfMemory()
+        else:
+            logger.error("stage run %d of %s", claim.stage_run_id, claim.job_id, exc_info=exception)
+            is_usual = isinstance(exception, Exception)
+            error = ModelError(f"{type(exception).__name__}: {exception}") if is_usual else escaped(exception)
+        error.stage = error.stage or self._stage
+        return error
