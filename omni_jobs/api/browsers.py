@@ -11,18 +11,17 @@ import ipaddress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.api.error_answers import answer_to
+from omni_jobs.api.error_answers import DEFAULT_HEADERS, answer_to
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.settings import Settings
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))
 
 
 class KnownPages:
     """Middleware that refuses requests to unknown hosts (421; 400 without one), and changes by foreign pages (403).
 
-    It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers.
+    It adds ``DEFAULT_HEADERS`` to every answer that lacks them.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -34,7 +33,7 @@ class KnownPages:
         async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
-                for name, value in _DEFAULT_HEADERS:
+                for name, value in DEFAULT_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
