@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    # The path below which a proxy shows the API, such as /jobs-api, whether it strips it or not.
+    root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)*)$", max_length=200)] = ""
     # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.
     auth: Auth | None = None  # None: off on a loopback address; on any other the API refuses to start.
     tenant_header: str | None = None  # The header in which a proxy names the tenant, for the auth proxy alone.
@@ -127,6 +129,9 @@ class Settings(BaseSettings):
     max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10  # The head of one request.
     max_headers: Annotated[int, Field(ge=1)] = 100  # The number of headers of one request.
     max_connections: Annotated[int, Field(ge=1)] = 1000  # Fewer where the process may not open so many files.
+    max_waits: Annotated[int, Field(ge=0)] | None = None  # Long polls at once. None: half of the connections.
+    # Of one tenant, where callers are told apart. None: a tenth of the connections.
+    max_waits_per_tenant: Annotated[int, Field(ge=0)] | None = None
     max_held_body_bytes: Annotated[int, Field(ge=1 << 20)] = 128 << 20  # All bodies of unanswered requests together.
     head_limit_s: Annotated[float, Field(gt=0)] = 10.0  # For a head, from the connection or from its first byte.
     body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # For one body, or each max_body_bytes of a bulk.

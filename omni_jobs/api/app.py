@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omni_jobs.api.browsers import KnownPages
 from omni_jobs.api.cancelled_requests import CancelledRequests
 from omni_jobs.api.error_answers import errors, install_error_answers
+from omni_jobs.api.head_requests import HeadRequests
 from omni_jobs.api.held_bodies import BoundedBodies
+from omni_jobs.api.path_prefix import PathPrefix
 from omni_jobs.api.request_ids import RequestIds
 from omni_jobs.api.request_parameters import check_query
 from omni_jobs.api.routes import artifacts, bulk, dashboard, health, jobs, pipelines, stages
@@ -37,6 +39,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
             await app.state.services.close()
 
     app = _Api(
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
+        root_path_in_servers=False,
         title="omni-jobs",
         summary="Durable generation jobs on multi-stage omni-modal models",
         version=version("omni-jobs"),
@@ -49,6 +53,9 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_middleware(CancelledRequests)
     app.add_middleware(BoundedBodies, settings=settings)
     app.add_middleware(KnownPages, settings=settings)
+    app.add_middleware(HeadRequests)
+    if settings.root_path:
+        app.add_middleware(PathPrefix, prefix=settings.root_path)
     for noun in (jobs, bulk, artifacts, pipelines, stages, dashboard):
         app.include_router(noun.router, dependencies=[Depends(check_query)], responses=errors(401, 403, 421, 422, 429))
     app.include_router(health.router, responses=errors(421))
@@ -71,7 +78,9 @@ class _Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the document of the routes, with the body of a submit, which no route declares as a parameter."""
         if self.openapi_schema is None:
-            document = get_openapi(title=self.title, version=self.version, summary=self.summary, routes=self.routes)
+            document = get_openapi(
+                title=self.title, version=self.version, summary=self.summary, routes=self.routes, servers=self.servers
+            )
             request = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
             document["components"]["schemas"] |= {**request.pop("$defs"), "JobRequest": request}
             self.openapi_schema = document

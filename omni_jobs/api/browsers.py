@@ -9,21 +9,20 @@ nobody can point an address elsewhere.
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.api.error_answers import answer_to
+from omni_jobs.api.error_answers import DEFAULT_HEADERS, answer_to
 from omni_jobs.api.transport import Transport, host_name, is_address, is_local_name
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.settings import Settings
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_DEFAULT_HEADERS = (("x-content-type-options", "nosniff"), ("cache-control", "no-store"))
 _ONLY_HTTPS = "max-age=31536000"  # s. Of this host alone: who runs the domain decides on its other hosts
 
 
 class KnownPages:
     """Middleware that refuses requests to unknown hosts (421; 400 without one), and changes by foreign pages (403).
 
-    It adds ``nosniff`` and ``no-store`` to every answer that lacks these headers, and ``Strict-Transport-Security`` to
-    every answer that goes to a browser by https.
+    It adds ``DEFAULT_HEADERS`` to every answer that lacks them, and ``Strict-Transport-Security`` to every answer that
+    goes to a browser by https.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -37,7 +36,7 @@ class KnownPages:
         async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
-                for name, value in _DEFAULT_HEADERS:
+                for name, value in DEFAULT_HEADERS.items():
                     headers.setdefault(name, value)
                 if self._transport.is_https(scope):
                     headers.setdefault("strict-transport-security", _ONLY_HTTPS)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -29,7 +30,14 @@ from omni_jobs.views import RequestErrorView
 
 logger = logging.getLogger(__name__)
 
-LAST_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Connection": "close"}
+DEFAULT_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",  # no page of another origin embeds an answer
+    "X-Frame-Options": "DENY",
+}
+"""The headers of every answer that has no others of these names."""
+LAST_HEADERS = {**DEFAULT_HEADERS, "Connection": "close"}
 """The headers of an answer that passes no middleware, and after which the connection is closed."""
 
 
@@ -112,15 +120,16 @@ def _answer_of_framework(request: Request, error: HTTPException) -> Response:
         return answer_to(NotFound(what))
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
         raise error
-    answer = answer_to(MethodNotAllowed(what))
+    answer = Response(status_code=204) if request.method == "OPTIONS" else answer_to(MethodNotAllowed(what))
     answer.headers["Allow"] = ", ".join(_allowed_methods(request))
     return answer
 
 
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of the routes that name the request's path literally, or else of all that match it."""
-    path = request.url.path
+    path = get_route_path(request.scope)
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     named = [route for route in routes if route.path == path]
     matching = named or [route for route in routes if route.path_regex.match(path)]
-    return sorted({method for route in matching for method in route.methods or ()})
+    methods = {method for route in matching for method in route.methods or ()}
+    return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))

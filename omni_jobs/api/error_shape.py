@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.tenants.key_store import mask_keys
 
 _LONGEST_MESSAGE = 2000  # characters
 _LONGEST_FIELD = 400
@@ -26,14 +27,15 @@ def shape_of(error: OmniJobsError) -> dict[str, Any]:
     """Return what a client may see of an error, a RequestErrorView as JSON; without stage and key if it has none.
 
     The message is cut to 2000 characters and the field's name to 400, because they may quote the client's own text.
+    API keys in them are masked.
     """
-    field = None if error.field is None else error.field[:_LONGEST_FIELD]
+    field = None if error.field is None else mask_keys(error.field)[:_LONGEST_FIELD]
     status = HTTPStatus(error.http_status)
     other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     details = {"stage": error.stage, "key": error.key}
     return {
         "code": error.code,
-        "message": error.message[:_LONGEST_MESSAGE],
+        "message": mask_keys(error.message)[:_LONGEST_MESSAGE],
         "type": _TYPES.get(status, other),
         "param": field,
         "field": field,

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -18,27 +20,45 @@ _LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long
 
 
 class JobWaits:
-    """Polls the database while requests wait for the ends of jobs. For one event loop."""
+    """Polls the database while requests wait for the ends of jobs. For one event loop.
+
+    A wait keeps its connection, so the waits of all, and those of a tenant, are bounded: beyond, nobody waits.
+    """
 
     def __init__(
-        self, unfinished: Callable[[Sequence[str]], Collection[str]], clock: Callable[[], float] = time.monotonic
+        self,
+        unfinished: Callable[[Sequence[str]], Collection[str]],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        most: int = sys.maxsize,
+        most_per_tenant: int = sys.maxsize,
     ) -> None:
-        """``unfinished`` returns those of the given job ids whose jobs have not ended. ``clock`` returns seconds."""
+        """``unfinished`` returns those of the given job ids whose jobs have not ended. ``clock`` returns seconds.
+
+        At most ``most`` requests wait at once, and ``most_per_tenant`` of one tenant.
+        """
         self._unfinished = unfinished
         self._clock = clock
+        self._most = most
+        self._most_per_tenant = most_per_tenant
+        self._of_tenants: Counter[str] = Counter()  # the waits that go on
         self._waits: dict[asyncio.Event, str] = {}  # each with its job's id
         self._released = False
         self._polls: asyncio.Task[None] | None = None
 
-    async def until_ended(self, job_id: str, within_s: float) -> None:
+    async def until_ended(self, job_id: str, within_s: float, tenant: str | None = None) -> bool:
         """Wait until the job has ended or is gone, ``within_s`` at the longest. Return early if the server stops.
 
         Return early as well if the database does not answer: the caller reads the job next, and gets the error.
+        Return False at once if too many wait, or too many of the ``tenant`` (None: the caller counts among all alone).
         """
-        if self._released:
-            return
+        is_full = tenant is not None and self._of_tenants[tenant] >= self._most_per_tenant
+        if self._released or is_full or len(self._waits) >= self._most:
+            return False
         end = asyncio.Event()
         self._waits[end] = job_id
+        if tenant is not None:
+            self._of_tenants[tenant] += 1
         if self._polls is None or self._polls.done():
             self._polls = asyncio.create_task(self._poll())
         try:
@@ -46,6 +66,10 @@ class JobWaits:
                 await asyncio.wait_for(end.wait(), within_s)
         finally:
             del self._waits[end]
+            if tenant is not None:
+                self._of_tenants[tenant] -= 1
+                self._of_tenants += Counter()  # forget tenants of whom nobody waits
+        return True
 
     def release(self) -> None:
         """End all waits, because the server stops. From now on ``until_ended`` returns at once."""

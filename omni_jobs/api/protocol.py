@@ -2,7 +2,8 @@
 
 The limits, which uvicorn lacks, are these. A request's head is bounded in bytes, headers and time. The trailers and
 chunk extensions of a chunked body are bounded in bytes. A connection may stay without a request, or leave its answer
-unread, only for a time. The number of connections is bounded. Each refusal is an answer in the API's shape of errors.
+unread, only for a time. The number of connections is bounded, but for a few more that ask for the server's health. Each
+refusal is an answer in the API's shape of errors.
 
 All use of uvicorn's internals is in this file. tests/unit/api/test_protocol.py names the internals, and pyproject.toml
 pins the version.
@@ -31,7 +32,8 @@ from omni_jobs.settings import Settings
 _SLICE_BYTES = 4096  # the parser gets a head in such pieces, so that its bytes are counted closely enough
 _LINGER_S = 2.0  # how long a refused client may still send, so that it reads its answer and gets no reset
 _LINGER_BYTES = 1 << 20  # how many bytes it may still send
-_REFUSALS_AT_ONCE = 16  # connections above their limit that get an answer; any further one is just closed
+_SPARE_CONNECTIONS = 32  # above the limit: a request for the server's health is served there, any other is refused
+_HEALTH = (b"/healthz", b"/readyz")
 _MOST_PIPELINED = 64  # requests of one connection that were sent ahead of their answers
 
 _Timer = Literal["receive", "send"]
@@ -39,22 +41,36 @@ _Timer = Literal["receive", "send"]
 
 
 def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
-    """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``.
-
-    It allows ``max_connections`` of the settings, or fewer where this process may open few files. Half of the files,
-    but 1024 at most, are left to the database, the object store and connections that are not accepted yet.
-    """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        files = sys.maxsize
-    spare = min(1024, files // 2)
+    """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``."""
     attributes = {
         "settings": settings,
-        "max_connections": min(settings.max_connections, max(1, files - spare)),
-        "backlog": max(16, spare // 2),
+        "max_connections": most_connections(settings),
+        "backlog": max(16, _files_kept(_files()) // 2),
         "_idle": {},
+        "_spare": {},
     }
     return type("BoundedProtocol", (BoundedProtocol,), attributes)
+
+
+def most_connections(settings: Settings) -> int:
+    """Return ``max_connections`` of the settings, or fewer where this process may open few files.
+
+    Half of the files, but 1024 at most, are left to the database, the object store and connections that are not
+    accepted yet.
+    """
+    files = _files()
+    return min(settings.max_connections, max(1, files - _files_kept(files)))
+
+
+def _files() -> int:
+    """Return how many files this process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
+
+
+def _files_kept(files: int) -> int:
+    """Return how many of so many files are no connections."""
+    return min(1024, files // 2)
 
 
 class _Refused(Exception):
@@ -84,6 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
     max_connections: ClassVar[int]  # open ones
     backlog: ClassVar[int]  # the most connections that the kernel holds for the server to accept
     _idle: ClassVar[dict[BoundedProtocol, None]]  # connections without a request, the longest idle first
+    _spare: ClassVar[dict[BoundedProtocol, None]]  # those above the limit that have no request yet, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -96,30 +113,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: OmniJobsError | None = None
         self._discarded: int | None = None  # bytes that came after a refusal; None: nothing was refused
         self._timers: dict[_Timer, asyncio.TimerHandle] = {}
-        if len(self.connections) > self.max_connections and not self._make_room():
-            if len(self.connections) > self.max_connections + _REFUSALS_AT_ONCE:
-                transport.abort()
-            else:
-                limit = self.max_connections
-                self._refuse(ServerBusy(f"{limit} connections are open; no more may be (OMNI_JOBS_MAX_CONNECTIONS)"))
+        if len(self.connections) <= self.max_connections or _close_oldest(self._idle):
+            self._idle[self] = None
+        elif len(self.connections) <= self.max_connections + _SPARE_CONNECTIONS or _close_oldest(self._spare):
+            self._spare[self] = None
+        else:
+            transport.abort()
             return
-        self._idle[self] = None
         self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle.pop(self, None)
+        self._spare.pop(self, None)
         self._stop_timer("receive")
         self._stop_timer("send")
         super().connection_lost(exc)
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been without a request the longest. Return whether there was one."""
-        oldest = next(iter(self._idle), None)
-        if oldest is None:
-            return False
-        del self._idle[oldest]
-        oldest.transport.abort()
-        return True
 
     # Requests come in
 
@@ -169,14 +177,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._give_up(MalformedRequest("this server speaks HTTP/1.1"))
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._give_up(MalformedRequest(f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"))
+        is_spare = self in self._spare
+        self._spare.pop(self, None)
+        if is_spare and len(self.connections) > self.max_connections and not self._asks_for_health():
+            limit = self.max_connections
+            self._give_up(ServerBusy(f"{limit} connections are open; no more may be (OMNI_JOBS_MAX_CONNECTIONS)"))
         self._in_head = False
         self._head_fed = self._header_bytes = self._fed_beside_body = 0
         self._idle.pop(self, None)
         self._stop_timer("receive")
         super().on_headers_complete()
         self.cycle.transport = _LastingTransport(self)  # type: ignore[assignment]
-        self._keeps_alive = self.cycle.keep_alive
+        self._keeps_alive = self.cycle.keep_alive and not is_spare
         self.cycle.keep_alive = False  # so an answer that does not wait for the body says that the connection ends
+
+    def _asks_for_health(self) -> bool:
+        """Return whether the request is one for the server's health, which has no body worth waiting for."""
+        path = self.url.partition(b"?")[0].removeprefix(self.settings.root_path.encode())
+        return path in _HEALTH and self.parser.get_method() in (b"GET", b"HEAD")
 
     def on_body(self, body: bytes) -> None:
         self._fed_beside_body = 0
@@ -312,6 +330,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded = (self._discarded or 0) + len(data)
         if self._discarded > _LINGER_BYTES:
             self.transport.abort()
+
+
+def _close_oldest(connections: dict[BoundedProtocol, None]) -> bool:
+    """Close the first of these connections, which have no request. Return whether there was one."""
+    oldest = next(iter(connections), None)
+    if oldest is None:
+        return False
+    del connections[oldest]
+    oldest.transport.abort()
+    return True
 
 
 def _answer(error: OmniJobsError, headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_jobs.tenants.key_store import mask_keys
+
 HEADER = b"x-request-id"
 
 _TOKEN = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -30,11 +32,11 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the id that a request's headers name, or a new one.
 
     Ids of a request are one header ``X-Request-Id`` with 1 to 128 ASCII letters, digits, dots, dashes and underscores.
-    Anything else is passed over, because log lines and headers of answers must be able to show the id as it is.
+    Anything else, and an API key, is passed over, because log lines and headers of answers show the id as it is.
     """
     given = [value for name, value in headers if name == HEADER]
-    if len(given) == 1 and _TOKEN.fullmatch(given[0]):
-        return given[0].decode("ascii")
+    if len(given) == 1 and _TOKEN.fullmatch(given[0]) and mask_keys(text := given[0].decode("ascii")) == text:
+        return text
     return f"req-{uuid.uuid4().hex}"
 
 

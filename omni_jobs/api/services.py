@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
+from omni_jobs.api.protocol import most_connections
 from omni_jobs.api.transport import Transport
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
@@ -52,7 +53,14 @@ class Services:
         self.relay = Relay(self.broker)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall)
         self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
-        self.job_waits = JobWaits(self.jobs.unfinished)
+        connections = most_connections(settings)
+        most = settings.max_waits if settings.max_waits is not None else connections // 2
+        of_tenant = settings.max_waits_per_tenant
+        self.job_waits = JobWaits(
+            self.jobs.unfinished,
+            most=most,
+            most_per_tenant=of_tenant if of_tenant is not None else max(1, connections // 10),
+        )
         # Of a tenant, None: of all. What was not read for long is forgotten.
         self.counts = lru_cache(_STATUSES_KEPT)(lambda tenant: CachedValue(partial(self.jobs.counts, tenant)))
         newest_jobs = partial(self.jobs.list, limit=_NEWEST_JOBS, brief=True)

@@ -281,7 +281,7 @@ class Client:
             known = ", ".join(artifact.name for artifact in job.artifacts) or "none"
             raise NotFound(f"job {job.id} has no artifact {name!r}; it has: {known}", field="name")
         digest = xxhash.xxh3_128()
-        with self._stream("GET", artifact.url) as response:
+        with self._stream("GET", _path(job.id, f"/artifacts/{quote(name, safe='')}")) as response:
             for chunk in response.iter_bytes():
                 digest.update(chunk)
                 yield chunk

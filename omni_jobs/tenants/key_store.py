@@ -53,6 +53,11 @@ def digest_of(key: str) -> str | None:
     return hashlib.sha256(key.encode()).hexdigest() if _KEY.fullmatch(key) else None
 
 
+def mask_keys(text: str) -> str:
+    """Return the text with each API key in it cut to its hint, so that logs and answers may show it."""
+    return _KEY.sub(lambda found: f"{found[0][:_HINT_CHARACTERS]}…", text)
+
+
 class ApiKeys:
     """Makes, finds and revokes API keys. Every method may raise DatabaseUnavailable."""
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.error_answers import errors
@@ -34,6 +34,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 )
 def get_artifact(
     caller: Viewer,
+    request: Request,
     job_id: JobId,
     name: str,
     services: ServicesDep,
@@ -65,6 +66,8 @@ def get_artifact(
             raise RangeNotSatisfiable(f"the artifact has {ref.size} bytes", size=ref.size, field="Range")
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
     headers["Content-Length"] = str(stop - start)
+    if request.state.method == "HEAD":
+        return Response(None, 200 if span is None else 206, headers, media_type=media_type)
     pieces = _part(services.store.open_stream(ref), start, stop, ref.size)
     status = 200 if span is None else 206
     if stop - start <= _STREAMED_ABOVE_BYTES:

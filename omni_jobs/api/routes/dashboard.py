@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Reader, Viewer
+from omni_jobs.api.path_prefix import below
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
 from omni_jobs.api.shown_types import SHOWN_TYPES
@@ -113,7 +114,8 @@ def _status(services: Services, caller: Caller) -> Status:
             artifacts=[artifact.url for artifact in job.artifacts],
             pictures=[artifact.url for artifact in job.artifacts if _is_picture(artifact)],
         )
-        for job in services.newest_jobs(caller.sees).get().jobs
+        for each in services.newest_jobs(caller.sees).get().jobs
+        for job in [below(services.settings.root_path, each)]
     ]
     shown = workers if operates else []
     return Status(

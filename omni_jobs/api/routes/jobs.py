@@ -9,6 +9,7 @@ from omni_jobs.api.body_reader import read_body
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, SUBMITS
 from omni_jobs.api.needs import Reader, Submitter, Viewer
+from omni_jobs.api.path_prefix import below
 from omni_jobs.api.request_parameters import (
     JOB_ID,
     CancelAfter,
@@ -38,7 +39,7 @@ def _answer(view: JobView | Page, status: int = 200) -> Response:
 def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
     """Return a job as the caller may see it: what others' work makes of its wait, only operators see finely."""
     detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
-    return services.jobs.get(job_id, caller.sees, detail=detail)
+    return below(services.settings.root_path, services.jobs.get(job_id, caller.sees, detail=detail))
 
 
 @router.post(
@@ -93,7 +94,7 @@ async def submit_job(
         answer = _answer(as_written(result.job, result.created_at), status)
     else:
         answer = await run_sync(lambda: _answer(_seen(services, caller, result.job_id), status))
-    answer.headers["Location"] = f"/v1/jobs/{result.job_id}"
+    answer.headers["Location"] = f"{services.settings.root_path}/v1/jobs/{result.job_id}"
     return answer
 
 
@@ -112,7 +113,7 @@ async def get_job(
 
     With `wait` the answer comes within a moment of the job's end, so that the client need not poll.
     Check `status` all the same, because a job that has not ended is answered as well when the time is
-    up or the server stops.
+    up or the server stops, and at once while too many requests wait: then ask again after a moment.
     """
 
     def read() -> tuple[bool, Response]:
@@ -120,8 +121,7 @@ async def get_job(
         return job.status.is_final, _answer(job)
 
     has_ended, answer = await run_sync(read)
-    if wait and not has_ended:
-        await services.job_waits.until_ended(job_id, within_s=wait)
+    if wait and not has_ended and await services.job_waits.until_ended(job_id, wait, caller.sees):
         _, answer = await run_sync(read)
     return answer
 
@@ -152,17 +152,17 @@ async def list_jobs(
 
     def read() -> Response:
         with short_switch_interval():
-            return _answer(
-                services.jobs.list(
-                    limit=limit,
-                    cursor=cursor,
-                    state=status,
-                    pipeline=pipeline,
-                    error_code=error_code,
-                    brief=brief,
-                    tenant=caller.sees,
-                )
+            page = services.jobs.list(
+                limit=limit,
+                cursor=cursor,
+                state=status,
+                pipeline=pipeline,
+                error_code=error_code,
+                brief=brief,
+                tenant=caller.sees,
             )
+            jobs = [below(services.settings.root_path, job) for job in page.jobs]
+            return _answer(page.model_copy(update={"jobs": jobs}))
 
     return await run_sync(read, limiter=services.list_threads)
 

@@ -471,17 +471,20 @@ def test_unknown_paths_and_methods_have_the_same_shape(api: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/v1/jobs", "GET, POST"),
-        ("/v1/jobs/bulk", "POST"),
-        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "DELETE, GET"),
-        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f/cancel", "POST"),
-        ("/healthz", "GET"),
+        ("/v1/jobs", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/jobs/bulk", "OPTIONS, POST"),
+        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "DELETE, GET, HEAD, OPTIONS"),
+        ("/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f/cancel", "OPTIONS, POST"),
+        ("/healthz", "GET, HEAD, OPTIONS"),
     ],
 )
 def test_the_answer_to_a_wrong_method_names_the_right_ones(api: ApiServer, path: str, allowed: str) -> None:
-    for method in ("OPTIONS", "PUT", "TRACE"):
+    for method in ("PUT", "TRACE"):
         answer = api.http.request(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    answer = api.http.request("OPTIONS", path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allowed, b"")
+    assert api.http.request("OPTIONS", "/nowhere" + path).status_code == 404
 
 
 def test_no_redirect_leads_to_the_host_of_the_request(api: ApiServer) -> None:

@@ -347,17 +347,48 @@ def test_with_few_files_left_a_new_client_is_served(tmp_path: Path, valkey_serve
                 assert client.post("/v1/jobs", json=ECHO).status_code == 202
 
 
-def test_when_every_connection_is_busy_one_more_is_answered_server_busy(patient: ApiServer) -> None:
-    job = patient.http.post("/v1/jobs", json=ECHO).json()
-    poll = f"GET /v1/jobs/{job['id']}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+LONG_POLL = "GET /v1/jobs/{}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SLOW_BODY = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
+
+
+def test_when_every_connection_is_busy_one_more_is_answered_server_busy_and_health_is_served(
+    patient: ApiServer, settings: Settings
+) -> None:
     with ExitStack() as stack:
-        polls = [stack.enter_context(closing(connected(patient))) for _ in range(20)]
+        for _ in range(settings.max_connections):
+            stack.enter_context(closing(connected(patient))).sendall(SLOW_BODY)
+        for _ in range(100):  # they take what is spare, and send nothing
+            stack.enter_context(closing(connected(patient)))
+        for path in ("/healthz", "/readyz", "/readyz?"):
+            for method in ("GET", "HEAD"):
+                with closing(connected(patient)) as probe:
+                    probe.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                    assert rest_of(probe).startswith(b"HTTP/1.1 200")
+        for request in (GET.replace(b"healthz", b"v1/jobs"), GET.replace(b"GET", b"POST"), SLOW_BODY):
+            status, headers, error = asked(patient, request)
+            assert (status, error["code"], error["retryable"]) == (503, "server_busy", True)
+            assert headers["retry-after"] == "1"
+
+
+def test_long_polls_leave_connections_to_others(patient: ApiServer, settings: Settings) -> None:
+    """Half of the connections may wait; any further poll is answered at once with the job as it is."""
+    job = patient.http.post("/v1/jobs", json=ECHO).json()
+    poll = LONG_POLL.format(job["id"]).encode()
+    with ExitStack() as stack:
+        polls = [stack.enter_context(closing(connected(patient))) for _ in range(settings.max_connections)]
         for connection in polls:
             connection.sendall(poll)
-        with closing(connected(patient)) as late:
-            status, headers, error = parsed_error(rest_of(late))
-        assert (status, error["code"], error["retryable"]) == (503, "server_busy", True)
-        assert headers["retry-after"] == "1"
+        answered: set[socket.socket] = set()
+        while len(answered) < settings.max_connections // 2:
+            ready = select.select([each for each in polls if each not in answered], [], [], WAIT_S)[0]
+            assert ready, "too few polls were answered"
+            answered.update(ready)
+        assert is_served(patient)
+        assert patient.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200  # now all are answered
+        for connection in polls:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_bodies_that_are_held_back(patient: ApiServer) -> None:

@@ -120,3 +120,22 @@ async def test_a_bug_in_a_poll_ends_neither_the_polls_nor_a_wait(jobs: Jobs, wai
     jobs.broken = False
     jobs.ended.add("job-2")
     await asyncio.wait_for(waits.until_ended("job-2", LONG_S), 30)
+
+
+async def test_waits_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> None:
+    waits = JobWaits(jobs.unfinished, most=3, most_per_tenant=2)
+    going = [asyncio.create_task(waits.until_ended("job-1", LONG_S, "a")) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not await asyncio.wait_for(waits.until_ended("job-1", LONG_S, "a"), 30)
+    going.append(asyncio.create_task(waits.until_ended("job-1", LONG_S, "b")))
+    await asyncio.sleep(0)
+    assert not await asyncio.wait_for(waits.until_ended("job-1", LONG_S, "c"), 30)
+    assert not await asyncio.wait_for(waits.until_ended("job-1", LONG_S), 30)
+    going[0].cancel()
+    await asyncio.wait(going[:1])
+    going[0] = asyncio.create_task(waits.until_ended("job-1", LONG_S, "a"))  # its place is free again
+    await asyncio.sleep(0)
+    assert not going[0].done()
+    jobs.ended.add("job-1")
+    assert await asyncio.wait_for(asyncio.gather(*going), 30) == [True] * 3
+    assert not waits._of_tenants
