@@ -336,7 +336,7 @@ def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
     assert run("migrate").exit_code == 0
     result = run("prune", "--json")
-    assert run("prune").output.strip().endswith("0 objects, 0 orphans gone")
+    assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions gone")
     assert set(json.loads(result.output)) == {
         "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans",
     }  # fmt: skip
