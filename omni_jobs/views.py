@@ -189,7 +189,7 @@ class CalibrationView(_View):
 class WarningView(_View):
     """A warning about the output of a stage that succeeded."""
 
-    code: str  # cut_short: the output ended at its limit
+    code: str  # cut_short: the output ended at its limit; left_out, nothing_said: a voice could not say words, or any
     stage: str
     message: str
 

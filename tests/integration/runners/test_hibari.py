@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -185,6 +186,45 @@ def test_a_text_without_words_is_refused(speaker: Speaker, text: str, why: str) 
 def test_what_has_no_sound_is_left_out(speaker: Speaker) -> None:
     said = speaker.wait(speaker.say("Hello 🙂 there.\n🙂\n你好\nBye.", seed=0))
     assert 1.5 < len(said) / 24_000 < 4
+
+
+@pytest.mark.parametrize("text", ["🎉🎉", "...", "你好，世界", "", "![](/x.png)"])
+def test_an_answer_that_cannot_be_said_is_silence_with_a_warning(speaker: Speaker, text: str) -> None:
+    prompt = replace(text_prompt(text), is_answer=True)
+    features = speaker.wait(speaker.acoustic.run(prompt, ignore))
+    assert [each["code"] for each in features.warnings][-1] == "nothing_said"
+    output = speaker.wait(speaker.vocoder.run(vocoder_prompt(features, VocoderParameters(), 0), ignore))
+    waveform = output.multimodal_outputs["waveform"]
+    assert len(waveform) == 12_000
+    assert not waveform.any()
+
+
+async def test_of_an_answer_that_is_too_long_the_begin_is_said() -> None:
+    runner = HibariRunner(args("acoustic", max_speech_s=10))
+    await runner.start()
+    output = await runner.run(replace(text_prompt(" ".join([SENTENCES[0]] * 100)), is_answer=True), ignore)
+    assert [each["code"] for each in output.warnings] == ["cut_short"]
+    assert len(output.multimodal_outputs["sentences"]) == 3
+    await runner.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "same_as", "left_out"),
+    [
+        ("Read [our docs](/docs/api/) first.", "Read our docs first.", None),
+        ("It costs 5 € today.", "It costs 5 euros today.", None),
+        ("The cafe\u0301 is open.", "The café is open.", None),
+        ("The word 你好 means hello.", "The word means hello.", "你好"),
+        ("Nice 🎉 work", "Nice work", "🎉"),
+    ],
+)
+def test_what_is_said_is_what_was_given_or_a_warning(
+    speaker: Speaker, written: str, same_as: str, left_out: str | None
+) -> None:
+    given = speaker.wait(speaker.acoustic.run(text_prompt(written), ignore))
+    due = speaker.wait(speaker.acoustic.run(text_prompt(same_as), ignore))
+    assert np.array_equal(given.multimodal_outputs["lh"], due.multimodal_outputs["lh"])
+    assert [each["message"].rpartition(": ")[2] for each in given.warnings] == ([left_out] if left_out else [])
 
 
 def test_an_unknown_voice_is_refused(speaker: Speaker) -> None:

@@ -33,7 +33,7 @@ class Features2WaveProcessor:
         features = {name: information.tensor(name).numpy() for name in (*SPECTRA, "f0")}
         sentences = information.tensor("sentences").numpy().tolist()
         frames = len(features["f0"])
-        if min(sentences, default=0) < 1 or sum(sentences) != frames:
+        if min(sentences, default=1) < 1 or sum(sentences) != frames:
             raise PayloadCorrupt(
                 f"sentences of {sum(sentences)} frames in all, or an empty one, where there are {frames} frames",
                 field="tensors.sentences",

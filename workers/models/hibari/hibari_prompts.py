@@ -17,18 +17,26 @@ SPECTRA = ("lh", "th", "ln", "lr", "phi")
 SAMPLING_RATE = 24_000
 """Hz, of the speech of all voices."""
 
+BINS = 601
+"""The values of each spectrum in a frame."""
+
 HOP = 300
 """The samples of one frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The engine prompt of an acoustic stage. ``voice``: None is the first of the stage's voices."""
+    """The engine prompt of an acoustic stage.
+
+    voice      None: the first of the stage's voices
+    is_answer  whether a model wrote the text: then the job keeps it, although the voice cannot say all of it
+    """
 
     text: str
     voice: str | None
     parameters: AcousticParameters
     seed: int
+    is_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class FeaturesPrompt:
     """The engine prompt of a vocoder stage.
 
     features   by name, as in the flow ``acoustic_features``
-    sentences  frames of each sentence; together they are all frames
+    sentences  frames of each sentence; together they are all frames. None: there is nothing to say
     """
 
     features: Mapping[str, NDArray[Any]]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from workers.models.hibari.engine_settings import HibariEngine
-from workers.models.hibari.hibari_prompts import HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
+from workers.models.hibari.hibari_prompts import BINS, HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.speakable import check_speakable
+from workers.models.hibari.spoken_text import SpokenText, spoken_text
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
     from workers.models.hibari.voice import Voice
 
 _COMPONENTS = ("acoustic", "vocoder")
+_MOST_CHARACTERS = 1 << 18  # nobody says more within the longest max_speech_s, an hour
+_SILENCE_SAMPLES = SAMPLING_RATE // 2  # in place of an answer that cannot be said: a file that every player takes
+_SHOWN_WORDS = 5  # of those that are left out, in a warning
+
+
+class _TooLong(Exception):
+    """The speech is longer than ``max_speech_s``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 class HibariRunner:
@@ -68,8 +80,10 @@ class HibariRunner:
 
         Of a text the output has the tensors and values of the flow ``acoustic_features``, of features those of
         ``waveform``. A cancelled run ends at once; the sentence that a thread has begun is finished there and dropped.
-        Raises ModelError for another prompt, an unknown voice, a text in which there is nothing to say or that takes
-        longer than ``max_speech_s``; OutOfMemory; and EngineDead before the start and after ``close``.
+        What the voice cannot say is left out, and a warning names it. An answer of a model in which there is nothing to
+        say becomes silence, and of one that takes longer than ``max_speech_s`` the begin is said; both with a warning.
+        Raises ModelError for another prompt, an unknown voice, another text in which there is nothing to say or that
+        takes longer than ``max_speech_s``; OutOfMemory; and EngineDead before the start and after ``close``.
         """
         if not self._started:
             raise EngineDead("the runner of speech is not running")
@@ -80,24 +94,45 @@ class HibariRunner:
         raise ModelError(f"the component {self._model.component} takes no {type(prompt).__name__}")
 
     async def _features(self, prompt: TextPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        check_speakable(prompt.text, ModelError, "text")
+        if not prompt.is_answer:
+            check_speakable(prompt.text, ModelError, "text")
         voice = self._voice(prompt.voice)
-        sentences = await self._threads.run(lambda: voice.sentences(prompt.text))
+        said = await self._threads.run(lambda: spoken_text(prompt.text[:_MOST_CHARACTERS]))
+        has_words = any(map(str.isalnum, said.text))  # signs alone are a breath
+        sentences = await self._threads.run(lambda: voice.sentences(said.text)) if has_words else []
+        warnings = _left_out(said)
         pieces: list[list[NDArray[Any]]] = []
+        try:
+            async for piece in self._pieces(voice, sentences, prompt, progress):
+                pieces.append(piece)
+        except _TooLong as error:
+            if not prompt.is_answer:
+                raise ModelError(error.message, field="text") from None
+            warnings.append({"code": "cut_short", "message": f"{error.message}; the rest is not said"})
+        if not pieces:
+            problem = "there is nothing to say: no word of the text has a sound"
+            if not prompt.is_answer:
+                raise ModelError(problem, field="text")
+            warnings.append({"code": "nothing_said", "message": f"{problem}; the audio is silence"})
+        progress(Progress(len(sentences), len(sentences), "sentences"))
+        tensors = await self._threads.run(lambda: _joined(pieces))
+        return OmniModelRunnerOutput(
+            multimodal_outputs=tensors, values={"sampling_rate": SAMPLING_RATE}, warnings=warnings
+        )
+
+    async def _pieces(
+        self, voice: Voice, sentences: Sequence[str], prompt: TextPrompt, progress: ProgressSink
+    ) -> AsyncIterator[list[NDArray[Any]]]:
+        """Yield the features of each piece of the sentences. Raises _TooLong at ``max_speech_s``."""
         frames = 0
         for number, sentence in enumerate(sentences):
             progress(Progress(number, len(sentences), "sentences"))
             for phonemes in await self._threads.run(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
                 piece = await self._threads.run(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
                 if piece:
-                    pieces.append(piece)
                     frames += len(piece[-1])
                     self._check_length(frames, number, len(sentences))
-        if not pieces:
-            raise ModelError("there is nothing to say: no word of the text has a sound", field="text")
-        progress(Progress(len(sentences), len(sentences), "sentences"))
-        tensors = await self._threads.run(lambda: _joined(pieces))
-        return OmniModelRunnerOutput(multimodal_outputs=tensors, values={"sampling_rate": SAMPLING_RATE})
+                    yield piece
 
     def _voice(self, name: str | None) -> Voice:
         voice = next(iter(self._voices.values())) if name is None else self._voices.get(name)
@@ -108,10 +143,9 @@ class HibariRunner:
 
     def _check_length(self, frames: int, number: int, sentences: int) -> None:
         if frames * HOP > self._engine.max_speech_s * SAMPLING_RATE:
-            raise ModelError(
+            raise _TooLong(
                 f"the text takes more than {self._engine.max_speech_s:g} s to say: these are over in its sentence "
-                f"{number + 1} of {sentences}",
-                field="text",
+                f"{number + 1} of {sentences}"
             )
 
     async def _waveform(self, prompt: FeaturesPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
@@ -126,6 +160,8 @@ class HibariRunner:
             if number:
                 speech.append(silence)
             speech.append(await self._threads.run(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
+        if not speech:
+            speech.append(np.zeros(_SILENCE_SAMPLES, np.float32))
         progress(Progress(total, total, "sentences"))
         return OmniModelRunnerOutput(
             multimodal_outputs={"waveform": np.concatenate(speech)}, values={"sampling_rate": SAMPLING_RATE}
@@ -146,6 +182,19 @@ class HibariRunner:
         return self._threads.computing
 
 
+def _left_out(said: SpokenText) -> list[dict[str, str]]:
+    """Return the warning that names the words which the voice cannot say; none if it says all."""
+    if not said.left_out:
+        return []
+    count = len(said.left_out)
+    shown = " ".join(f"{word:.40}" for word in said.left_out[:_SHOWN_WORDS])
+    more = " …" if count > _SHOWN_WORDS else ""
+    words = "1 word is" if count == 1 else f"{count} words are"
+    return [
+        {"code": "left_out", "message": f"{words} not said in full, because the voice has no sound for: {shown}{more}"}
+    ]
+
+
 def _load_vocoder() -> None:
     import workers.models.hibari.vocoder  # noqa: F401 the first prompt need not wait for it
 
@@ -153,6 +202,9 @@ def _load_vocoder() -> None:
 def _joined(pieces: list[list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """Return the tensors of the flow ``acoustic_features``. Empties the pieces, which are as large as the result."""
     lengths = np.asarray([len(piece[-1]) for piece in pieces], np.int64)
+    if not pieces:
+        spectra = {name: np.zeros((BINS, 0), np.float32) for name in SPECTRA}
+        return spectra | {"f0": np.zeros(0, np.float32), "sentences": lengths}
     joined = {"f0": np.concatenate([piece.pop() for piece in pieces])}
     for name in reversed(SPECTRA):
         joined[name] = np.concatenate([piece.pop() for piece in pieces], axis=1)

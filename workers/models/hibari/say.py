@@ -20,9 +20,9 @@ class SayProcessor:
         return text_prompt(stage_input, last_user_text(stage_input.request))
 
 
-def text_prompt(stage_input: StageInput, text: str) -> TextPrompt:
+def text_prompt(stage_input: StageInput, text: str, *, is_answer: bool = False) -> TextPrompt:
     """Return the prompt of a text in the voice that the job asks for. Raises ModelError for parameters of others."""
     if not isinstance(stage_input.parameters, AcousticParameters):
         raise ModelError("these are not the parameters of an acoustic stage", field="kind")
     voice = (stage_input.request.get("audio") or {}).get("voice")
-    return TextPrompt(text, voice, stage_input.parameters, stage_input.seed)
+    return TextPrompt(text, voice, stage_input.parameters, stage_input.seed, is_answer)

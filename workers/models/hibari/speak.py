@@ -26,6 +26,6 @@ class SpeakProcessor:
             raise PayloadCorrupt("missing", field="additional_information")
         text = bytes(information.tensor("text", dtypes=frozenset({"U8"}), rank=1).data)
         try:
-            return text_prompt(stage_input, text.decode())
+            return text_prompt(stage_input, text.decode(), is_answer=True)
         except UnicodeDecodeError as error:
             raise PayloadCorrupt(f"not UTF-8: {error.reason}", field="tensors.text") from None

@@ -33,6 +33,7 @@ class OpenRuns:
         task = asyncio.create_task(self._contained(run), name=name)
         self._tasks[task] = CURRENT_RUN.get()
         task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(lambda _: run.close())  # of one that was cancelled before its first step
         if self._watch is None and self._ended is None:
             self._watch = asyncio.create_task(self._watch_engine())
         try:

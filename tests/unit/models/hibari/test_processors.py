@@ -68,7 +68,7 @@ def utf8(text: bytes) -> Payload:
 
 def test_speak_takes_the_text_of_an_earlier_stage() -> None:
     made = SpeakProcessor(stage("speak", "text"), None)(stage_input(ACOUSTIC, utf8("Ein Café.".encode())))
-    assert made == TextPrompt("Ein Café.", "heart", ACOUSTIC, 7)
+    assert made == TextPrompt("Ein Café.", "heart", ACOUSTIC, 7, is_answer=True)
 
 
 @pytest.mark.parametrize("before", [utf8(b"caf\xe9"), payload("text", {}, {"text": "here"})])
