@@ -31,7 +31,7 @@ _LONG = 64 << 10  # a string of more bytes is long
 
 _MARKS = (b",", b"[", b"{")
 _PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characters that JSON writes as they are
-_PLAIN_LINES = _PLAIN + b"\r\n"
+_PLAIN_LINES = _PLAIN + b"\r\n\t"
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 Path = tuple[str | int, ...]
@@ -141,7 +141,7 @@ def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
     """Return the bytes of the string there, without escapes.
 
     None unless it is printable ASCII whose only escapes are ``\\/``, as PHP writes the slashes of base64, and those of
-    the ends of its lines.
+    tabs and the ends of lines.
     """
     if not any(body[at : min(at + SLICE, end)].translate(None, _PLAIN) for at in range(begin, end, SLICE)):
         return memoryview(body)[begin:end]
@@ -150,9 +150,10 @@ def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
         stop = min(begin + SLICE, end)
         if stop < end and body[stop - 1] == ord("\\"):
             stop += 1
-        if b"\n" in body[begin:stop] or b"\r" in body[begin:stop]:  # as such they are no JSON
+        piece = body[begin:stop]
+        if any(mark in piece for mark in (b"\r", b"\n", b"\t")):  # as such they are no JSON
             return None
-        piece = body[begin:stop].replace(b"\\/", b"/").replace(b"\\r", b"\r").replace(b"\\n", b"\n")
+        piece = piece.replace(b"\\/", b"/").replace(b"\\r", b"\r").replace(b"\\n", b"\n").replace(b"\\t", b"\t")
         if piece.translate(None, _PLAIN_LINES):
             return None
         unescaped += piece
