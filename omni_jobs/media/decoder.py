@@ -117,9 +117,10 @@ def _decode_audio(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dic
 
 
 def _decode_image(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
-    image = decode_image(data, limits)
-    _result(task, (image.height, image.width, 3))[:] = np.asarray(image)
-    return {"width": image.width, "height": image.height}
+    image = decode_image(data, limits, keeps_opacity=task["options"]["keeps_opacity"])
+    channels = len(image.getbands())
+    _result(task, (image.height, image.width, channels))[:] = np.asarray(image)
+    return {"width": image.width, "height": image.height, "channels": channels}
 
 
 def _decode_video(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:

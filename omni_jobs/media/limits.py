@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 class MediaLimits:
     """The bounds on a medium. Each is the setting of the same name; a scan is a pass over a JPEG's pixels."""
 
+    max_body_bytes: int
     max_audio_s: float
     max_audio_samples: int
     max_audio_channels: int

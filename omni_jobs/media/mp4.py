@@ -61,7 +61,7 @@ def check_index(data: bytes | memoryview, max_frames: int) -> None:
     counts = _Counts(max_frames, len(view))
     for name, start, end in _boxes(view, 0, len(view), _Walk.of(view), 0):
         if name == b"cmov":
-            raise InvalidRequest("the video's index is compressed; write it plainly")
+            raise InvalidRequest("the file's index is compressed; write it plainly")
         if name in _OPAQUE:
             _check_opaque(view, name, start, end, counts.kinds)
         elif name == b"trak":
@@ -109,7 +109,7 @@ def _boxes(
             return
         walk.boxes -= 1
         if walk.boxes < 0 or depth > _DEEPEST:
-            raise RequestTooLarge("the video's index has too many boxes")
+            raise RequestTooLarge("the file's index has too many boxes")
         start, stop = at + head, min(at + size, end)
         yield name, start, stop
         if name == b"meta":
@@ -131,11 +131,11 @@ def _first_of_meta(view: memoryview, start: int, end: int) -> int:
 def _check_opaque(view: memoryview, name: bytes, start: int, end: int, kinds: Set[bytes]) -> None:
     hidden = _HIDDEN.search(view, start, end)
     if hidden is not None:
-        raise InvalidRequest(f"the video has {hidden[0].decode()} in {name.decode()}, where it does not belong")
+        raise InvalidRequest(f"the file has {hidden[0].decode()} in {name.decode()}, where it does not belong")
     if name == b"stsd":
         _check_descriptions(view, start, end, kinds)
     elif name == b"iprp" and (end - start < 8 or int.from_bytes(view[start : start + 4], "big") > end - start):
-        raise InvalidRequest("the video's iprp is shorter than what it holds")
+        raise InvalidRequest("the file's iprp is shorter than what it holds")
 
 
 def _check_descriptions(view: memoryview, start: int, end: int, kinds: Set[bytes]) -> None:
@@ -144,7 +144,7 @@ def _check_descriptions(view: memoryview, start: int, end: int, kinds: Set[bytes
     for _ in range(count):
         size = int.from_bytes(view[at : at + 4], "big")
         if size < 16 or at + size > end or (count > 1 and size < _least_description(view, at, kinds)):
-            raise InvalidRequest("the video's stsd is shorter than what it holds")
+            raise InvalidRequest("the file's stsd is shorter than what it holds")
         at += size
 
 
@@ -183,10 +183,10 @@ class _Counts:
         frames = max(self._frames, pieces)
         most = self._max_frames * (1 if b"vide" in self.kinds else _OTHERS)
         if frames > most:
-            raise RequestTooLarge(f"the video's index has {frames} frames; at most {most} are taken")
+            raise RequestTooLarge(f"the file's index has {frames} frames; at most {most} are taken (max_video_frames)")
         most = self._max_frames * _EDITED
         if frames * self._edits > most:
-            raise RequestTooLarge(f"the video has {self._edits} edits of {frames} frames; at most {most} are made")
+            raise RequestTooLarge(f"the file has {self._edits} edits of {frames} frames; at most {most} are made")
         self._begin_track()
 
     def sizes(self, view: memoryview, name: bytes, start: int, end: int) -> None:
@@ -198,7 +198,7 @@ class _Counts:
             bits = 32
         needed = 0 if each else -(-count * bits // 8)
         if needed > end - start - 12 or each * count > self._file_bytes:
-            raise InvalidRequest(f"the video's index claims {count} frames, which the file does not hold")
+            raise InvalidRequest(f"the file's index claims {count} frames, which the file does not hold")
         self._frames = max(self._frames, count)
 
     def table(self, view: memoryview, name: bytes, start: int, end: int) -> None:
@@ -215,7 +215,7 @@ class _Counts:
             return
         (count,) = struct.unpack_from(">I", view, start + before)
         if count * each > end - start - before - 4:
-            raise InvalidRequest(f"the video's index claims {count} entries in {name.decode()}, which are not there")
+            raise InvalidRequest(f"the file's index claims {count} entries in {name.decode()}, which are not there")
         entries = view[start + before + 4 : start + before + 4 + count * each]
         if name in _RUNS:
             self._frames = max(self._frames, sum(run[0] for run in struct.iter_unpack(">II", entries)))
@@ -228,7 +228,7 @@ class _Counts:
         elif name in (b"stco", b"co64"):
             self._chunks = max(self._chunks, count)
             if count > self._max_frames * _OTHERS:
-                raise RequestTooLarge(f"the video's index has {count} chunks; too many")
+                raise RequestTooLarge(f"the file's index has {count} chunks; too many")
 
     def fragment(self, view: memoryview, start: int, end: int) -> None:
         """Count a fragment's ``trun``. Raise InvalidRequest or RequestTooLarge."""
@@ -236,11 +236,13 @@ class _Counts:
         before = 4 * ((flags & 0x1 != 0) + (flags & 0x4 != 0))
         each = 4 * sum(flags & bit != 0 for bit in (0x100, 0x200, 0x400, 0x800))
         if count * each > end - start - 8 - before:
-            raise InvalidRequest(f"a fragment of the video claims {count} frames, which are not there")
+            raise InvalidRequest(f"a fragment of the file claims {count} frames, which are not there")
         self._fragments += count
         most = self._max_frames * _OTHERS
         if self._fragments > most:
-            raise RequestTooLarge(f"the video's fragments have {self._fragments} frames; at most {most} are taken")
+            raise RequestTooLarge(
+                f"the file's fragments have {self._fragments} frames; at most {most} are taken (max_video_frames)"
+            )
 
 
 def _pieces(runs: list[tuple[int, int]], chunks: int) -> int:

@@ -1,4 +1,4 @@
-"""Decode MP4, QuickTime, WebM, Matroska and AVI with FFmpeg to the few frames that a model sees, without sound.
+"""Decode video with FFmpeg to the few frames that a model sees, without sound.
 
 Frames are sampled by time, at equal distances over the whole video, because the frame rate may vary. At a constant
 rate they are the frames that Transformers' ``Qwen2VLVideoProcessor.sample_frames`` picks.
@@ -6,7 +6,6 @@ rate they are the frames that Transformers' ``Qwen2VLVideoProcessor.sample_frame
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import av
 import numpy as np
+from av.sidedata.sidedata import SideData
 from av.video.stream import VideoStream
 from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
+from omni_jobs.media.ffmpeg import check_codec, opened_container
+from omni_jobs.media.formats import KNOWN, MediaFormat, format_of
 from omni_jobs.media.image import check_size
 from omni_jobs.media.info import VideoInfo
 from omni_jobs.media.mp4 import check_index
@@ -27,11 +29,6 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
     from omni_jobs.media.limits import MediaLimits
-
-# FFmpeg may use these demuxers alone, because others read playlists, which name other files.
-_DEMUXERS = {"video/mp4": "mp4", "video/webm": "matroska", "video/x-msvideo": "avi"}
-_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
-
 
 # The frames that Qwen2.5-Omni sees. Frames of more pixels are scaled down while decoding, to the size that the model's
 # processor would choose.
@@ -49,7 +46,9 @@ def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
-        return VideoInfo(_media_type(data), timing.sampled, *_fitted(stream.width, stream.height), timing.duration_s)
+        return VideoInfo(
+            _format(data).media_type, timing.sampled, *_fitted(stream.width, stream.height), timing.duration_s
+        )
 
 
 def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
@@ -57,7 +56,7 @@ def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
         size = _first_size(container, stream, limits)
-        return VideoInfo(_media_type(data), timing.sampled, *_fitted(*size), timing.duration_s)
+        return VideoInfo(_format(data).media_type, timing.sampled, *_fitted(*size), timing.duration_s)
 
 
 def decode_video(
@@ -89,37 +88,26 @@ def decode_video(
     return frames, metadata
 
 
-def _media_type(data: bytes | memoryview) -> str:
-    head = bytes(data[:12])
-    if head[4:8] == b"ftyp":
-        return "video/mp4"
-    if head[:4] == b"\x1a\x45\xdf\xa3":
-        return "video/webm"
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "video/x-msvideo"
-    raise InvalidRequest("not a video this server knows: MP4, QuickTime, WebM, Matroska or AVI")
+def _format(data: bytes | memoryview) -> MediaFormat:
+    format = format_of("video", data)
+    if format is None:
+        raise InvalidRequest(f"not a video this server knows: {KNOWN['video']}")
+    return format
 
 
 @contextmanager
 def _opened(data: bytes | memoryview, limits: MediaLimits | None) -> Iterator[tuple[InputContainer, VideoStream]]:
-    demuxer = _DEMUXERS[_media_type(data)]
+    demuxer = _format(data).demuxer
     if limits is not None and demuxer == "mp4":
         check_index(data, limits.max_video_frames)
-    try:
-        with av.open(io.BytesIO(data), mode="r", format=demuxer, metadata_errors="replace") as container:
-            if not container.streams.video:
-                raise InvalidRequest("the video has no picture track")
-            stream = container.streams.video[0]
-            codec = stream.codec_context.codec.canonical_name if stream.codec_context else "unknown"
-            if codec not in _CODECS:
-                raise InvalidRequest(f"the video's codec is {codec}; known: {', '.join(sorted(_CODECS))}")
-            if limits is not None:
-                check_size("video", stream.width, stream.height, limits.max_image_pixels)
-            yield container, stream
-    except MemoryError:  # also FFmpeg's own: this process has reached its memory limit
-        raise
-    except av.FFmpegError as error:
-        raise InvalidRequest(f"the video does not decode: {error.strerror or error}") from None
+    with opened_container("video", data, demuxer) as container:
+        if not container.streams.video:
+            raise InvalidRequest("the video has no picture track")
+        stream = container.streams.video[0]
+        check_codec("video", stream)
+        if limits is not None:
+            check_size("video", stream.width, stream.height, limits.max_image_pixels)
+        yield container, stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +141,7 @@ class _Timing:
                 shown.append(packet.pts)
                 if limits is not None and len(shown) > limits.max_video_frames:
                     raise RequestTooLarge(
-                        f"the video has more than {limits.max_video_frames} frames; no more are taken"
+                        f"the video has more than {limits.max_video_frames} frames (max_video_frames)"
                     )
         if not shown or stream.time_base is None:
             raise InvalidRequest("the video has no frames")
@@ -164,7 +152,9 @@ class _Timing:
         length = end - start + max(step, 1)
         duration_s = float(length * stream.time_base)
         if limits is not None and duration_s > limits.max_video_s:
-            raise RequestTooLarge(f"the video lasts {duration_s:.1f} s; at most {limits.max_video_s:g} s are taken")
+            raise RequestTooLarge(
+                f"the video lasts {duration_s:.1f} s; at most {limits.max_video_s:g} s are taken (max_video_s)"
+            )
         container.seek(0)
         return cls(start, length, len(shown), duration_s)
 
@@ -178,8 +168,17 @@ def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLim
 
 
 def _turned(frame: av.VideoFrame) -> np.ndarray[Any, Any]:
+    """Return a frame's pixels as they are shown: turned by right angles and mirrored, as its display matrix says."""
     pixels = frame.to_ndarray(format="rgb24")
-    return np.rot90(pixels, round(frame.rotation / 90) % 4)
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if not isinstance(matrix, SideData):
+        return pixels
+    # The matrix moves a pixel of row y and column x to column a·x + c·y and row b·x + d·y.
+    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+    if abs(a) + abs(d) < abs(b) + abs(c):
+        pixels = pixels.transpose(1, 0, 2)
+        a, d = c, b
+    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def _fitted(width: int, height: int) -> tuple[int, int]:

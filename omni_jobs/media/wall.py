@@ -23,9 +23,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError, RequestTooLarge
+from omni_jobs.media.formats import Kind
 from omni_jobs.media.host_process import HostProcess
 from omni_jobs.media.info import SAMPLING_RATE, AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.media.limits import MediaLimits
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from omni_jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-Kind = Literal["audio", "image", "video"]
 
 # A task's limit by the clock is this many times its limit of processor time, because the host may be busy.
 _CLOCK_PER_CPU = 3
@@ -134,17 +133,22 @@ class MediaWall:
         with self._decode("audio", data, {"sampling_rate": sampling_rate}, max_bytes) as (result, read):
             return np.frombuffer(read(4 * result["samples"]), np.float32)
 
-    def decode_image(self, data: bytes | memoryview) -> Image.Image:
-        """Decode an image in a decoder; return a Pillow image: RGB, upright, on white where it is transparent.
+    def decode_image(self, data: bytes | memoryview, *, keeps_opacity: bool = False) -> Image.Image:
+        """Decode an image in a decoder; return a Pillow image: RGB in sRGB, upright, on white where it is transparent.
+
+        With ``keeps_opacity`` an image that is transparent somewhere is RGBA.
 
         Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
         RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         from PIL import Image
 
-        with self._decode("image", data, {}, 3 * self._limits["max_image_pixels"]) as (result, read):
-            width, height = result["width"], result["height"]
-            return Image.frombytes("RGB", (width, height), memoryview(read(3 * width * height)))
+        options = {"keeps_opacity": keeps_opacity}
+        most = (4 if keeps_opacity else 3) * self._limits["max_image_pixels"]
+        with self._decode("image", data, options, most) as (result, read):
+            width, height, channels = result["width"], result["height"], result["channels"]
+            mode = "RGBA" if keeps_opacity and channels == 4 else "RGB"
+            return Image.frombytes(mode, (width, height), memoryview(read(len(mode) * width * height)))
 
     def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         """Decode a video in a decoder; return its sampled frames, uint8 [F, H, W, 3] RGB, and vLLM's metadata of them.

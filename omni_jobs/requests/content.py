@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
+from omni_jobs.media.formats import Kind
 from omni_jobs.media.info import ImageInfo
-from omni_jobs.media.wall import Kind, MediaWall
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, TextPart, VideoPart
 from omni_jobs.requests.json_body import SLICE, Long
@@ -51,10 +53,10 @@ class Contents:
         Raises InvalidRequest and RequestTooLarge naming the field.
         """
         if len(messages) > self._settings.max_messages:
-            raise RequestTooLarge(f"at most {self._settings.max_messages} messages are taken", field="messages")
+            raise RequestTooLarge(f"at most {self._settings.max_messages} are taken (max_messages)", field="messages")
         media = sum(not isinstance(part, TextPart) for message in messages for part in _parts(message))
         if media > self._settings.max_media_parts:
-            raise RequestTooLarge(f"at most {self._settings.max_media_parts} media are taken", field="messages")
+            raise RequestTooLarge(f"at most {self._settings.max_media_parts} media (max_media_parts)", field="messages")
         return [self._message(message, f"messages.{number}") for number, message in enumerate(messages)]
 
     def _message(self, message: Message, field: str) -> dict[str, Any]:
@@ -81,20 +83,21 @@ class Contents:
             case VideoPart():
                 kind, encoded, field = "video", part.video_url.url, f"{field}.video_url.url"
         encoded = self._long.get(encoded, encoded)
-        begin = 0 if kind == "audio" else _begin_in_data_url(encoded, field)
         if kind not in self._pipeline.accepts:
             known = ", ".join(self._pipeline.accepts)
             raise InvalidRequest(f"pipeline {self._pipeline.name} takes no {kind}; it takes: {known}", field=field)
         if message.role != "user":
             raise InvalidRequest("media stand in the user's messages only", field=field)
-        self.media.append(Medium(kind, decode_base64(encoded, field, begin), field))
+        self.media.append(Medium(kind, decode_base64(encoded, field, is_url=kind != "audio"), field))
         return {"type": kind, "media": len(self.media) - 1}
 
     def _text(self, text: str, field: str) -> str:
         fits = len(text) <= self._settings.max_text_bytes  # one that does not is not worth encoding
         self._text_bytes += len(text.encode()) if fits else len(text)
         if self._text_bytes > self._settings.max_text_bytes:
-            raise RequestTooLarge(f"at most {self._settings.max_text_bytes} bytes of text are taken", field=field)
+            raise RequestTooLarge(
+                f"at most {self._settings.max_text_bytes} bytes of text (max_text_bytes)", field=field
+            )
         return text
 
 
@@ -153,29 +156,66 @@ def _parts(message: Message) -> Sequence[Part]:
     return message.content
 
 
-def _begin_in_data_url(url: str | memoryview, field: str) -> int:
-    """Return the index at which the base64 of ``data:…;base64,…`` begins. Raises InvalidRequest for other URLs."""
-    if isinstance(url, memoryview):
-        url = str(url[:SLICE], "ascii")
-    scheme = url[:12].partition(":")[0].lower()
+def _begin_in_data_url(url: str | memoryview, field: str, *, is_due: bool) -> int:
+    """Return the index at which the base64 of ``data:…;base64,…`` begins; 0 for anything else where it ``is_due`` not.
+
+    Raises InvalidRequest for other URLs.
+    """
+    start = str(url[:SLICE], "ascii") if isinstance(url, memoryview) else url[:SLICE]
+    white = len(start) - len(start.lstrip())
+    scheme = start[white : white + 12].partition(":")[0].lower()
     if scheme in ("http", "https"):
         raise InvalidRequest("remote URLs are not fetched: send the bytes in a data: URL", field=field)
-    comma = url.find(",")
-    if scheme != "data" or comma < 0 or not url[:comma].lower().endswith(";base64"):
+    if scheme != "data" and not is_due:
+        return 0
+    comma = start.find(",")
+    if scheme != "data" or comma < 0 or not start[:comma].rstrip().lower().endswith(";base64"):
         raise InvalidRequest("must be a data: URL, data:<media type>;base64,<data>", field=field)
     return comma + 1
 
 
-def decode_base64(encoded: str | memoryview, field: str, begin: int = 0) -> memoryview:
-    """Return the bytes that ``encoded`` holds as base64 from ``begin`` on. Raises InvalidRequest, also for no bytes."""
+_WHITE = b" \t\r\n\f\v"
+_STANDARD = bytes.maketrans(b"-_", b"+/")  # the alphabet for URLs and file names
+_ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
+_ESCAPE_BEGUN = re.compile(rb"%[0-9A-Fa-f]?\Z")
+
+
+def decode_base64(encoded: str | memoryview, field: str, *, is_url: bool = False) -> memoryview:
+    """Return the bytes that ``encoded`` holds: as base64, or as a data: URL, which ``is_url`` demands.
+
+    White space may stand anywhere, padding may lack, and the alphabet may be that for URLs. Raises InvalidRequest, also
+    for no bytes.
+    """
+    begin = _begin_in_data_url(encoded, field, is_due=is_url)
     data = bytearray()  # it grows, because a join at the end would hold all threads up while it copies a large medium
+    left = escape = b""
+    is_padded = False
     try:
-        for at in range(begin, len(encoded), _DECODED_AT_ONCE):  # of four characters each, which are three bytes
-            if len(data) < (at - begin) // 4 * 3:
+        for at in range(begin, len(encoded), _DECODED_AT_ONCE):
+            piece = encoded[at : at + _DECODED_AT_ONCE]
+            digits = escape + (piece.encode("ascii") if isinstance(piece, str) else bytes(piece))
+            escape = b""
+            if begin and b"%" in digits:
+                begun = _ESCAPE_BEGUN.search(digits)
+                escape = begun[0] if begun is not None else b""
+                digits = _ESCAPED.sub(_unescaped, digits[: len(digits) - len(escape)])
+            digits = left + digits.translate(_STANDARD, _WHITE)
+            whole = len(digits) - len(digits) % 4
+            left = digits[whole:]
+            if is_padded and digits:
                 raise binascii.Error("Excess data after padding")
-            data += base64.b64decode(encoded[at : at + _DECODED_AT_ONCE], validate=True)
+            data += base64.b64decode(digits[:whole], validate=True)
+            is_padded = whole > 0 and digits[whole - 1 : whole] == b"="
+        left = left.rstrip(b"=") + escape
+        if left and is_padded:
+            raise binascii.Error("Excess data after padding")
+        data += base64.b64decode(left + b"=" * (-len(left) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"not base64: {error}", field=field) from None
     if not data:
         raise InvalidRequest("there are no bytes", field=field)
     return memoryview(data)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    return bytes((int(found[1], 16),))

@@ -48,10 +48,10 @@ class TextPart(_Frozen):
 
 
 class InputAudio(_Frozen):
-    data: Annotated[str, Field(description="base64 of a WAV, FLAC, MP3 or Ogg file")]
+    data: Annotated[str, Field(description="base64 of a sound file, or a data: URL of it")]
     format: Annotated[
-        Literal["wav", "mp3", "flac", "ogg"] | None,
-        Field(description="taken for OpenAI's sake: the bytes themselves tell"),
+        str | None,
+        Field(max_length=64, description="taken for OpenAI's sake: the bytes themselves tell"),
     ] = None
 
 
@@ -61,7 +61,7 @@ class AudioPart(_Frozen):
 
 
 class ImageUrl(_Frozen):
-    url: Annotated[str, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP or GIF")]
+    url: Annotated[str, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP")]
     detail: Literal["auto"] | None = None
 
 
@@ -71,7 +71,7 @@ class ImagePart(_Frozen):
 
 
 class VideoUrl(_Frozen):
-    url: Annotated[str, Field(description="data:video/…;base64,… of an MP4, WebM, Matroska or AVI")]
+    url: Annotated[str, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska or AVI")]
 
 
 class VideoPart(_Frozen):

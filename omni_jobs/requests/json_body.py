@@ -10,6 +10,7 @@ import json
 import math
 import re
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _LONG = 64 << 10  # a string of more bytes is long
 
 _MARKS = (b",", b"[", b"{")
 _PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characters that JSON writes as they are
+_PLAIN_LINES = _PLAIN + b"\r\n\t"
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 Path = tuple[str | int, ...]
@@ -50,8 +52,11 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     if len(body) > max_bytes:
         raise RequestTooLarge(f"the body has {len(body)} bytes; at most {max_bytes} are taken", field="body")
     long: dict[str, memoryview] = {}
+    begin = len(BOM_UTF8) if body.startswith(BOM_UTF8) else 0  # editors and shells of Windows write one
     if len(body) > _SMALL:
-        body, long = _outline(body, _TEXT_AS_JSON * max_text_bytes)
+        body, long = _outline(body, begin, _TEXT_AS_JSON * max_text_bytes)
+    elif begin:
+        body = body[begin:]
     try:
         tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_NoNumber)
     except UnicodeDecodeError as error:
@@ -72,16 +77,17 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
 # A large body's outline.
 
 
-def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
-    """Return the body with a name in the place of each long string of plain ASCII, and these strings by their names.
+def _outline(body: bytes | bytearray, begins: int, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
+    """Return the body from ``begins`` on with a name in the place of each long plain string, and these strings by name.
 
     It counts the values as well. The outline is JSON if and only if the body is.
     """
     prefix = secrets.token_hex(16)  # no client can guess it
     long: dict[str, memoryview] = {}
     kept: list[bytes | bytearray] = []
-    kept_to = values = strings = outside = 0
-    at, rest = 0, len(body)
+    values = strings = outside = 0
+    at = kept_to = begins
+    rest = len(body) - begins
     while at < len(body):
         stop = min(at + SLICE, len(body))
         begin = body.find(b'"', at, stop)
@@ -111,7 +117,7 @@ def _outline(body: bytes | bytearray, max_text: int) -> tuple[bytes | bytearray,
     if rest > _MAX_OUTSIDE + max_text:
         raise RequestTooLarge("the body has more text than is taken", field="body")
     if not long:
-        return body, long
+        return body[begins:] if begins else body, long
     return b"".join((*kept, body[kept_to:])), long
 
 
@@ -134,7 +140,8 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
 def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
     """Return the bytes of the string there, without escapes.
 
-    None unless it is printable ASCII whose only escape is ``\\/``, as PHP writes the slashes of base64.
+    None unless it is printable ASCII whose only escapes are ``\\/``, as PHP writes the slashes of base64, and those of
+    tabs and the ends of lines.
     """
     if not any(body[at : min(at + SLICE, end)].translate(None, _PLAIN) for at in range(begin, end, SLICE)):
         return memoryview(body)[begin:end]
@@ -143,8 +150,11 @@ def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
         stop = min(begin + SLICE, end)
         if stop < end and body[stop - 1] == ord("\\"):
             stop += 1
-        piece = body[begin:stop].replace(b"\\/", b"/")
-        if piece.translate(None, _PLAIN):
+        piece = body[begin:stop]
+        if any(mark in piece for mark in (b"\r", b"\n", b"\t")):  # as such they are no JSON
+            return None
+        piece = piece.replace(b"\\/", b"/").replace(b"\\r", b"\r").replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+        if piece.translate(None, _PLAIN_LINES):
             return None
         unescaped += piece
         begin = stop

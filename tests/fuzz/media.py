@@ -31,10 +31,12 @@ from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
-from omni_jobs.media.wall import Kind, MediaWall
+from omni_jobs.media.formats import Kind
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.oracles import samples
+from tests.oracles.samples import mirrored
 
 __all__ = ["Fuzzed", "damaged", "fuzz", "seeds"]
 
@@ -58,6 +60,7 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("audio", audio(0.3, rate=22_050, format="MP3")),
         ("audio", audio(0.3, rate=22_050, format="OGG", subtype="VORBIS")),
         ("audio", audio(0.3, rate=24_000, format="OGG", subtype="OPUS")),
+        *(("audio", sound) for sound in _sounds()),
         ("image", image(48, 32)),
         ("image", image(48, 32, mode="RGBA")),
         ("image", image(48, 32, mode="P")),
@@ -69,6 +72,7 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("image", image(64, 48, format="WEBP")),
         ("image", image(64, 48, format="WEBP", lossless=True, mode="RGBA")),
         ("image", image(64, 48, format="GIF")),
+        *(("image", picture) for picture in _pictures()),
         ("video", video(5)),
         ("video", video(5, options={"movflags": "faststart"})),
         ("video", video(5, options={"movflags": "frag_keyframe+empty_moov"})),
@@ -82,10 +86,62 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("video", hostile.mp4_edits_bomb(20, 5)),
         ("video", video(4, codec="libvpx", format="webm")),
         ("video", video(4, codec="libvpx-vp9", format="webm")),
+        ("video", video(5, codec="h263", width=176, height=144, format="3gp")),
+        ("video", mirrored(video(5))),
         ("video", video(5, format="matroska")),
         ("video", video(5, format="avi")),
     ]
     return found
+
+
+def _sounds() -> list[bytes]:
+    """Sounds of the formats that FFmpeg reads, and one whose writer did not know its length."""
+    audio, sound = samples.audio, samples.sound
+    unknown = bytearray(samples.wav(0.15))
+    struct.pack_into("<I", unknown, unknown.index(b"data") + 4, 2_000_000_000)
+    return [
+        bytes(unknown),
+        audio(0.15, format="RF64"),
+        audio(0.15, format="W64"),
+        audio(0.15, format="AIFF"),
+        audio(0.15, rate=8_000, format="AU", subtype="ULAW"),
+        audio(0.15, format="CAF"),
+        sound("alac", format="caf", seconds=0.15),
+        sound("adpcm_ima_qt", format="aiff", seconds=0.15),
+        sound("libmp3lame", format="wav", seconds=0.3),
+        sound("flac", format="ogg", seconds=0.15),
+        sound("aac", format="adts", seconds=0.15, layout="stereo"),
+        sound("aac", format="ipod", seconds=0.15),
+        sound("alac", format="ipod", seconds=0.15),
+        sound("aac", format="mp4", seconds=0.15, options={"movflags": "frag_keyframe+empty_moov"}),
+        sound("libopus", format="webm", seconds=0.15),
+        sound("pcm_s16le", format="matroska", seconds=0.12),
+        sound("libopencore_amrnb", format="amr", seconds=0.3, rate=8_000),
+        sound("libopencore_amrnb", format="3gp", seconds=0.3, rate=8_000),
+        samples.video_with_sound(format="mp4", sound="aac"),
+    ]
+
+
+def _pictures() -> list[bytes]:
+    """Pictures of more formats, and with colour profiles and keys."""
+    image, profile = samples.image, samples.DISPLAY_P3
+    return [
+        image(48, 32, format="AVIF"),
+        image(48, 32, format="AVIF", mode="RGBA", icc_profile=profile),
+        image(48, 32, format="TIFF"),
+        image(48, 32, format="TIFF", mode="RGBA", compression="tiff_lzw", icc_profile=profile),
+        image(48, 32, format="TIFF", mode="CMYK", compression="tiff_adobe_deflate"),
+        image(48, 32, format="TIFF", mode="1", compression="group4"),
+        image(48, 32, format="TIFF", compression="jpeg"),
+        image(48, 32, format="TIFF", mode="I;16", compression="packbits"),
+        image(48, 32, format="BMP"),
+        image(48, 32, format="BMP", mode="P"),
+        image(48, 32, icc_profile=profile),
+        image(48, 32, format="JPEG", icc_profile=profile),
+        image(48, 32, format="WEBP", icc_profile=profile),
+        image(48, 32, transparency=(7, 7, 7)),
+        image(48, 32, mode="I;16", transparency=1799),
+    ]
 
 
 def damaged(corpus: list[tuple[Kind, bytes]], seed: int, number: int) -> tuple[Kind, bytes]:

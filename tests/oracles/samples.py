@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,45 @@ import soundfile
 from PIL import Image
 
 __all__ = [
+    "DISPLAY_P3",
     "audio",
     "audio_part",
     "image",
     "image_part",
+    "mirrored",
+    "sound",
     "video",
     "video_part",
     "video_with_sound",
     "wav",
+    "with_matrix",
 ]
+
+
+def rgb_profile(red: tuple[int, int, int], green: tuple[int, int, int], blue: tuple[int, int, int]) -> bytes:
+    """An ICC profile of these primaries, X, Y and Z in units of 1/65,536 for the white D50, with the curve of sRGB."""
+    tags = {
+        b"desc": b"mluc" + bytes(4) + struct.pack(">II2s2sII", 1, 12, b"en", b"US", 8, 28) + "test".encode("utf-16-be"),
+        b"wtpt": b"XYZ " + bytes(4) + struct.pack(">3i", 63190, 65536, 54061),
+        b"rXYZ": b"XYZ " + bytes(4) + struct.pack(">3i", *red),
+        b"gXYZ": b"XYZ " + bytes(4) + struct.pack(">3i", *green),
+        b"bXYZ": b"XYZ " + bytes(4) + struct.pack(">3i", *blue),
+    }
+    curve = b"para" + bytes(4) + struct.pack(">HH5i", 3, 0, 157286, 62119, 3417, 5072, 2651)
+    tags |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
+    table, body = b"", b""
+    begin = 128 + 4 + 12 * len(tags)
+    for name, content in tags.items():
+        content += bytes(-len(content) % 4)
+        table += name + struct.pack(">II", begin + len(body), len(content))
+        body += content
+    head = struct.pack(">I4sI4s4s4s", begin + len(body), bytes(4), 0x04000000, b"mntr", b"RGB ", b"XYZ ")
+    head += bytes(12) + b"acsp" + bytes(28) + struct.pack(">3i", 63190, 65536, 54061)
+    return head.ljust(128, b"\0") + struct.pack(">I", len(tags)) + table + body
+
+
+DISPLAY_P3 = rgb_profile((33759, 15807, -69), (19135, 45367, 2745), (10296, 4363, 51385))
+"""The profile of displays like those of phones and laptops."""
 
 
 def wav(seconds: float = 0.5, *, rate: int = 16_000, channels: int = 1) -> bytes:
@@ -35,6 +66,33 @@ def audio(
     file = io.BytesIO()
     soundfile.write(file, np.repeat(samples[:, None], channels, axis=1), rate, format=format, subtype=subtype)
     return file.getvalue()
+
+
+def sound(
+    codec: str,
+    *,
+    format: str,
+    seconds: float = 0.5,
+    rate: int = 48_000,
+    layout: str = "mono",
+    options: dict[str, str] | None = None,
+) -> bytes:
+    """A sine of 440 Hz at half of full scale, as FFmpeg writes it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "clip"
+        with av.open(str(path), "w", format=format, options=options or {}) as container:
+            track = container.add_stream(codec, rate=rate, layout=layout)
+            wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * rate)) / rate)
+            planes = np.repeat(wave[None].astype(np.float32), 2 if layout == "stereo" else 1, axis=0)
+            resampler = av.AudioResampler(track.codec_context.format, layout, rate)
+            for begin in range(0, planes.shape[1], 960):
+                block = np.ascontiguousarray(planes[:, begin : begin + 960])
+                frame = av.AudioFrame.from_ndarray(block, format="fltp", layout=layout)
+                frame.sample_rate, frame.pts = rate, begin
+                for each in resampler.resample(frame):
+                    container.mux(track.encode(each))
+            container.mux(track.encode(None))
+        return path.read_bytes()
 
 
 def image(width: int = 64, height: int = 48, *, format: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
@@ -98,6 +156,19 @@ def video_with_sound(
             for stream in (picture, track):
                 container.mux(stream.encode(None))
         return path.read_bytes()
+
+
+def mirrored(mp4: bytes) -> bytes:
+    """An MP4 whose display matrix shows left what is right."""
+    return with_matrix(mp4, -1, 0, 0, 1)
+
+
+def with_matrix(mp4: bytes, a: int, b: int, c: int, d: int) -> bytes:
+    """An MP4 whose display matrix moves row y and column x to column a x + c y and row b x + d y."""
+    data = bytearray(mp4)
+    at = data.index(b"tkhd") + 4 + 40  # version 0: the matrix
+    struct.pack_into(">9i", data, at, a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+    return bytes(data)
 
 
 def audio_part(data: bytes) -> dict[str, Any]:

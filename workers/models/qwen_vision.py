@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_jobs.errors import InvalidRequest
 from omni_jobs.prompts.checkpoint_files import processor_part
+
+MOST_RATIO = 200
+"""Of the longer side to the shorter: the processors of Qwen's vision encoders take no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,17 @@ class QwenVision:
             min_pixels=int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
             max_pixels=int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
         )
+
+    def check(self, height: int, width: int, field: str) -> None:
+        """Raise InvalidRequest, naming ``field``, for a picture or frame that the encoder's processor does not take."""
+        least = self.patch * self.merge
+        found = f"{width}×{height} pixels"
+        if min(height, width) < least:
+            raise InvalidRequest(f"{found}; each side needs at least {least} for this model", field=field)
+        if max(height, width) > MOST_RATIO * min(height, width):
+            raise InvalidRequest(
+                f"{found}; its sides differ by more than {MOST_RATIO} times, more than this model takes", field=field
+            )
 
     def tokens(self, height: int, width: int) -> int:
         """Count the tokens of a picture or a frame of this size: its merged patches after resizing."""

@@ -160,10 +160,10 @@ def png_header(width: int, height: int) -> bytes:
     return start + struct.pack(">I", 1000) + b"IDAT"
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (27, 100), (100, 27), (28, 5700)])
-def test_sides_no_model_takes_are_refused(width: int, height: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"{width}×{height}"):
-        probe_image(samples.image(width, height), LIMITS)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (8, 8), (27, 100), (1, 9000)])
+def test_limits_of_models_are_not_those_of_pictures(width: int, height: int) -> None:
+    info = probe_image(samples.image(width, height), LIMITS)
+    assert (info.width, info.height) == decode_image(samples.image(width, height), LIMITS).size == (width, height)
 
 
 @pytest.mark.parametrize(("width", "height"), [(6000, 6000), (20_000, 20_000), (0x7FFFFFFF, 0x7FFFFFFF)])
@@ -180,9 +180,9 @@ def test_a_cut_off_image_is_refused(format: str) -> None:
 
 
 def test_other_image_formats_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP or GIF"):
-        probe_image(samples.image(64, 64, format="TIFF"), LIMITS)
-    with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP or GIF"):
+    with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP"):
+        probe_image(samples.image(64, 64, format="ICO"), LIMITS)
+    with pytest.raises(InvalidRequest, match="PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP"):
         probe_image(b"<svg xmlns='http://www.w3.org/2000/svg'/>", LIMITS)
 
 
@@ -304,5 +304,4 @@ def test_limits_of_video() -> None:
         probe_video(samples.video(30), MediaLimits.of(Settings(max_video_s=1.0)))
     with pytest.raises(RequestTooLarge, match="640×480"):
         probe_video(samples.video(4, width=640, height=480), MediaLimits.of(Settings(max_image_pixels=640 * 479)))
-    with pytest.raises(InvalidRequest, match="at least 28"):
-        probe_video(samples.video(4, width=64, height=16), LIMITS)
+    assert probe_video(samples.video(4, width=64, height=16), LIMITS).height == 16

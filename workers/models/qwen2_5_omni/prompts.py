@@ -83,8 +83,10 @@ class QwenOmniPromptRenderer:
             case AudioInfo():
                 return self._audio_tokens(info, field)
             case ImageInfo():
+                self._vision.check(info.height, info.width, f"{field}.image_url.url")
                 return self._vision.tokens(info.height, info.width)
             case VideoInfo():
+                self._vision.check(info.height, info.width, f"{field}.video_url.url")
                 frames = replace(self._vision, min_pixels=_VIDEO_MIN_PIXELS, max_pixels=_VIDEO_MAX_PIXELS)
                 return -(-info.frames // frames.temporal) * frames.tokens(info.height, info.width)
 

@@ -22,10 +22,9 @@ from workers.models.qwen_image_edit.template import (
     instruction,
 )
 from workers.models.qwen_image_edit.variant import PROCESSOR, variant_of
-from workers.models.qwen_vision import QwenVision
+from workers.models.qwen_vision import MOST_RATIO, QwenVision
 
 _LONGEST = PREFIX_TOKENS + MAX_EDIT_TOKENS
-_MOST_RATIO = 200  # of the longer side to the shorter; the text encoder's processor takes no more
 
 
 class QwenImageEditPromptRenderer:
@@ -96,7 +95,8 @@ class QwenImageEditPromptRenderer:
         """
         sizes = [Size(info.height, info.width) for info in media if isinstance(info, ImageInfo)]
         for size, (field, _) in zip(sizes, source_parts(request["messages"]), strict=True):
-            if max(self.seen_as(size)) > _MOST_RATIO * min(self.seen_as(size)):
+            self._vision.check(size.height, size.width, field)
+            if max(self.seen_as(size)) > MOST_RATIO * min(self.seen_as(size)):
                 raise InvalidRequest(
                     f"the image has {size.width}×{size.height} pixels; this model takes no picture so long", field=field
                 )
