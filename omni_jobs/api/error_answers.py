@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -127,7 +126,7 @@ def _answer_of_framework(request: Request, error: HTTPException) -> Response:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of the routes that name the request's path literally, or else of all that match it."""
-    path = get_route_path(request.scope)
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     named = [route for route in routes if route.path == path]
     matching = named or [route for route in routes if route.path_regex.match(path)]
