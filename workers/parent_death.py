@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -17,3 +18,12 @@ def end_with_parent(pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != pid:
         os._exit(1)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is such a process that has not ended; one whose parent has not heard of its end has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from omni_jobs.errors import PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import names
-from workers.parent_death import end_with_parent
+from workers.parent_death import end_with_parent, is_running
 
 __all__ = ["ENGINE_PID", "register"]
 
@@ -31,12 +31,15 @@ ENGINE_PID = "OMNI_ENGINE_PID"
 def register() -> None:
     """Register our model classes with vLLM, and let the process of a rank end with its engine's process.
 
-    vLLM calls this in each of its processes, even in those of other programs on this installation. It imports a model
-    class only when it builds the model.
+    A rank whose engine died before this call ends at once, because it would load the model for nobody. vLLM calls this
+    in each of its processes, even in those of other programs on this installation. It imports a model class only when
+    it builds the model.
     """
-    engine = os.getppid()
-    if os.environ.get(ENGINE_PID) == str(engine):
+    engine = int(os.environ.get(ENGINE_PID, os.getpid()))
+    if engine == os.getppid():
         end_with_parent(engine)  # first, because another package's plug-in may fail below
+    elif not is_running(engine):
+        os._exit(1)
     from vllm import ModelRegistry
 
     for name, model_class in _model_classes():
