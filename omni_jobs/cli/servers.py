@@ -103,7 +103,8 @@ def opened_database() -> Iterator[Database]:
 
 def _usual_port(settings: Settings) -> int:
     """Return the port of the settings (8000) if it is free, otherwise 0."""
-    with suppress(OSError), socket.create_server((settings.api_host, settings.api_port)):
+    family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
+    with suppress(OSError), socket.create_server((settings.api_host, settings.api_port), family=family):
         return settings.api_port
     return 0
 

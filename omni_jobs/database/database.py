@@ -37,7 +37,7 @@ class Database:
         """
         try:
             parsed = make_url(url)
-        except exc.ArgumentError:
+        except (exc.ArgumentError, ValueError):  # ValueError: a port or an address that is none
             raise ConfigError("not a database URL", field="database_url") from None
         self._retry_for_s = retry_for_s
         name = parsed.get_backend_name()

@@ -18,13 +18,14 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, OmniJobsError, StorageError
+from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, MissingScope, OmniJobsError, StorageError
 from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.intake.media_room import MediaRoom
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
+from omni_jobs.priority import Priority
 from omni_jobs.requests import AdmittedRequest, Media, check_deadline, cost_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
@@ -91,14 +92,22 @@ class Intake:
         return results
 
     async def retry(
-        self, job_id: str, from_stage: str | None, tenant: str | None = None, limits: Limits = NO_LIMITS
+        self,
+        job_id: str,
+        from_stage: str | None,
+        tenant: str | None = None,
+        limits: Limits = NO_LIMITS,
+        *,
+        may_be_high: bool = True,
     ) -> None:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
-        ``tenant`` is the one that asks, and has ``limits``; None may retry any job. Raises TooManyJobs,
-        TooManyRunningJobs, and the errors of ``Jobs.retry``.
+        ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
+        a job of high priority. Raises MissingScope, TooManyJobs, TooManyRunningJobs, and the errors of ``Jobs.retry``.
         """
         job = await run_sync(self._jobs.get, job_id, tenant)
+        if job.priority is Priority.HIGH and not may_be_high:
+            raise MissingScope("a high job takes a key with the scope priority", field="priority")
         await self.backlog.refresh()
         with self.backlog.reserve(job.pipeline, job.tenant, limits=limits) as reservation:
             if reservation.refusal is not None:

@@ -1,4 +1,4 @@
-"""Remote control of stage runs: Celery's commands ``active``, ``stats``, ``query_task``, ``revoke``, ``terminate``.
+"""Remote control of stage runs: Celery's commands ``active``, ``stats`` and ``query_task``, and those that are refused.
 
 Celery's own commands know only the tasks that it executes. Stage runs are not among them, because an entry
 for each would cost more than the rest of a small one. So these commands read the pool when they are called.
@@ -14,7 +14,23 @@ from omni_jobs.broker.doorbell import TASK
 __all__: list[str] = []
 
 _STATS = Panel.data["stats"]
-_NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cancel JOB or DELETE /v1/jobs/JOB"
+_NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cancel JOB or POST /v1/jobs/JOB/cancel"
+_NO_POOL = "a worker runs as many stage runs at once as its slots: set slots in the stage config, and start it again"
+_NO_QUEUE = "a worker serves its stage alone: start a worker of another stage, or pause this one, with omni-jobs stages pause"
+_REFUSED = {
+    "revoke": _NO_REVOKE,
+    "revoke_by_stamped_headers": _NO_REVOKE,
+    "terminate": _NO_REVOKE,
+    "rate_limit": "stages have no rate limit: set their slots in the stage config",
+    "time_limit": "a stage's time limit is time_limit_s in the stage config",
+    "pool_grow": _NO_POOL,
+    "pool_shrink": _NO_POOL,
+    "pool_restart": _NO_POOL,
+    "autoscale": _NO_POOL,
+    "add_consumer": _NO_QUEUE,
+    "cancel_consumer": _NO_QUEUE,
+}
+"""Celery's commands that would change nothing here, or what SQL or a stage config says: name → what to do instead."""
 
 
 @inspect_command(alias="dump_active")  # type: ignore[untyped-decorator]
@@ -38,18 +54,18 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     return {run["id"]: ["active", run] for run in _active(state) if run["id"] in wanted}
 
 
-@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
-def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Answer with an error and do nothing, because users cancel a whole job, never a stage run."""
-    return {"error": _NO_REVOKE}
+def _refuse(name: str, instead: str) -> None:
+    """Let a command of Celery answer with an error and do nothing."""
+
+    def refuse(state: Any, **_: Any) -> dict[str, str]:
+        return {"error": instead}
+
+    of_celery = Panel.meta[name]
+    control_command(name=name, args=of_celery.args, signature=of_celery.signature, variadic=of_celery.variadic)(refuse)
 
 
-@control_command(  # type: ignore[untyped-decorator]
-    variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
-)
-def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Answer with an error and do nothing, because users cancel a whole job, never a stage run."""
-    return {"error": _NO_REVOKE}
+for _name, _instead in _REFUSED.items():
+    _refuse(_name, _instead)
 
 
 def _active(state: Any) -> list[dict[str, Any]]:

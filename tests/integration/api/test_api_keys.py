@@ -311,3 +311,9 @@ def test_high_priority_takes_the_scope(api: ApiServer, keys: ApiKeys) -> None:
     assert api.http.post("/v1/jobs", json={**ECHO, "priority": "low"}, headers=bearer(plain)).status_code == 202
     taken = api.http.post("/v1/jobs", json=high, headers=bearer(permitted))
     assert (taken.status_code, taken.json()["priority"]) == (202, "high")
+    job = f"/v1/jobs/{taken.json()['id']}"
+    assert api.http.post(f"{job}/cancel", headers=bearer(plain)).status_code in (200, 202)
+    again = api.http.post(f"{job}/retry", headers=bearer(plain))
+    assert (again.status_code, again.json()["error"]["code"]) == (403, "missing_scope")
+    assert again.json()["error"]["field"] == "priority"
+    assert api.http.post(f"{job}/retry", headers=bearer(permitted)).status_code in (200, 202)

@@ -217,6 +217,19 @@ def test_celery_inspect_lists_the_stage_runs_in_flight(stack: EchoStack) -> None
     assert "omni-jobs cancel" in answer[first]["error"]
     [answer] = stack.app.control.terminate(run["id"], reply=True, timeout=5.0, destination=[first])
     assert "omni-jobs cancel" in answer[first]["error"]
+    for command, arguments, instead in (
+        ("revoke_by_stamped_headers", {"headers": {"a": "b"}}, "omni-jobs cancel"),
+        ("rate_limit", {"task_name": TASK, "rate_limit": "1/m"}, "slots"),
+        ("time_limit", {"task_name": TASK, "soft": 1, "hard": 1}, "time_limit_s"),
+        ("pool_grow", {"n": 1}, "slots"),
+        ("pool_shrink", {"n": 1}, "slots"),
+        ("autoscale", {"max": 9, "min": 1}, "slots"),
+        ("pool_restart", {}, "slots"),
+        ("add_consumer", {"queue": "other"}, "omni-jobs stages pause"),
+        ("cancel_consumer", {"queue": "echo.first"}, "omni-jobs stages pause"),
+    ):
+        [answer] = stack.app.control.broadcast(command, arguments, reply=True, timeout=5.0, destination=[first])
+        assert instead in answer[first]["error"], command
     stack.jobs.cancel(job_id)
     stack.ended(job_id)
     stack.until(lambda: (asked.active() or {}).get(first) == [] or None, 20)

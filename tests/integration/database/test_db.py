@@ -248,3 +248,14 @@ def test_sqlite_is_set_up_for_several_processes(tmp_path: Path) -> None:
     found = database.read(lambda tx: {name: tx.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names})
     database.close()
     assert found == names
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "nonsense", "postgresql://u:secret@[::bad/db", "postgresql://u:secret@h:port/db", "mysql://u:secret@h/db"],
+)
+def test_a_url_that_is_none_is_a_config_error_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Database(url)
+    assert refused.value.field == "database_url"
+    assert "secret" not in str(refused.value)
