@@ -16,7 +16,7 @@ __all__: list[str] = []
 _STATS = Panel.data["stats"]
 _NO_REVOKE = "stage runs are not revoked: cancel their job, with omni-jobs cancel JOB or POST /v1/jobs/JOB/cancel"
 _NO_POOL = "a worker runs as many stage runs at once as its slots: set slots in the stage config, and start it again"
-_NO_QUEUE = "a worker serves its stage alone: start one of another stage, or pause this one, with omni-jobs stages pause"
+_NO_QUEUE = "a worker serves one stage: start one of another stage, or pause this one, with omni-jobs stages pause"
 _REFUSED = {
     "revoke": _NO_REVOKE,
     "revoke_by_stamped_headers": _NO_REVOKE,
