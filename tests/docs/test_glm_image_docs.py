@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.media.image import MIN_SIDE
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests.admission import admit
 from omni_jobs.settings import Settings
 from tests.services.checkpoint import TinyCheckpoints
 from workers.models.glm_image.glyphs import MOST_BYTES, glyph_texts
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
-from workers.models.glm_image.source_grids import MOST_SOURCES
+from workers.models.glm_image.source_grids import MOST_SOURCES, SHORTEST
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "glm-image.md").read_text(encoding="utf-8")
@@ -49,5 +48,5 @@ def test_bounds_are_the_codes() -> None:
     assert f"{PIPELINES.named('glm_image').stage('generate').engine['max_model_len']:,} tokens" in PAGE
     assert [grid.tokens for grid in grids_of(1024, 1024).written] == [256, 1024]
     assert f"more than {MOST_SOURCES} pictures" in PAGE
-    assert f"a side of less than {MIN_SIDE} pixels" in PAGE
+    assert f"a side of less than {SHORTEST} pixels" in PAGE
     assert re.findall(r"`(\W)Open(\W)`", PAGE) == [("'", "'"), ('"', '"'), ("“", "”"), ("「", "」")]

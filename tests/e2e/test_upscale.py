@@ -201,7 +201,7 @@ BAD_JOBS: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
         FIELD,
     ),
     "cut": (lambda: job(SMALL[:200]), "does not decode", FIELD),
-    "no picture file": (lambda: job(b"%PDF-1.7"), "PNG, JPEG, WebP or GIF", FIELD),
+    "no picture file": (lambda: job(b"%PDF-1.7"), "AVIF, TIFF or BMP", FIELD),
     "a bomb": (lambda: job(hostile.jpeg_scan_bomb()), "scans", FIELD),
     "text alone": (
         lambda: {"messages": [{"role": "user", "content": "a lighthouse"}]},

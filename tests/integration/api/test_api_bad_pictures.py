@@ -170,7 +170,9 @@ GLM_IMAGE: dict[str, Bad] = {
     **DRAWING,
     "a description by the assistant": Bad(says("a boat", role="assistant"), "messages.0.role", "user"),
     **sides("generate", 64, 32),
-    "a source of one pixel": Bad(picture(samples.image(1, 1)), IMAGE, "at least"),
+    "a source of one pixel": Bad(
+        says(samples.image_part(samples.image(1, 1)), {"type": "text", "text": "in blue"}), IMAGE, "at least 16"
+    ),
     "a source and no words": Bad(picture(GOOD), TEXT, "says nothing of the picture"),
     "a source that is cut": Bad(
         says(samples.image_part(samples.image(640, 480)[:500]), {"type": "text", "text": "in blue"}),
@@ -218,7 +220,7 @@ UPSCALE: dict[str, Bad] = {
     "a picture that is too large": Bad(picture(sized(2049, 2048)), IMAGE, "at most 4194304 are enlarged", 413),
     "a picture that is cut": Bad(picture(samples.image(640, 480)[:500]), IMAGE, "does not decode"),
     "a bomb": Bad(picture(hostile.jpeg_scan_bomb()), IMAGE, "scans", 413),
-    "no picture": Bad(picture(b"%PDF-1.7"), IMAGE, "PNG, JPEG, WebP or GIF"),
+    "no picture": Bad(picture(b"%PDF-1.7"), IMAGE, "AVIF, TIFF or BMP"),
     "a sound": Bad(says(samples.audio_part(samples.wav())), "messages.0.content.0.input_audio.data", "takes no audio"),
     "a picture of the assistant": Bad(says(samples.image_part(GOOD), role="assistant"), IMAGE, "user's"),
     "a picture elsewhere": Bad(

@@ -458,9 +458,11 @@ async def test_cancel_in_the_middle_frees_the_row_and_the_others_finish(
     tasks = [asyncio.create_task(runner.run(wanted, nothing)) for wanted in prompts]
     await gate.reached.wait()
     tasks[3].cancel()
+    await asyncio.sleep(0)
+    assert not tasks[3].done()  # its row is in the step that runs
+    gate.open()
     with pytest.raises(asyncio.CancelledError):
         await tasks[3]
-    gate.open()
     for n in (0, 1, 2, 4):
         found = waveform(await tasks[n])
         assert len(found) == 480 * LENGTHS[n]
@@ -480,8 +482,9 @@ async def test_a_waiting_prompt_that_is_cancelled_never_runs(
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.sleep(0)
     gate.open()
+    await asyncio.gather(*waiting, return_exceptions=True)
     await first
     assert len(waveform(await runner.run(prompt(), nothing))) == 20 * 480
     assert gate.steps == [[40]] * 4

@@ -338,7 +338,7 @@ def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = run("prune", "--json")
     assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions gone")
     assert set(json.loads(result.output)) == {
-        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans",
+        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans", "sessions",
     }  # fmt: skip
 
 

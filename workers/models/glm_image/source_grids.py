@@ -18,7 +18,7 @@ MOST_SOURCES = 4
 
 _MOST_RATIO = 4  # of the longer side to the shorter; Transformers' processor takes no more
 _PATCH = PIXELS // 2  # pixels of a token's side where the model looks: it sees the picture at half its size
-_SHORTEST = _PATCH
+SHORTEST = _PATCH
 
 
 class SourceGrids(NamedTuple):
@@ -45,8 +45,8 @@ class SourceGrids(NamedTuple):
     def of(self, height: int, width: int, field: str) -> Grid:
         """Return the grid of a source picture of this size in pixels. Raise InvalidRequest, naming ``field``."""
         found = f"the picture has {width}×{height} pixels"
-        if min(height, width) < _SHORTEST:
-            raise InvalidRequest(f"{found}; each side needs at least {_SHORTEST}", field=field)
+        if min(height, width) < SHORTEST:
+            raise InvalidRequest(f"{found}; each side needs at least {SHORTEST}", field=field)
         if max(height, width) > _MOST_RATIO * min(height, width):
             raise InvalidRequest(f"{found}; its sides differ by more than {_MOST_RATIO} times", field=field)
         scale = max(1.0, self.shortest / min(height, width))
