@@ -33,7 +33,7 @@ class Containers:
     def __init__(self, directory: Path, hosts: Sequence[str]) -> None:
         self._directory = directory
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        for name in ("home", "data"):
+        for name in ("home", "data", "checkout"):
             (directory / name).mkdir()
         subprocess.run([SECRETS, directory / "secrets"], check=True, capture_output=True)
         names = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", *hosts))
@@ -71,7 +71,7 @@ class Containers:
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": str(ROOT),
         }
-        mounts = f"mount -t tmpfs -o mode=1777 none /tmp; cd {MOUNTS}/home; "
+        mounts = f"{own_tmp()}cd {MOUNTS}/home; "
         if not service["image"].startswith("omni-jobs-"):  # its image steps down from root by itself
             return ["unshare", "--mount", "sh", "-c", mounts + 'exec "$@"', "sh", *words], environment | own
         image = image_environment(service["image"].removeprefix("omni-jobs-"))
@@ -110,6 +110,16 @@ class Containers:
     def log(self, name: str) -> Path:
         """What a service printed."""
         return self._directory / f"{name}.log"
+
+
+def own_tmp() -> str:
+    """The commands that give a container a /tmp of its own. A checkout below this machine's stays where it is."""
+    tmpfs = "mount -t tmpfs -o mode=1777 none /tmp; "
+    if not ROOT.is_relative_to("/tmp"):
+        return tmpfs
+    kept = f"{MOUNTS}/checkout"
+    back = f"mkdir -p {ROOT}; mount --bind {kept} {ROOT}; mount -o remount,bind,ro {ROOT}; "
+    return f"mount --bind {ROOT} {kept}; {tmpfs}{back}"
 
 
 def image_environment(target: str) -> dict[str, str]:

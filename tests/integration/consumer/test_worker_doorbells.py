@@ -84,27 +84,6 @@ def test_a_worker_that_is_full_passes_the_doorbell_on(waiting: EchoStack) -> Non
         waiting.running(job_id, "first")
 
 
-def test_a_worker_whose_consumer_is_set_to_another_queue_goes_on_by_polls(polling: EchoStack) -> None:
-    """``celery control cancel_consumer`` and ``add_consumer``: it takes the doorbells of others, and its own work."""
-    first, _ = polling.start("first", "second")
-    assert polling.until(lambda: polling.app.control.ping([first.slot], timeout=1) or None, 60)
-    for order in (
-        lambda: polling.app.control.cancel_consumer("echo.first", destination=[first.slot], reply=True),
-        lambda: polling.app.control.add_consumer("echo.second", destination=[first.slot], reply=True),
-    ):
-        assert polling.until(lambda order=order: order() or None, 60)  # type: ignore[misc]
-    completed(polling, *(polling.submit() for _ in range(5)))
-    assert "echo.first" not in {queue["name"] for queue in active_queues(polling, first.slot)}
-    polling.app.control.add_consumer("echo.first", destination=[first.slot], reply=True)
-    polling.until(lambda: polling.app.broker.depth("echo.first") == 0 or None, 30)
-    completed(polling, polling.submit())
-
-
-def active_queues(stack: EchoStack, slot: str) -> list[dict[str, str]]:
-    answer = stack.app.control.inspect(destination=[slot], timeout=5.0).active_queues()
-    return [] if answer is None else list(answer[slot])
-
-
 @pytest.mark.parametrize("when", ["starts", "runs"])
 def test_a_queue_whose_key_is_no_list_is_waited_for_and_its_work_goes_on(polling: EchoStack, when: str) -> None:
     key = f"{polling.prefix}echo.first"
