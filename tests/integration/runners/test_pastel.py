@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import io
 import json
 import sys
+import threading
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from PIL import Image
 from omni_jobs.errors import ConfigError, ModelError, StageError
 from tests.oracles.tinted import metadata
 from workers.execution.preview import Preview
+from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine
@@ -334,3 +337,75 @@ def test_the_executor_encodes_each_preview_once() -> None:
     assert Image.open(io.BytesIO(b64decode(data))).size == (5, 6)
     assert preview.url(picture) is url
     assert preview.url(picture.clone()) is not url
+
+
+async def test_a_step_that_hangs_keeps_its_run_and_those_behind_it_from_ending(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the executor can tell that the engine hangs, and whose row it computes."""
+    from pastel.model import Pastel
+
+    hangs, may_end = threading.Event(), threading.Event()
+    step = Pastel.step
+
+    def hang(self: Any, rows: Sequence[Any]) -> None:
+        hangs.set()
+        may_end.wait(60)
+        step(self, rows)
+
+    def run(stage_run: int) -> asyncio.Task[OmniModelRunnerOutput]:
+        context = contextvars.copy_context()
+        context.run(CURRENT_RUN.set, stage_run)
+        return asyncio.create_task(runner.run(prompt(seed=stage_run), lambda progress: None), context=context)
+
+    monkeypatch.setattr(Pastel, "step", hang)
+    model = OmniModelConfig(checkpoint, "pastel", None)
+    runner = DiffusionRunner(OmniEngineArgs("draw", model, "cpu", None, 4, DiffusionEngine()))
+    await runner.start()
+    try:
+        culprit = run(1)
+        await asyncio.to_thread(hangs.wait, 60)
+        behind = run(2)
+        await asyncio.sleep(0)
+        culprit.cancel()
+        behind.cancel()
+        assert not (await asyncio.wait({culprit, behind}, timeout=0.2))[0]
+        assert runner.computing == {1}
+        may_end.set()
+        async with asyncio.timeout(60):
+            await asyncio.wait({culprit, behind})
+        assert culprit.cancelled()
+        assert behind.cancelled()
+        assert (await run(3)).multimodal_outputs["pixels"].shape == (64, 64, 3)
+    finally:
+        may_end.set()
+        await runner.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+async def test_what_would_end_the_engine_ends_its_row_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    from pastel.model import Pastel
+
+    step = Pastel.step
+
+    def escape(self: Any, rows: Sequence[Any]) -> None:
+        if any(row.seed == 1 for row in rows):
+            raise error
+        step(self, rows)
+
+    monkeypatch.setattr(Pastel, "step", escape)
+    model = OmniModelConfig(checkpoint, "pastel", None)
+    runner = DiffusionRunner(OmniEngineArgs("draw", model, "cpu", None, 4, DiffusionEngine()))
+    await runner.start()
+    try:
+        runs = [runner.run(prompt(seed=seed), lambda progress: None) for seed in (1, 2)]
+        async with asyncio.timeout(60):
+            failed, drawn = await asyncio.gather(*runs, return_exceptions=True)
+        assert isinstance(failed, ModelError)
+        assert error.__name__ in str(failed)
+        assert isinstance(drawn, OmniModelRunnerOutput)
+        assert runner.healthy
+    finally:
+        await runner.close()
