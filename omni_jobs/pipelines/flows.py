@@ -241,7 +241,10 @@ _OURS = (
     ),
     Flow(
         "pixels",
-        {"pixels": TensorField(frozenset({"U8"}), (("height", "width", 3), ("frames", "height", "width", 3)))},
+        {
+            "pixels": TensorField(frozenset({"U8"}), (("height", "width", 3), ("frames", "height", "width", 3))),
+            "opacity": TensorField(frozenset({"U8"}), (("height", "width"),), optional=True),
+        },
         {"frame_rate": ValueField(float, at_least=0, optional=True)},
         content="pictures",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageDraw
 
 from omni_jobs.demo.drawn_scenes import SCENES
 from omni_jobs.errors import InvalidInput, OmniJobsError
@@ -171,7 +171,6 @@ UNUSUAL: dict[str, tuple[bytes, tuple[int, int], tuple[int, int, int]]] = {
     "CMYK": (plain("CMYK", "JPEG", (0, 255, 255, 0)), (160, 120), (254, 0, 0)),
     "one bit": (plain("1", "PNG", 1), (160, 120), (255, 255, 255)),
     "palette": (file_of(Image.new("RGB", (40, 30), "red").quantize(2)), (160, 120), (255, 0, 0)),
-    "transparent": (plain("RGBA", "PNG", (0, 0, 255, 0)), (160, 120), (255, 255, 255)),
     "grey with transparency": (plain("LA", "PNG", (0, 255)), (160, 120), (0, 0, 0)),
     "a profile": (plain("RGB", "PNG", "red", icc_profile=SRGB), (160, 120), (255, 0, 0)),
     "a broken profile": (plain("RGB", "PNG", "red", icc_profile=SRGB[:50] + b"\xff" * 99), (160, 120), (255, 0, 0)),
@@ -189,6 +188,24 @@ def test_an_unusual_file_gives_a_picture(upscaler: OmniLLM, name: str) -> None:
     assert (picture.mode, picture.size) == ("RGB", size)
     found = np.asarray(picture.getpixel((size[0] // 2, size[1] // 2)))
     assert np.abs(found - colour).max() <= 8, found
+
+
+def test_transparency_is_enlarged_with_the_picture(upscaler: OmniLLM) -> None:
+    disc = Image.new("RGBA", (48, 32))  # hidden pixels are black
+    ImageDraw.Draw(disc).ellipse((8, 4, 39, 27), (250, 60, 40, 255))
+    disc.putpixel((24, 16), (250, 60, 40, 128))
+    files = [file_of(disc), file_of(disc, "WEBP", lossless=True, exact=True), file_of(disc, "GIF")]
+    png, webp, gif = enlarged(upscaler, *(job(file) for file in files))
+    for picture in (png, webp, gif):
+        assert (picture.mode, picture.size) == ("RGBA", (192, 128))
+        assert [picture.getpixel(at)[3] for at in ((2, 2), (48, 64))] == [0, 255]
+    pixels = np.asarray(png, np.int16)
+    shows = pixels[..., 3] > 0
+    assert np.abs(pixels[shows][:, :3] - (250, 60, 40)).max() <= 12, "the hidden black comes into the edge"
+    assert 100 < pixels[66, 98, 3] < 200
+    jpeg, as_webp = enlarged(upscaler, *(job(files[0], image={"format": each}) for each in ("jpeg", "webp")))
+    assert (jpeg.mode, as_webp.mode) == ("RGB", "RGBA")
+    assert min(jpeg.getpixel((2, 2))) >= 250
 
 
 SMALL = file_of(SCENES[0]().reduce(8))

@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format as Pillow knows it; ``longest`` is its longest side in pixels."""
+    """A format as Pillow knows it; ``longest`` is its longest side in pixels, ``transparent`` whether it can be so."""
 
     name: str
     longest: int
+    transparent: bool
     options: Mapping[str, Any]
 
 
 _FORMATS: Mapping[str, _Format] = {
-    "png": _Format("PNG", 65_500, {"compress_level": 6}),
+    "png": _Format("PNG", 65_500, True, {"compress_level": 6}),
     # A model's picture is often text or flat colour, whose edges blur where colours have half the resolution.
-    "jpeg": _Format("JPEG", 65_500, {"quality": 90, "subsampling": "4:4:4"}),
-    "webp": _Format("WEBP", 16_383, {"quality": 90, "method": 4}),
+    "jpeg": _Format("JPEG", 65_500, False, {"quality": 90, "subsampling": "4:4:4"}),
+    "webp": _Format("WEBP", 16_383, True, {"quality": 90, "method": 4}),
 }
 
 
@@ -54,8 +55,9 @@ def encode_image(
 ) -> bytes:
     """Return pixels as the bytes of a picture: png (lossless), jpeg (quality 90, 4:4:4) or webp (quality 90).
 
-    ``tensors`` has ``pixels``: uint8 [H, W, 3], RGB. No value is read. ``metadata``: texts by name, which are written
-    into the file; a name has 1 to 79 characters.
+    ``tensors`` has ``pixels``: uint8 [H, W, 3], RGB; and may have ``opacity``: uint8 [H, W], which a png and a webp
+    keep; a jpeg has none, and shows the picture on white. No value is read. ``metadata``: texts by name, which are
+    written into the file; a name has 1 to 79 characters.
 
     Raises ModelError naming ``pixels`` for another type or shape, no pixels, or a side longer than the format's: 65,500
     pixels for png and jpeg, 16,383 for webp; ConfigError for another format.
@@ -64,12 +66,28 @@ def encode_image(
     pixels = tensor_of(tensors, "pixels", np.uint8, "HW3")
     known = _FORMATS[format]
     check_sides(pixels, "pixels", format, known.longest)
+    picture = _picture(pixels, tensors, transparent=known.transparent)
     file = io.BytesIO()
     try:
-        Image.fromarray(pixels).save(file, known.name, **known.options, **_written(metadata, known.name))
+        picture.save(file, known.name, **known.options, **_written(metadata, known.name))
     except (OSError, ValueError) as error:  # Pillow's, where its encoder gives up
         raise ModelError(f"the pixels do not encode as {format}: {error}", field="pixels") from error
     return file.getvalue()
+
+
+def _picture(pixels: NDArray[Any], tensors: Mapping[str, NDArray[Any]], *, transparent: bool) -> Image.Image:
+    """Return pixels as a Pillow image: RGB, or RGBA where they have an opacity and the format is ``transparent``."""
+    picture = Image.fromarray(pixels)
+    if "opacity" not in tensors:
+        return picture
+    opacity = tensor_of(tensors, "opacity", np.uint8, "HW")
+    if opacity.shape != pixels.shape[:2]:
+        raise ModelError(f"an opacity {list(opacity.shape)} is none of these pixels", field="opacity")
+    picture.putalpha(Image.fromarray(opacity))
+    if transparent:
+        return picture
+    white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, picture).convert("RGB")
 
 
 def _written(metadata: Mapping[str, str], name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import numpy as np
 
 from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.upscale.opacity import visible_colours
 from workers.models.upscale.parameters import UpscaleParameters
 from workers.models.upscale.prompts import pictures_of
 from workers.models.upscale.upscale_prompt import UpscalePrompt
@@ -14,8 +15,8 @@ from workers.stages.types import StageInput
 class EnlargeProcessor:
     """Decodes the picture of a job's messages, and leaves their text alone. Its name in a stage config is ``enlarge``.
 
-    A picture is taken as all media are: upright by its EXIF, on white where it is transparent, the first of several
-    frames, with 8 bits a channel; a colour profile is not applied.
+    A picture is taken as all media are: upright by its EXIF, the first of several frames, with 8 bits a channel, in
+    sRGB. Where it is transparent, its opacity goes with it.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
@@ -37,8 +38,10 @@ class EnlargeProcessor:
         if stage_input.wall is None:
             raise ConfigError("a stage without a media wall takes no media", field=field)
         try:
-            picture = stage_input.wall.decode_image(stage_input.media[number])
+            picture = stage_input.wall.decode_image(stage_input.media[number], keeps_opacity=True)
         except OmniJobsError as error:
             error.field = field
             raise
-        return UpscalePrompt(np.asarray(picture), stage_input.parameters)
+        if picture.mode == "RGB":
+            return UpscalePrompt(np.asarray(picture), stage_input.parameters)
+        return UpscalePrompt(visible_colours(picture), stage_input.parameters, np.asarray(picture.getchannel("A")))

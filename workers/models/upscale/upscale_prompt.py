@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 class UpscalePrompt:
     """The engine prompt of a stage that enlarges pictures. There is no seed, because nothing is drawn at random.
 
-    pixels  uint8 [H, W, 3], RGB
+    pixels   uint8 [H, W, 3], RGB
+    opacity  uint8 [H, W], 255 where the picture is opaque; None where it is everywhere
     """
 
     pixels: NDArray[Any]
     parameters: UpscaleParameters
+    opacity: NDArray[Any] | None = None

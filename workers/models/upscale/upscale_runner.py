@@ -13,6 +13,7 @@ import numpy as np
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OutOfMemory
 from workers.models.upscale.engine_settings import UpscaleEngine
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, SCALE, NetworkName
+from workers.models.upscale.opacity import enlarged
 from workers.models.upscale.tiles import Tile, tiles_of
 from workers.models.upscale.upscale_prompt import UpscalePrompt
 from workers.runners.model_threads import ModelThreads
@@ -62,6 +63,8 @@ class UpscaleRunner:
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Return ``pixels`` uint8 [4H, 4W, 3] of a prompt's picture, with progress in tiles.
 
+        A prompt with an opacity also has ``opacity`` uint8 [4H, 4W].
+
         The values name the network. A cancelled run ends at once; the tiles that threads have begun, of a second or
         two, are finished there and dropped. Raises ModelError for another kind of prompt, a network that the stage does
         not list, more than ``MOST_PIXELS`` or a picture that breaks the network; OutOfMemory; and EngineDead before the
@@ -72,12 +75,17 @@ class UpscaleRunner:
         if not self._upscalers:
             raise EngineDead("the upscale runner is not running")
         _check_pixels(prompt.pixels)
+        if prompt.opacity is not None and prompt.opacity.shape != prompt.pixels.shape[:2]:
+            raise ModelError(f"an opacity {list(prompt.opacity.shape)} is none of these pixels", field="opacity")
         name = prompt.parameters.network or self._names[0]
         upscaler = self._upscalers.get(name)
         if upscaler is None:
             raise ModelError(f"the stage lists no network {name!r}; it lists {', '.join(self._names)}", field="network")
         picture = await self._enlarged(upscaler, name, prompt, progress)
-        return OmniModelRunnerOutput(multimodal_outputs={"pixels": picture}, values={"network": name})
+        outputs = {"pixels": picture}
+        if prompt.opacity is not None:
+            outputs["opacity"] = await self._threads.run(partial(enlarged, prompt.opacity))
+        return OmniModelRunnerOutput(multimodal_outputs=outputs, values={"network": name})
 
     async def _enlarged(
         self, upscaler: Upscaler, name: NetworkName, prompt: UpscalePrompt, progress: ProgressSink
