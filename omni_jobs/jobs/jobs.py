@@ -305,6 +305,10 @@ class Jobs:
         """
         return self._db.run(lambda tx: prune.prune(tx, keep, at_most))
 
+    def hasten(self, keep: Retention, after: float | None = None, at_most: int = 5000) -> float | None:
+        """Make due what ``keep`` keeps no longer of some ``at_most`` jobs. Return the next ``after``, or None."""
+        return self._db.run(lambda tx: prune.hasten(tx, keep, after, at_most))
+
     def garbage(self, at_most: int = 500, after: int = 0) -> Sequence[Garbage]:
         """Return up to ``at_most`` notes of objects to delete, the oldest first, those with an id above ``after``.
 

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
-from omni_jobs.jobs import Claim, Jobs, StoredArtifact
+from omni_jobs.jobs import Claim, Jobs, Retention, StoredArtifact
+from omni_jobs.jobs.prune import hasten
 from omni_jobs.maintenance import pruner as pruner_module
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
@@ -129,6 +131,97 @@ def test_each_kind_goes_in_its_time(database: Database, jobs: Jobs, storage_sett
     }  # fmt: skip
     assert keys_of(store) == {input_key(running, 0)}
     assert pruner.once() == PrunerPass()
+
+
+SHORTENED = {
+    "payloads": {"payloads": 3}, "inputs": {"inputs": 6}, "artifacts": {"artifacts": 6}, "jobs": {"jobs": 6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHORTENED)
+def test_a_shortened_retention_frees_at_once(
+    database: Database, storage_settings: Settings, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(storage_settings)
+    long, short = storage_settings, storage_settings.model_copy(update={f"keep_{kind}_s": 60.0})
+    jobs = Jobs(database, prune_after_s=Retention.of(long).completed_s)
+    for stage in ("first", "second"):
+        register(jobs, f"w-{stage}", stage, slots=100)
+    old = [make(jobs, store) for make in (completed, half_failed) for _ in range(3)]
+    Pruner(jobs, store, long).once()  # writes the failed jobs' ``prune_at``
+    with database.begin() as tx:  # not ``pass_time``, because the workers' leases would end
+        tx.execute(text("UPDATE jobs SET finished_at = finished_at - 1200, prune_at = prune_at - 1200"))
+    young = [make(jobs, store) for make in (completed, half_failed) for _ in range(3)]
+    running = submitted(jobs, store)
+    Pruner(jobs, store, long).collect()  # payloads of the completed jobs
+    before = keys_of(store)
+    monkeypatch.setattr(Jobs.hasten, "__defaults__", (None, 4))  # several pages
+
+    assert Pruner(jobs, store, long).once() == PrunerPass()
+    found = asdict(Pruner(jobs, store, short).once())
+    gone = before - keys_of(store)
+    assert {each: count for each, count in found.items() if count} == {**SHORTENED[kind], "objects": len(gone)}
+    of_kind = "" if kind == "jobs" else f"/{kind}/"
+    assert gone == {key for key in before if of_kind in key and any(each in key for each in old)}
+    assert jobs.unfinished([running]) == {running}
+    assert Pruner(jobs, store, short).once() == PrunerPass()
+    pass_time(database, 61)
+    assert asdict(Pruner(jobs, store, short).once())[kind] == len(young) * SHORTENED[kind][kind] // len(old)
+
+
+def test_a_rescuer_that_starts_with_a_shorter_retention_frees_in_its_first_round(
+    database: Database, storage_settings: Settings
+) -> None:
+    store = open_store(storage_settings)
+    jobs = Jobs(database, prune_after_s=Retention.of(storage_settings).completed_s)
+    for stage in ("first", "second"):
+        register(jobs, f"w-{stage}", stage, slots=100)
+    job_id = completed(jobs, store)
+    pass_time(database, 61)
+    Pruner(jobs, store, storage_settings.model_copy(update={"keep_artifacts_s": 60.0})).round()
+    assert keys_of(store) == {input_key(job_id, 0)}
+
+
+@pytest.mark.parametrize("kind", SHORTENED)
+def test_a_lengthened_retention_keeps_what_is_there(database: Database, storage_settings: Settings, kind: str) -> None:
+    store = open_store(storage_settings)
+    long, short = storage_settings, storage_settings.model_copy(update={f"keep_{kind}_s": 60.0})
+    jobs = Jobs(database, prune_after_s=Retention.of(short).completed_s)
+    for stage in ("first", "second"):
+        register(jobs, f"w-{stage}", stage, slots=100)
+    for make in (completed, half_failed):
+        make(jobs, store)
+    Pruner(jobs, store, short).once()
+    before = keys_of(store)
+    pass_time(database, 1200)
+    assert Pruner(jobs, store, long).once() == PrunerPass()
+    assert keys_of(store) == before
+
+
+def test_what_a_shortened_retention_frees_is_found_by_an_index(database: Database, storage_settings: Settings) -> None:
+    jobs = Jobs(database, prune_after_s=1000.0)
+    for stage in ("first", "second"):
+        register(jobs, f"w-{stage}", stage, slots=100)
+    completed(jobs, open_store(storage_settings))
+    keep = Retention(payloads_s=60, inputs_s=60, artifacts_s=60, events_s=60, jobs_s=60)
+    sent: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, sql: str, values: Any, *rest: object) -> None:
+        sent.append((sql, values))
+
+    with database.begin() as tx:
+        event.listen(tx.engine, "before_cursor_execute", note)
+        try:
+            assert hasten(tx, keep, None, 100) is not None
+        finally:
+            event.remove(tx.engine, "before_cursor_execute", note)
+        explain = "EXPLAIN QUERY PLAN " if tx.dialect.name == "sqlite" else "EXPLAIN "
+        if tx.dialect.name == "postgresql":
+            tx.execute(text("SET LOCAL enable_seqscan = off"))  # which it prefers for a table of one row
+        searches = [each for each in sent if "prune_at >" in each[0]]
+        plans = [str(tx.exec_driver_sql(explain + sql, values).all()) for sql, values in searches]
+    assert len(plans) == 2
+    assert all("ix_jobs_prune_at" in plan for plan in plans), plans
 
 
 def test_a_deleted_job_leaves_nothing(database: Database, jobs: Jobs, object_store: ObjectStore) -> None:
