@@ -1,6 +1,7 @@
 """A worker's app with a fault in it: ``celery -A tests.integration.faulty_worker worker``, TEST_FAULT names it.
 
 stall   after SIGUSR1 its stage's event loop stands still; the process waits 3 s for it, not 45
+block   a stage run of the text "block" blocks its stage's event loop; the process waits 3 s for it, not 45
 deaf    a stage run does not stop when it is cancelled
 hang    reading an object never ends; the process waits 3 s for what hangs in it, not 45
 load    its engine loads until SIGUSR2
@@ -40,6 +41,19 @@ def stall_when_told() -> None:
         signal.signal(signal.SIGUSR1, lambda *_: self._loop.call_soon_threadsafe(hang))
 
     pool.StagePool.on_start = start_and_listen  # type: ignore[method-assign]
+    pool._CLOSE_S = 3.0
+
+
+def block_when_asked() -> None:
+    run = EchoRunner.run
+
+    async def run_or_block(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        output = await run(self, prompt, progress)
+        if output.text == "block":
+            hang()
+        return output
+
+    EchoRunner.run = run_or_block  # type: ignore[method-assign]
     pool._CLOSE_S = 3.0
 
 
@@ -116,6 +130,7 @@ def fill_disk_when_told() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "stall": stall_when_told,
+    "block": block_when_asked,
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
     "hang": hang_in_reads,
     "load": load_until_told,

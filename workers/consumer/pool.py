@@ -68,7 +68,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._host: StageHost | None = None
         self.executor: Executor | None = None  # once the worker serves
-        self._stall_watch: StallWatch | None = None  # once the worker serves
+        self._stall_watch: StallWatch | None = None  # from before the first claim
         self._high_doorbells: HighDoorbells | None = None  # once the worker serves, if it keeps slots for high jobs
         self._hub: Any = None  # Celery's event loop
         self._popping_stopped = False
@@ -121,6 +121,9 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             await host.load()
         finally:
             load_limit.cancel()
+        # Before ``serve``, because the executor claims at once, and a stage run may block the event loop.
+        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
+        self._stall_watch.start()
         self.executor = await host.serve()
         await self._wait_for_list()
         if config.slots_for_high:
@@ -131,8 +134,6 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
                 ring=lambda: self.ring(Priority.HIGH),
             )
             self._high_doorbells.start()
-        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
-        self._stall_watch.start()
         logger.info("%s serves %s with %d slots", self._node, self.queue, number)
 
     def _on_load_limit(self) -> None:

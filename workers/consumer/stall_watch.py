@@ -48,6 +48,8 @@ class StallWatch:
         while not self._closed.wait(self._stall_after_s / _CHECKS):
             blocked = time.monotonic() - self._turned_at
             if blocked > self._stall_after_s:
-                self._on_stall(f"the stage's event loop has not turned for {blocked:.0f} s")
+                by = asyncio.current_task(self._loop)
+                culprit = f", in {by.get_name()}" if by is not None else ""
+                self._on_stall(f"the stage's event loop has not turned for {blocked:.0f} s{culprit}")
                 return
             self._loop.call_soon_threadsafe(self._turned)

@@ -1,18 +1,21 @@
 """A worker whose stage's event loop stands still notices it itself."""
 
+import re
 import signal
 from pathlib import Path
 
 from omni_jobs.states import JobState
-from tests.integration.echo_stack import EchoStack
+from tests.integration.echo_stack import PIPELINE, EchoStack
+
+OPTIONS = {"OMNI_JOBS_STALL_AFTER_S": "5", "OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"}
+ONE_LOSS = PIPELINE.replace("  first:\n", "  first:\n    retries: {worker_lost: 1}\n")
 
 
 def test_a_worker_whose_event_loop_stands_still_ends_and_its_successor_does_the_work(
     sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
     """Its ledger renews the lease all the time, so nobody else would notice."""
-    options = {"OMNI_JOBS_STALL_AFTER_S": "5", "OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"}
-    stack = EchoStack(tmp_path, sqlite_url, valkey_url, options)
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, OPTIONS)
     try:
         stack.start("second")
         stalled = stack.launch("first", fault="stall")
@@ -28,5 +31,33 @@ def test_a_worker_whose_event_loop_stands_still_ends_and_its_successor_does_the_
         assert {stack.ended(job_id).status for job_id in [held, *ids]} == {JobState.COMPLETED}
         assert stack.jobs.get(held).stages[0].attempt == 2
         assert all(worker.process.poll() is None for worker in stack.workers if worker is not stalled)
+    finally:
+        stack.close()
+
+
+def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_is_quarantined_and_its_neighbours_complete(
+    sqlite_url: str, valkey_url: str, tmp_path: Path
+) -> None:
+    """The queue's key is no list, so each of the workers is still starting when the loop stands still."""
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, OPTIONS, config=ONE_LOSS)
+    try:
+        stack.start("second")
+        with stack.redis() as broker:
+            broker.set(f"{stack.prefix}echo.first", "mine")
+        poison = stack.submit("block", ring=False)
+        neighbours = [stack.submit(f"neighbour {n}", ring=False, first={"delay_s": 1}) for n in range(3)]
+        slot = None
+        for _ in range(stack.pipelines["echo"].stage("first").retries.worker_lost + 1):
+            stalled = stack.launch("first", slot, fault="block")
+            assert stalled.process.wait(60) == 1
+            assert re.search(r"event loop has not turned for \d+ s, in stage run \d+", stalled.log.read_text())
+            assert " serves echo.first " not in stalled.log.read_text()
+            slot = stalled.slot
+        stack.serving(stack.launch("first", slot, fault="block"))
+        view = stack.ended(poison)
+        assert view.status is JobState.FAILED
+        assert view.error is not None
+        assert view.error.code == "quarantined"
+        assert {stack.ended(job_id).status for job_id in neighbours} == {JobState.COMPLETED}
     finally:
         stack.close()
