@@ -42,16 +42,22 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` started and that live."""
+    return [child for child, parent in _parents().items() if parent == pid]
+
+
 def named(pid: int, name: bytes) -> list[int]:
     """The processes below ``pid`` that have ``name`` in their command line."""
-    return [below for below in descendants(pid) if name in _command_line(below)]
+    return [below for below in descendants(pid) if name in command_line(below).encode()]
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> str:
+    """A process's words, with spaces between them; empty once it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def lives(pid: int) -> bool:
