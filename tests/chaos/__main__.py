@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import exc, text
 
+import tests.chaos.hangs  # noqa: F401  (its faults are among KINDS then)
 from tests.chaos.checker import ORPHAN_S, Checked, Sampler, StoredBytes, check, unfinished, wait_until_collected
 from tests.chaos.clients import Abilities, Clients, Log, Record
 from tests.chaos.faults import KINDS, Faults, Struck
@@ -32,6 +33,7 @@ from tests.chaos.recovery import Recoveries, Recovery, percentile
 from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
 
 IN_NAMESPACES = "OMNI_CHAOS_IN_NAMESPACES"
+FLOODED_S = 60.0  # after a flood a job may still fail of it
 LIMIT_S = 120.0  # after the last fault everything must have ended within so long
 VIOLATION, UNUSABLE = 1, 3
 
@@ -245,7 +247,7 @@ class Run:
         records = clients.records
         checked = check(stack.engine, objects, records, sampler)
         violations = [*faults.violations, *clients.violations, *checked.violations]
-        violations += _unexplained(checked, faults.counts)
+        violations += _unexplained(checked, faults.counts) + _not_flooded(checked, faults.struck)
         if faults.counts["other_file"] and len(set(sampler.files.values())) < 2:
             violations.append("the driver: workers served with another file, and all that were seen had the same")
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
@@ -309,7 +311,7 @@ class Run:
             "cancel_p99_s",
         )
         say("   ".join(f"{name} {_shown(report[name])}" for name in counted))
-        say(f"outcomes {report['outcomes']}   errors {report['errors']}   answers {report['answers']}")
+        say("   ".join(f"{name} {report[name]}" for name in ("outcomes", "errors", "flooded", "answers")))
         say(f"{sum(report['faults'].values())} faults in {report['ran_s']} s, settled after {report['settled_s']} s")
         for sentence in outcome.violations:
             self._console.print(f"violation: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -364,6 +366,7 @@ class Run:
             "wasted_runs": checked.wasted_runs,
             "outcomes": dict(sorted(checked.outcomes.items())),
             "errors": dict(sorted(checked.errors.items())),
+            "flooded": dict(sorted(Counter(code for _, _, code in checked.flooded).items())),
             "attempt_errors": dict(sorted(checked.attempt_errors.items())),
             "answers": {str(status or "none"): count for status, count in sorted(clients.answers.items())},
             "unexpected_exits": dict(Counter(f"{e.name} {e.status}" for e in stack.processes.unexpected())),
@@ -455,6 +458,16 @@ def _unexplained(checked: Checked, counts: Counter[str]) -> list[str]:
         if cause is None or (cause and not counts[cause]):
             found.append(f"failed: {count} jobs ended with {code}, which no fault here explains")
     return found
+
+
+def _not_flooded(checked: Checked, struck: Sequence[Struck]) -> list[str]:
+    """Jobs of the remote stage that failed, though its server did not flood."""
+    floods = [each for each in struck if each.kind == "flooding_server"]
+    return [
+        f"failed: {job_id} of the remote stage ended with {code}, and its server did not flood"
+        for job_id, at, code in checked.flooded
+        if not any(each.began <= at <= each.ended + FLOODED_S for each in floods)
+    ]
 
 
 def _shown(value: object) -> str:

@@ -18,6 +18,7 @@ import xxhash
 from sqlalchemy import Connection, Engine, exc, inspect, text
 
 from tests.chaos.clients import FINAL, Record
+from tests.chaos.stack import ASKING
 from tests.services.seaweedfs import SeaweedFS
 
 __all__ = ["Checked", "Sampler", "StoredBytes", "check"]
@@ -64,6 +65,9 @@ class Checked:
     wasted_runs: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)  # codes of failed jobs
+    flooded: list[tuple[str, float, str]] = field(
+        default_factory=list
+    )  # failed jobs of the remote stage: id, end, code
     attempt_errors: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     objects: int = 0
@@ -279,7 +283,7 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
         return
     if job["finished_at"] is None:
         checked.say("job", f"{about}, and has no end")
-    if not runs or (echoes and len(runs) != 2):
+    if not runs or (echoes and len(runs) != (1 if job["pipeline"] == ASKING else 2)):
         checked.say("job", f"{about}: not its stage runs")
         return
     if any(each not in ("succeeded", "failed", "cancelled") for each in states):
@@ -292,7 +296,11 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
         checked.say("job", f"{about}: nothing is left to do")
     if state == "failed":
         error = json.loads(job["error"] or "{}")
-        checked.errors[error.get("code", "none")] += 1
+        code = error.get("code", "none")
+        if job["pipeline"] == ASKING:
+            checked.flooded.append((job["id"], job["finished_at"], code))
+        else:
+            checked.errors[code] += 1
         if "failed" not in states:
             checked.say("job", f"{about}, failed without a failed stage")
 

