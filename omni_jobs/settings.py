@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     # Name → {url, key or key_file, ca_file} of an OpenAI-compatible server that remote stages may use.
     servers: dict[str, Server] = {}
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
+    # Where workers leave a lock for each GPU, so that those of one load one after another. None: they do not wait.
+    load_locks_dir: Path | None = None
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     # The path below which a proxy shows the API, such as /jobs-api, whether it strips it or not.

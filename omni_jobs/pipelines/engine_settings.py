@@ -12,6 +12,11 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def devices(self) -> int:
+        """The number of GPUs that the engine uses."""
+        return 1
+
     def on(self, device: Device) -> Self:
         """Return the settings that hold on this kind of device; a runner may have overrides for one of them."""
         del device

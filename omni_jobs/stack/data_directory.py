@@ -5,6 +5,7 @@ stack.url          the running stack's URL; only its user can read it
 omni-jobs.sqlite   the jobs
 objects/           payloads, media and artifacts
 valkey/            Valkey's append-only file and configuration
+load-locks/        a lock for each GPU, which a worker holds while it loads its model there
 logs/              the log of each child process, and as .log.1 that of the stack's start before
 """
 
@@ -67,6 +68,7 @@ class DataDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
+        self.load_locks = self.path / "load-locks"
         self.logs = self.path / "logs"
         self.valkey = self.path / "valkey"
         self.lock_fd: int | None = None  # while open; a process that inherits it keeps the directory locked

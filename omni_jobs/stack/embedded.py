@@ -178,6 +178,7 @@ class EmbeddedStack:
                 "pipelines": tuple(pipeline.name for pipeline in self._pipelines),
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
                 "spool_dir": self._spool,
+                "load_locks_dir": given.load_locks_dir or self._directory.load_locks,
                 "api_host": host,
                 "api_port": port,
                 "broker_url": SecretStr(valkey.url),

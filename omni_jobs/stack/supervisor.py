@@ -54,8 +54,9 @@ class Supervisor:
     ) -> None:
         """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
 
-        The thread calls ``on_ready`` once all children are ready, which they must be within the ``load_limit_s`` of the
-        children's ``settings``. The children of a ``temporary`` stack get less time to stop.
+        The thread calls ``on_ready`` once all children are ready. Between two that turn ready pass at most the
+        ``load_limit_s`` of the children's ``settings``, because workers of one GPU load one after another. The
+        children of a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
@@ -143,7 +144,10 @@ class Supervisor:
         self._sentinel.send(f"session {pid}")
 
     def _await_ready(self, children: Sequence[Child], readiness: Readiness, limit_s: float) -> None:
-        """Wait until all these children serve. Raises StackError if any child ends meanwhile, or after ``limit_s``."""
+        """Wait until all these children serve.
+
+        Raises StackError if any child ends meanwhile, or if for ``limit_s`` none turns ready.
+        """
         deadline = time.monotonic() + limit_s
         waiting = list(children)
         while waiting:
@@ -153,6 +157,7 @@ class Supervisor:
             for child in [child for child in waiting if readiness.serves(child)]:
                 child.mark_ready()
                 waiting.remove(child)
+                deadline = time.monotonic() + limit_s
             if waiting and time.monotonic() > deadline:
                 raise _failed(waiting[0], f"was not ready after {limit_s:.0f} s")
 

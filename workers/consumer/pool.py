@@ -17,7 +17,8 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -32,6 +33,7 @@ from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
 from workers.consumer.command_line import stage_of_queues
 from workers.consumer.high_doorbells import HighDoorbells
+from workers.consumer.load_turns import turn_to_load
 from workers.consumer.stage_host import StageHost
 from workers.consumer.stall_watch import StallWatch
 from workers.execution.slots import Slots
@@ -115,12 +117,11 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             on_broken=self._on_broken,
         )
         await host.take_slot()
-        # The timer has a thread of its own, because a library's call may hang, and the event loop with it.
-        load_limit = _start_timer(self.app.settings.load_limit_s, self._on_load_limit)
-        try:
-            await host.load()
-        finally:
-            load_limit.cancel()
+        with self._load_limit():
+            cards = host.prepare()
+        async with turn_to_load(self.app.settings.load_locks_dir, cards):
+            with self._load_limit():
+                await host.load()
         # Before ``serve``, because the executor claims at once, and a stage run may block the event loop.
         self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
         self._stall_watch.start()
@@ -135,6 +136,16 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             )
             self._high_doorbells.start()
         logger.info("%s serves %s with %d slots", self._node, self.queue, number)
+
+    @contextmanager
+    def _load_limit(self) -> Iterator[None]:
+        """End the process when what runs inside takes longer than the limit of a load."""
+        # The timer has a thread of its own, because a library's call may hang, and the event loop with it.
+        timer = _start_timer(self.app.settings.load_limit_s, self._on_load_limit)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _on_load_limit(self) -> None:
         self._exit_within(_LOAD_CLOSE_S)

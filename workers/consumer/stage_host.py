@@ -1,6 +1,6 @@
 """``StageHost``: one stage in a worker's process, with its slot, its engine and its executor.
 
-    take_slot → load → serve → close
+    take_slot → prepare → load → serve → close
 
 It lives on the pool's event loop and knows nothing of Celery; ``workers.consumer.pool`` is Celery's side.
 """
@@ -23,6 +23,7 @@ from omni_jobs.errors import DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import queue_of
+from workers.consumer.load_turns import card_names
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 from workers.execution.slots import Slots
@@ -115,13 +116,22 @@ class StageHost:
         await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop())
         logger.info("%s: the slot is taken", self.worker.slot)
 
-    async def load(self) -> None:
-        """Open the object store and load the stage's engine. Raises ConfigError or EngineDead."""
+    def prepare(self) -> Sequence[str]:
+        """Open the object store and make the stage's engine, which loads nothing yet; return the cards that it uses.
+
+        Raises ConfigError.
+        """
         from omni_jobs.storage import open_store
         from workers.execution.stage_llm import StageLLM
 
         self._store = open_store(self._settings)
         self._llm = StageLLM.create(self._pipeline, self._stage, self._settings)
+        return card_names(self._llm.cuda_devices, os.environ)
+
+    async def load(self) -> None:
+        """Load the stage's engine. Raises ConfigError or EngineDead, and RuntimeError before ``prepare``."""
+        if self._llm is None:
+            raise RuntimeError("the engine is not prepared")
         await self._llm.start()
         # What is loaded stays: to go through it with every collection took a sixth of an echo worker's time.
         gc.collect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,10 +35,14 @@ class StageLLM:
     event loop. docs/offline.md runs one stage alone.
     """
 
-    def __init__(self, stage: Stage, runner: Runner) -> None:
-        """Join a stage with the runner of its kind; nothing is loaded yet."""
+    def __init__(self, stage: Stage, runner: Runner, cuda_devices: Iterable[int] = ()) -> None:
+        """Join a stage with the runner of its kind; nothing is loaded yet.
+
+        ``cuda_devices`` are the indices of the CUDA devices on which the runner will load its model.
+        """
         self.stage = stage
         self.runner = runner
+        self.cuda_devices = tuple(cuda_devices)
         self._resumable = runner if isinstance(runner, ResumableRunner) else None
         self._telling = runner if isinstance(runner, TellingRunner) else None
         self._prompts = ModelThreads(_PROMPT_THREADS, stage.name)  # of its input processor
@@ -48,7 +52,8 @@ class StageLLM:
         """Return the ``StageLLM`` of a pipeline's stage, not started. Raises ConfigError; NotFound: no such stage."""
         config = pipeline.stage(stage_name)
         stage = Stage(pipeline, config, checkpoint_of(pipeline, config, settings.models), MediaWall(settings))
-        return cls(stage, create_runner(config, OmniEngineArgs.for_stage(config, stage.model, settings)))
+        args = OmniEngineArgs.for_stage(config, stage.model, settings)
+        return cls(stage, create_runner(config, args), args.cuda_devices)
 
     async def start(self) -> None:
         """Load the stage's input processor and its runner's model. Raises ConfigError, or EngineDead."""

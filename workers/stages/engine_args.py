@@ -75,6 +75,12 @@ class OmniEngineArgs:
     servers: Mapping[str, Server] = field(default_factory=dict)  # that remote stages may use, by name
     capture_bytes: int | None = None  # limit of hidden states kept at a time; None: from the host's memory
 
+    @property
+    def cuda_devices(self) -> range:
+        """The indices of the CUDA devices that the engine uses; empty where it uses none, or the runner chooses."""
+        first = self.device_index or 0
+        return range(first, first + self.engine.devices) if self.device == "cuda" else range(0)
+
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig | None, settings: Settings) -> OmniEngineArgs:
         """Return a stage's engine arguments, from its stage config and ``settings``, which take precedence.

@@ -37,6 +37,17 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
+def test_the_shares_of_a_shipped_pipeline_s_stages_leave_room_on_the_card_that_they_share() -> None:
+    """A tenth is for the contexts, which no share counts. A diffusion stage beside them needs room of its own."""
+    for pipeline in load_pipelines(CONFIGS).values():
+        shares: dict[str, float] = {}
+        for stage in map(pipeline.stage, pipeline.stages):
+            share = getattr(stage.engine_settings, "gpu_memory_utilization", None)
+            if stage.kind in {"ar", "pooling", "diffusion"}:
+                shares[stage.device] = shares.get(stage.device, 0) + (share or 0.1)
+        assert all(share <= 0.9 for share in shares.values()), f"{pipeline.name}: {shares}"
+
+
 def test_the_shipped_pipelines_load() -> None:
     pipelines = load_pipelines(CONFIGS)
     assert {"qwen2_5_omni", "echo"} <= set(pipelines)

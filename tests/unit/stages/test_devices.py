@@ -153,7 +153,7 @@ def test_the_setting_stands_over_the_stage_config(
 
 def test_a_workers_share_of_its_gpu_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_JOBS_DEVICE", "auto")
-    assert args("cuda", Settings(), monkeypatch)[1].engine.vllm_args("cuda")["gpu_memory_utilization"] == 0.9
+    assert args("cuda", Settings(), monkeypatch)[1].engine.vllm_args("cuda")["gpu_memory_utilization"] == 0.55
     monkeypatch.setenv("OMNI_JOBS_GPU_MEMORY_UTILIZATION", "0.45")
     assert args("cuda", Settings(), monkeypatch)[1].engine.vllm_args("cuda")["gpu_memory_utilization"] == 0.45
     assert args("cpu", Settings(), monkeypatch)[1].engine.vllm_args("cpu").get("gpu_memory_utilization") != 0.45

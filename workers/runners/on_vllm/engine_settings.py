@@ -132,6 +132,12 @@ class VllmEngine(VllmArguments, EngineSettings):
     cpu: VllmArguments | None = None
     cuda: VllmArguments | None = None
 
+    @property
+    def devices(self) -> int:
+        """The number of GPUs that the engine uses, one for each rank."""
+        ranks: int | None = getattr(self, "tensor_parallel_size", None)  # a field that is made of vLLM's list
+        return ranks or 1
+
     @model_validator(mode="after")
     def _check_each_host_kind(self) -> Self:
         kinds: tuple[Device, ...] = ("cuda", "cpu")
