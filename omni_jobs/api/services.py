@@ -1,10 +1,8 @@
 """``Services``: the parts of an API process that its routes work with, one of each."""
 
-import os
 from functools import lru_cache, partial
 from typing import Annotated
 
-from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
@@ -12,6 +10,8 @@ from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
 from omni_jobs.api.protocol import most_connections
+from omni_jobs.api.switch_interval import short_switch_interval
+from omni_jobs.api.tenant_threads import TenantThreads
 from omni_jobs.api.transport import Transport
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
@@ -27,10 +27,15 @@ from omni_jobs.prompts import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.tenants.callers import Callers
-from omni_jobs.views import ErrorView
+from omni_jobs.views import Counts, ErrorView, Page
 
 _NEWEST_JOBS = 30  # in the status
-_STATUSES_KEPT = 32  # of as many tenants; the newest jobs of one may have 2 MiB
+_COUNTS_KEPT = 4096  # of as many tenants
+_NEWEST_JOBS_KEPT = 256  # of as many tenants; those of one may have 2 MiB
+_LIST_THREADS = 8
+_LIST_THREADS_OF_TENANT = 2
+_ARTIFACT_THREADS = 16  # a part is sent once the whole was read, which may take long
+_ARTIFACT_THREADS_OF_TENANT = 4
 
 
 class Services:
@@ -61,13 +66,23 @@ class Services:
             most=most,
             most_per_tenant=of_tenant if of_tenant is not None else max(1, connections // 10),
         )
-        # Of a tenant, None: of all. What was not read for long is forgotten.
-        self.counts = lru_cache(_STATUSES_KEPT)(lambda tenant: CachedValue(partial(self.jobs.counts, tenant)))
-        newest_jobs = partial(self.jobs.list, limit=_NEWEST_JOBS, brief=True)
-        self.newest_jobs = lru_cache(_STATUSES_KEPT)(lambda tenant: CachedValue(partial(newest_jobs, tenant=tenant)))
         self.bulk_answers = AllAnswers(settings)
-        # Threads for lists of jobs and for the status, so that large answers leave the other threads to small ones.
-        self.list_threads = CapacityLimiter(max(2, os.cpu_count() or 2))
+        # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
+        self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT)
+        self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT)
+        # Of a tenant, None: of all. What was not read for long is forgotten.
+        self.counts = lru_cache(_COUNTS_KEPT)(self._counts)
+        self.newest_jobs = lru_cache(_NEWEST_JOBS_KEPT)(self._newest_jobs)
+
+    def _counts(self, tenant: str | None) -> CachedValue[Counts]:
+        return CachedValue(partial(self.jobs.counts, tenant), partial(self.list_threads.run, tenant))
+
+    def _newest_jobs(self, tenant: str | None) -> CachedValue[Page]:
+        def read() -> Page:
+            with short_switch_interval():
+                return self.jobs.list(limit=_NEWEST_JOBS, brief=True, tenant=tenant)
+
+        return CachedValue(read, partial(self.list_threads.run, tenant))
 
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
         """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""

@@ -1,7 +1,10 @@
 """The route of artifacts: gets an output of a job, whole or in part."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
@@ -12,6 +15,7 @@ from omni_jobs.api.needs import Viewer
 from omni_jobs.api.request_parameters import JobId
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.shown_types import SHOWN_TYPES
+from omni_jobs.api.tenant_threads import TenantThreads
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
 from omni_jobs.jobs import StoredArtifact
 
@@ -32,7 +36,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
         **errors(404, 409, 410, 416, 503),
     },
 )
-def get_artifact(
+async def get_artifact(
     caller: Viewer,
     request: Request,
     job_id: JobId,
@@ -46,7 +50,26 @@ def get_artifact(
 
     410 once the artifact's time to live is over. 409 while the job may still make it.
     """
-    artifact = _find(services, job_id, name, caller.sees)
+
+    def answer() -> Response:
+        asked = _Asked(request.state.method == "HEAD", range_, if_range, if_none_match)
+        return _answer(services, _find(services, job_id, name, caller.sees), asked, caller.sees)
+
+    return await services.artifact_threads.run(caller.sees, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request's headers say of the part of an artifact that is wanted."""
+
+    head_only: bool
+    range: str | None
+    if_range: str | None
+    if_none_match: str | None
+
+
+def _answer(services: Services, artifact: StoredArtifact, asked: _Asked, tenant: str | None) -> Response:
+    """Return the answer with an artifact, or with the part of it that is asked for. Raises RangeNotSatisfiable."""
     ref = artifact.ref
     is_shown = artifact.media_type in SHOWN_TYPES
     headers = {
@@ -57,22 +80,31 @@ def get_artifact(
         "Cache-Control": "private, immutable, max-age=86400",
     }
     media_type = artifact.media_type if is_shown else "application/octet-stream"
-    if if_none_match is not None and _has_etag(if_none_match, headers["ETag"]):
+    if asked.if_none_match is not None and _has_etag(asked.if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    span = _span(range_, ref.size) if if_range is None or if_range == headers["ETag"] else None
+    span = _span(asked.range, ref.size) if asked.if_range in (None, headers["ETag"]) else None
     start, stop = span or (0, ref.size)
     if span is not None:
         if start >= stop:
             raise RangeNotSatisfiable(f"the artifact has {ref.size} bytes", size=ref.size, field="Range")
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
     headers["Content-Length"] = str(stop - start)
-    if request.state.method == "HEAD":
+    if asked.head_only:
         return Response(None, 200 if span is None else 206, headers, media_type=media_type)
     pieces = _part(services.store.open_stream(ref), start, stop, ref.size)
     status = 200 if span is None else 206
     if stop - start <= _STREAMED_ABOVE_BYTES:
         return Response(b"".join(pieces), status, headers, media_type=media_type)
-    return StreamingResponse(pieces, status, headers, media_type=media_type)
+    return StreamingResponse(
+        _on_threads(pieces, services.artifact_threads, tenant), status, headers, media_type=media_type
+    )
+
+
+async def _on_threads(pieces: Generator[bytes], threads: TenantThreads, tenant: str | None) -> AsyncIterator[bytes]:
+    """Yield the pieces, each read on one of the tenant's threads."""
+    with closing(pieces):
+        while (piece := await threads.run(tenant, partial(next, pieces, None))) is not None:
+            yield piece
 
 
 def _find(services: Services, job_id: str, name: str, tenant: str | None) -> StoredArtifact:
@@ -104,7 +136,7 @@ def _span(header: str | None, size: int) -> tuple[int, int] | None:
     return int(first), min(size, int(last) + 1) if last else size
 
 
-def _part(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Iterator[bytes]:
+def _part(pieces: Iterator[bytes], start: int, stop: int, size: int) -> Generator[bytes]:
     """Yield the bytes of an object from ``start`` up to ``stop``, the last of them only once all pieces are read.
 
     The store checks the object's digest at its end. So all of it is read for any part of it, and a damaged object is

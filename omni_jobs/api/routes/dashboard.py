@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.resources import files
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
@@ -20,8 +19,7 @@ from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
 from omni_jobs.api.shown_types import SHOWN_TYPES
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.tenants.caller import Caller
-from omni_jobs.views import ArtifactView, ErrorView, StageRunView, WaitingView, WarningView, WorkerView
+from omni_jobs.views import ArtifactView, Counts, ErrorView, Page, StageRunView, WaitingView, WarningView, WorkerView
 
 router = APIRouter(tags=["status"])
 
@@ -78,16 +76,18 @@ async def status(caller: Viewer, services: ServicesDep) -> Response:
     workers, which are left out for others, because their load tells of other tenants' jobs.
     """
 
+    counts = await services.counts(None if caller.operates else caller.sees).get()
+    newest = await services.newest_jobs(caller.sees).get()
+
     def read() -> Response:
         with short_switch_interval():
-            return Response(_status(services, caller).model_dump_json(), media_type="application/json")
+            body = _status(services, caller.operates, counts, newest).model_dump_json()
+            return Response(body, media_type="application/json")
 
-    return await run_sync(read, limiter=services.list_threads)
+    return await services.list_threads.run(caller.sees, read)
 
 
-def _status(services: Services, caller: Caller) -> Status:
-    operates = caller.operates
-    counts = services.counts(None if operates else caller.sees).get()
+def _status(services: Services, operates: bool, counts: Counts, newest: Page) -> Status:
     workers = list(services.jobs.workers())
     paused = services.jobs.paused_stages()
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
@@ -114,7 +114,7 @@ def _status(services: Services, caller: Caller) -> Status:
             artifacts=[artifact.url for artifact in job.artifacts],
             pictures=[artifact.url for artifact in job.artifacts if _is_picture(artifact)],
         )
-        for each in services.newest_jobs(caller.sees).get().jobs
+        for each in newest.jobs
         for job in [below(services.settings.root_path, each)]
     ]
     shown = workers if operates else []

@@ -164,7 +164,7 @@ async def list_jobs(
             jobs = [below(services.settings.root_path, job) for job in page.jobs]
             return _answer(page.model_copy(update={"jobs": jobs}))
 
-    return await run_sync(read, limiter=services.list_threads)
+    return await services.list_threads.run(caller.sees, read)
 
 
 @router.post("/{job_id}/cancel", response_model=JobView, responses={**_A_JOB, **errors(403, 404, 503)})
@@ -215,6 +215,6 @@ def delete_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> None:
     response_model=list[EventView],
     responses={200: {"content": {"application/json": {"example": EVENTS}}}, **errors(404, 503)},
 )
-def list_events(caller: Reader, job_id: JobId, services: ServicesDep) -> list[EventView]:
+async def list_events(caller: Reader, job_id: JobId, services: ServicesDep) -> list[EventView]:
     """List the events of a job, the oldest first. Events have a time to live of their own."""
-    return list(services.jobs.events(job_id, caller.sees))
+    return list(await services.list_threads.run(caller.sees, lambda: services.jobs.events(job_id, caller.sees)))
