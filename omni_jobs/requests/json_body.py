@@ -54,7 +54,7 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     long: dict[str, memoryview] = {}
     begin = len(BOM_UTF8) if body.startswith(BOM_UTF8) else 0  # editors and shells of Windows write one
     if len(body) > _SMALL:
-        body, long = _outline(body, begin, _TEXT_AS_JSON * max_text_bytes)
+        body, long = outline(body, begin, _TEXT_AS_JSON * max_text_bytes)
     elif begin:
         body = body[begin:]
     try:
@@ -77,10 +77,12 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
 # A large body's outline.
 
 
-def _outline(body: bytes | bytearray, begins: int, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
+def outline(body: bytes | bytearray, begins: int, max_text: int) -> tuple[bytes | bytearray, dict[str, memoryview]]:
     """Return the body from ``begins`` on with a name in the place of each long plain string, and these strings by name.
 
-    It counts the values as well. The outline is JSON if and only if the body is.
+    The outline is JSON if and only if the body is. The strings are views of the body, which must not change.
+
+    Raises RequestTooLarge for more than 50,000 values, 8 MiB outside of strings, or ``max_text`` bytes in others.
     """
     prefix = secrets.token_hex(16)  # no client can guess it
     long: dict[str, memoryview] = {}

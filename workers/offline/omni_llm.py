@@ -74,7 +74,7 @@ class OmniOutput:
         return self._file("image")
 
     def _file(self, modality: str) -> bytes | None:
-        return next((each.data for each in self.artifacts.values() if each.modality == modality), None)
+        return next((bytes(each.data) for each in self.artifacts.values() if each.modality == modality), None)
 
 
 @dataclass(slots=True)

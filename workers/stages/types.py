@@ -106,7 +106,7 @@ class ReservedMemory(Protocol):
 class EncodedOutput:
     """An output that its runner gives encoded, in a format of the outputs' table."""
 
-    data: bytes
+    data: bytes | memoryview
     format: str
 
 
@@ -152,7 +152,7 @@ class Artifact:
 
     name: str  # "audio.wav"
     media_type: str  # "audio/wav"
-    data: bytes
+    data: bytes | memoryview
     modality: str  # "audio"
 
 

@@ -1,27 +1,31 @@
 """Chat completions: a text as it streams, or with speech in one piece."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
-from workers.runners.remote.answers import Chunk, Completion, Usage, check_answer, load_json, parse_answer
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
-from workers.runners.remote.events import events
-from workers.runners.remote.failures import ServerError, Setback, bad_answer
+from workers.runners.remote.document import Document
+from workers.runners.remote.documents import Documents
+from workers.runners.remote.failures import bad_answer
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.reply import Reply, add_content, usage_of
 from workers.runners.remote.speech import speech_output
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
 _PATH = "chat/completions"
+_CALLS = ("tool_calls", "function_call")
+_REASONING = ("reasoning_content", "reasoning")  # names of the same; a server may send both
 
 
 async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
-    """Return the text that a model answers with, its finish reason and usage; its speech as well if it speaks."""
+    """Return the text that a model answers with, its finish reason and usage; its speech as well if it speaks.
+
+    Its reasoning is the result ``reasoning``. A refusal is text, with the warning ``refused``; calls of tools beside a
+    text are the warning ``tool_calls``.
+    """
     speaks = call.engine.speaks and prompt.audio_format is not None
     streams = call.engine.stream and not speaks
     body = call.body(prompt, messages=_with_system(prompt, call), stream=streams, seed=call.seed(prompt))
@@ -36,9 +40,7 @@ async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
     async def exchange() -> OmniModelRunnerOutput:
         async with call.client.exchange("POST", _PATH, json=body) as answer:
-            if streams:
-                return await _streamed(answer, call, GrowingText(call.progress, total))
-            return _whole(parse_answer(Completion, await answer.body()), prompt)
+            return await _read(answer, prompt, call, GrowingText(call.progress, total))
 
     return await call.until_answered(exchange, Progress(0, total, "tokens"))
 
@@ -49,64 +51,51 @@ def _with_system(prompt: RemotePrompt, call: Call) -> list[Mapping[str, Any]]:
     return [{"role": "system", "content": call.engine.system}, *prompt.messages]
 
 
-async def _streamed(answer: Answer, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    async with aclosing(events(answer)) as stream:
-        async for data in stream:
-            value = load_json(data)
-            raise_error(value, call)
-            chunk = check_answer(Chunk, value)
-            usage = chunk.usage or usage
-            for choice in chunk.choices[:1]:
-                if choice.delta.content:
-                    text.add(choice.delta.content, chunk.usage.completion_tokens if chunk.usage else None)
-                finish_reason = choice.finish_reason or finish_reason
-    return OmniModelRunnerOutput(
-        text=str(text), finish_reason=_finished(finish_reason), usage=usage.counts() if usage else None
-    )
-
-
-def _whole(completion: Completion, prompt: RemotePrompt) -> OmniModelRunnerOutput:
-    choice = completion.choices[0]
-    audio = choice.message.audio
-    text = choice.message.content
-    output = OmniModelRunnerOutput(
-        text=(audio.transcript if audio and text is None else text) or "",
-        finish_reason=_finished(choice.finish_reason),
-        usage=completion.usage.counts() if completion.usage else None,
-    )
-    if audio is None or prompt.audio_format is None:
+async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
+    """Return what an answer says, be it one completion or a stream of its pieces."""
+    documents = Documents(answer, call)
+    reply = Reply(text)
+    speech = bytearray()
+    has_choice = False
+    async with aclosing(aiter(documents)) as stream:
+        async for document in stream:
+            has_choice |= document.at("choices", 0) is not None
+            message = "message" if document.at("choices", 0, "message") is not None else "delta"
+            if has_choice:
+                _add(reply, document, message)
+                if (spoken := await document.medium("choices", 0, message, "audio", "data")) is not None:
+                    speech += spoken
+            reply.usage = usage_of(document, "usage") or reply.usage
+            if reply.finish_reason is not None:
+                answer.finish()
+    if documents.ended and not has_choice:
+        raise bad_answer("choices: there are none")
+    output = reply.output(ended=documents.ended)
+    if not speech or prompt.audio_format is None:
         return output
-    speech = speech_output(decode_base64(audio.data, "choices.0.message.audio.data"), prompt.audio_format, prompt)
-    return output._replace(encoded=speech.encoded, multimodal_outputs=speech.multimodal_outputs, values=speech.values)
+    sound = await speech_output(memoryview(speech), prompt.audio_format, prompt)
+    return output._replace(encoded=sound.encoded, multimodal_outputs=sound.multimodal_outputs, values=sound.values)
 
 
-def _finished(reason: str | None) -> str:
-    """Return "stop" or "length". Raises Setback for a text that has no end, ModelError for one that is withheld."""
-    if reason is None:
-        raise Setback("the answer broke off before its end", counts=True)
-    if reason in ("abort", "error"):
-        raise Setback(f"the server gave the request up: {reason}", counts=True)
-    if reason == "content_filter":
-        raise ModelError("the server's content filter withholds the answer")
-    return "length" if reason == "length" else "stop"
-
-
-def raise_error(value: Any, call: Call) -> None:
-    """Raise the error that an event of a stream is, if it is one: as an answer of the status that it names, or 500."""
-    if isinstance(value, dict) and (value.get("error") or value.get("object") == "error"):
-        error = ServerError.parse(value)
-        code = str(error.code)
-        raise call.client.failure(int(code) if code.isdecimal() and 400 <= int(code[:4]) < 600 else 500, error)
-
-
-def decode_base64(encoded: str, field: str) -> bytes:
-    """Return the bytes that base64 means. Raises ModelError naming the answer's field, also for no bytes."""
-    try:
-        data = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise bad_answer(f"{field}: not base64: {error}") from None
-    if not data:
-        raise bad_answer(f"{field}: there are no bytes")
-    return data
+def _add(reply: Reply, document: Document, message: str) -> None:
+    """Add the first choice of a completion, or of a piece of one, whose ``message`` may be its delta."""
+    at = ("choices", 0, message)
+    tokens = document.peek("usage", "completion_tokens")
+    add_content(reply, document, *at, "content", tokens=tokens if type(tokens) is int and tokens >= 0 else None)
+    if document.at(*at, "content") is None:
+        reply.say(document.text(*at, "audio", "transcript"))
+    reply.refuse(document.text(*at, "refusal"))
+    for name in _REASONING:
+        if isinstance(document.peek(*at, name), str) and document.peek(*at, name):
+            reply.reason(document.text(*at, name))
+            break
+    calls = document.peek(*at, "tool_calls")
+    for place in range(min(len(calls), 20)) if isinstance(calls, list) else ():
+        reply.call(document.word(*at, "tool_calls", place, "function", "name"))
+    if document.peek(*at, "function_call"):
+        reply.call(document.word(*at, "function_call", "name"))
+    reason = document.peek("choices", 0, "finish_reason")
+    if reason:
+        reply.finish_reason = reason.lower() if isinstance(reason, str) else "unknown"
+        if reply.finish_reason in _CALLS:
+            reply.call(None)

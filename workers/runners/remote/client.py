@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -19,21 +19,24 @@ import orjson
 
 from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
 from omni_jobs.servers import Server
+from workers.runners.remote.breath import Breath
+from workers.runners.remote.content_encoding import decoder_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import (
-    ServerError,
     Setback,
     bad_answer,
     failure_of_status,
     pause_of,
     readable,
 )
+from workers.runners.remote.httpx_hooks import read_politely
 from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT
 from workers.runners.remote.prompt import RemoteFile
+from workers.runners.remote.server_error import ServerError
 
 _PIECE_COST = 32  # bytes that a piece of an answer counts for beside its own, because tiny pieces cost time
 _ERROR_BYTES = 64 << 10  # of the body that explains a refusal
-_END_S = 1.0  # for the end of a stream's connection, after its last event
+_END_S = 1.0  # for the end of an answer, after all that matters
 _IDLE_S = 2.0  # uvicorn's servers close an idle connection after 5 s, and a request on its way would be lost
 _SPARE_CONNECTIONS = 8
 _KEPT_CONNECTIONS = 32  # idle ones, each of which httpcore2 asks the kernel about before every request
@@ -78,6 +81,7 @@ class RemoteClient:
                 keepalive_expiry=_IDLE_S,
             ),
         )
+        read_politely(self._http)
 
     def _trust(self) -> ssl.SSLContext | bool:
         if not self._server.url.startswith("https:"):
@@ -161,7 +165,13 @@ class RemoteClient:
         parts = urlsplit(self._server.url)
         url = f"{parts.scheme}://{parts.netloc}{path if path.startswith('/') else f'{parts.path}/{path}'}"
         try:
-            async with self._http.stream(method, url, **content) as response:
+            async with AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(None) as head:
+                        sent = self._http.stream(method, url, extensions={"trace": self._limit(head)}, **content)
+                        response = await stack.enter_async_context(sent)
+                except TimeoutError:
+                    raise Setback(f"no answer begins within {self._engine.silence_s:g} s", counts=True) from None
                 yield response
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
             raise Setback(f"no connection: {_words(error)}", unreachable=True) from error
@@ -170,17 +180,28 @@ class RemoteClient:
         except httpx2.HTTPError as error:
             raise Setback(f"the connection broke: {_words(error)}", counts=True, unreachable=True) from error
 
+    def _limit(self, head: asyncio.Timeout) -> Callable[[str, Any], Awaitable[None]]:
+        """Return a trace that gives the head of an answer ``silence_s`` once the request is sent.
+
+        A server may send any number of heads before the one that counts, of which nobody else tells.
+        """
+
+        async def trace(event: str, info: Any) -> None:
+            del info
+            if event.endswith("receive_response_headers.started"):
+                head.reschedule(asyncio.get_running_loop().time() + self._engine.silence_s)
+
+        return trace
+
     async def _refusal(self, answer: Answer) -> Exception:
         """Return the error that an answer without success means. Its explanation is read as far as that is easy."""
-        body = b""
+        body = bytearray()
         with suppress(Setback, ModelError):
             body = await answer.body(_ERROR_BYTES)
         headers = answer.headers
-        return self.failure(
-            answer.status,
-            ServerError.parse_body(body),
-            pause_s=pause_of(headers.get("retry-after-ms"), headers.get("retry-after")),
-        )
+        error = ServerError.parse_body(body)
+        asked_s = pause_of(headers.get("retry-after-ms"), headers.get("retry-after"))
+        return self.failure(answer.status, error, pause_s=error.pause_s if asked_s is None else asked_s)
 
     def failure(self, status: int, error: ServerError, *, pause_s: float | None = None) -> Exception:
         """Return what the server's error means, as ``failure_of_status`` does."""
@@ -194,8 +215,12 @@ class RemoteClient:
         )
 
     def words(self, error: ServerError) -> str:
-        """Return what the server says, fit for people and without the key."""
-        return readable(error.message, self._secret)
+        """Return what the server says went wrong, fit for people and without the key."""
+        return self.readable(error.message)
+
+    def readable(self, text: str) -> str:
+        """Return what a server says, fit for people and without the key."""
+        return readable(text, self._secret)
 
     def own_path(self, url: str) -> str:
         """Return the path of a URL that an answer names. Raises ModelError unless it has the server's own origin."""
@@ -216,6 +241,7 @@ class Answer:
     def __init__(self, response: httpx2.Response, max_bytes: int) -> None:
         self._response = response
         self._max_bytes = max_bytes
+        self._until: float | None = None
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
         self.content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -226,24 +252,57 @@ class Answer:
         length = self.headers.get("content-length", "")
         return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
+    def finish(self) -> None:
+        """Note that all that matters was read: what follows may come in a second more, and may break off."""
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + _END_S
+
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body as it comes. Raises ModelError for a longer one, or an encoded one."""
-        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise bad_answer("it is compressed, which was not asked for")
+        """Yield the body as it comes, decoded, giving way to other tasks. Raises ModelError for a longer one."""
         if (self.length or 0) > self._max_bytes:
             raise self._too_long()
+        decoder = decoder_of(self.headers.get("content-encoding", ""))
+        breath = Breath()
         taken = 0
-        async with aclosing(self._response.aiter_raw()) as pieces:
+        async with aclosing(self._raw()) as pieces:
             async for piece in pieces:
-                taken += len(piece) + _PIECE_COST
-                if taken > self._max_bytes:
-                    raise self._too_long()
+                taken = self._taken(taken, piece)
+                await breath.take()
+                if decoder is None:
+                    yield piece
+                    continue
+                for part in decoder.decoded(piece):
+                    taken = self._taken(taken, part)
+                    await breath.take()
+                    yield part
+        if decoder is not None and not decoder.is_whole and self._until is None:
+            raise Setback("the answer broke off before its end", counts=True)
+
+    async def _raw(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._response.aiter_raw()) as pieces:
+            while True:
+                if self._until is None:
+                    piece = await anext(pieces, None)
+                else:
+                    try:
+                        async with asyncio.timeout_at(self._until):
+                            piece = await anext(pieces, None)
+                    except (TimeoutError, httpx2.HTTPError):
+                        return
+                if piece is None:
+                    return
                 yield piece
+
+    def _taken(self, before: int, piece: bytes) -> int:
+        taken = before + len(piece) + _PIECE_COST
+        if taken > self._max_bytes:
+            raise self._too_long()
+        return taken
 
     def _too_long(self) -> ModelError:
         return bad_answer(f"it has more than max_answer_bytes, {self._max_bytes}")
 
-    async def body(self, most: int | None = None) -> bytes:
+    async def body(self, most: int | None = None) -> bytearray:
         """Return the whole body, or about its first ``most`` bytes. Raises what ``pieces`` raises."""
         body = bytearray()
         async with aclosing(self.pieces()) as pieces:
@@ -251,14 +310,7 @@ class Answer:
                 body += piece
                 if most is not None and len(body) >= most:
                     break
-        return bytes(body)
-
-    async def read_end(self, pieces: AsyncIterator[bytes]) -> None:
-        """Read what follows the last event, so that the connection can be used again; not for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
-                async for _ in pieces:
-                    pass
+        return body
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

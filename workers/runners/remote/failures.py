@@ -9,12 +9,9 @@ import re
 from collections.abc import Collection
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
-
-import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError, RequestTooLarge
+from workers.runners.remote.server_error import ServerError
 
 _MAX_MESSAGE = 500  # characters of what the server says
 _NOT_READABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
@@ -38,39 +35,6 @@ class Setback(Exception):
         self.unreachable = unreachable
         self.counts = counts
         self.pause_s = pause_s
-
-
-class ServerError(BaseModel):
-    """The ``error`` object of an OpenAI-compatible server, read leniently because it only explains."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    message: str = ""
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
-
-    @classmethod
-    def parse(cls, value: Any) -> "ServerError":
-        """Return the error that a JSON value holds; an empty one if it holds none of a known form."""
-        if isinstance(value, dict):
-            inner = value.get("error", value)
-            inner = {"message": inner} if isinstance(inner, str) else inner
-            if isinstance(inner, dict) and "message" not in inner and "detail" in inner:
-                inner = {"message": str(inner["detail"])}  # FastAPI's
-            try:
-                return cls.model_validate(inner)
-            except ValidationError:
-                pass
-        return cls()
-
-    @classmethod
-    def parse_body(cls, body: bytes) -> "ServerError":
-        """Return the error that an answer's body holds; one with its text if the body is no JSON."""
-        try:
-            return cls.parse(orjson.loads(body))
-        except orjson.JSONDecodeError:
-            return cls(message=body[: 4 * _MAX_MESSAGE].decode("utf-8", errors="replace"))
 
 
 def readable(text: str, secret: str | None) -> str:

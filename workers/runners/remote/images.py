@@ -1,12 +1,16 @@
 """Images: a text, and pictures to start from, become a picture."""
 
+from collections.abc import Mapping
+from contextlib import aclosing
+
 from omni_jobs.errors import ModelError
-from workers.runners.remote.answers import Images, parse_answer
 from workers.runners.remote.call import Call, text_of
-from workers.runners.remote.chat import decode_base64
-from workers.runners.remote.failures import bad_answer
+from workers.runners.remote.client import Answer
+from workers.runners.remote.documents import Documents
+from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.reply import usage_of
 from workers.runners.remote.speech import receive
 from workers.stages.types import EncodedOutput, OmniModelRunnerOutput, Progress
 
@@ -19,33 +23,46 @@ async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     body = call.body(prompt, prompt=text_of(prompt), n=1, response_format="b64_json", seed=call.seed(prompt))
     files = [("image" if len(prompt.files) == 1 else "image[]", file) for file in prompt.files]
 
-    async def exchange() -> Images:
+    async def exchange() -> tuple[memoryview | str, Mapping[str, int] | None]:
         edit = call.client.exchange("POST", "images/edits", form=body, files=files)
         make = call.client.exchange("POST", "images/generations", json=body)
         async with edit if files else make as answer:
-            return parse_answer(Images, await answer.body())
+            return await _picture(answer, call)
 
     begin = Progress(0, None, "images")
-    answer = await call.until_answered(exchange, begin)
-    image = answer.data[0]
-    if image.b64_json is not None:
-        data = decode_base64(image.b64_json, "data.0.b64_json")
-    elif image.url is not None:
-        data = await _fetch(call, image.url, begin)
-    else:
-        raise bad_answer("data.0 has neither b64_json nor url")
+    picture, usage = await call.until_answered(exchange, begin)
+    data = await _fetch(call, picture, begin) if isinstance(picture, str) else picture
     found = media_format("image", data)
     if found not in _FORMATS:
         raise bad_answer(f"the picture is none of {', '.join(_FORMATS)}")
-    return OmniModelRunnerOutput(
-        encoded={"image": EncodedOutput(data, found)}, usage=answer.usage.counts() if answer.usage else None
-    )
+    return OmniModelRunnerOutput(encoded={"image": EncodedOutput(data, found)}, usage=usage)
 
 
-async def _fetch(call: Call, url: str, begin: Progress) -> bytes:
+async def _picture(answer: Answer, call: Call) -> tuple[memoryview | str, Mapping[str, int] | None]:
+    """Return the first picture of an answer, or its URL, and the usage. Of a stream it is the one that is complete."""
+    documents = Documents(answer, call)
+    picture: memoryview | str | None = None
+    usage: Mapping[str, int] | None = None
+    async with aclosing(aiter(documents)) as stream:
+        async for document in stream:
+            usage = usage_of(document, "usage") or usage
+            if picture is None and ".partial" not in (document.word("type") or ""):
+                at = () if document.at("data") is None else ("data", 0)
+                if document.is_data_url(*at, "url"):
+                    picture = await document.medium(*at, "url")
+                else:
+                    picture = await document.medium(*at, "b64_json") or document.text(*at, "url")
+    if picture is not None:
+        return picture, usage
+    if not documents.ended:
+        raise Setback("the answer broke off before its end", counts=True)
+    raise bad_answer("data.0 has neither b64_json nor url")
+
+
+async def _fetch(call: Call, url: str, begin: Progress) -> memoryview:
     path = call.client.own_path(url)
 
-    async def exchange() -> bytes:
+    async def exchange() -> memoryview:
         async with call.client.exchange("GET", path) as answer:
             return await receive(answer, call)
 

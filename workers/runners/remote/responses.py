@@ -1,27 +1,32 @@
 """Responses: a text as its events stream, or in one piece."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
-from workers.runners.remote.answers import Response, ResponseEvent, check_answer, load_json, parse_answer
 from workers.runners.remote.call import Call
-from workers.runners.remote.chat import raise_error
 from workers.runners.remote.client import Answer
-from workers.runners.remote.events import events
-from workers.runners.remote.failures import ServerError, Setback, bad_answer
+from workers.runners.remote.document import Document
+from workers.runners.remote.documents import Documents
+from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.reply import Reply, add_content, usage_of
+from workers.runners.remote.server_error import ServerError
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
-_DELTA = "response.output_text.delta"
+_DELTAS: Mapping[str, Callable[[Reply, str | None], None]] = {
+    "response.output_text.delta": Reply.say,
+    "response.refusal.delta": Reply.refuse,
+    "response.reasoning_text.delta": Reply.reason,
+    "response.reasoning_summary_text.delta": Reply.reason,
+}
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
-_TRANSIENT = ("server_error", "rate_limit_exceeded")
 
 
 async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
-    """Return the text of a response, its finish reason and usage."""
+    """Return the text of a response, its finish reason and usage; what is beside it as ``chat`` does."""
     body = call.body(
         prompt, input=_items(prompt.messages), stream=call.engine.stream, store=False, instructions=call.engine.system
     )
@@ -31,10 +36,7 @@ async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
     async def exchange() -> OmniModelRunnerOutput:
         async with call.client.exchange("POST", "responses", json=body) as answer:
-            if call.engine.stream:
-                return await _streamed(answer, call, GrowingText(call.progress, total))
-            response = parse_answer(Response, await answer.body())
-            return _output(response, response.text, call)
+            return await _read(answer, call, GrowingText(call.progress, total))
 
     return await call.until_answered(exchange, Progress(0, total, "tokens"))
 
@@ -61,39 +63,64 @@ def _content(role: str, content: str | Sequence[Mapping[str, Any]]) -> str | lis
     return parts
 
 
-async def _streamed(answer: Answer, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
-    end: Response | None = None
-    async with aclosing(events(answer)) as stream:
-        async for data in stream:
-            value = load_json(data)
-            if isinstance(value, dict) and value.get("type") == "error":
-                value = {"error": value.get("error") or value}
-            raise_error(value, call)
-            event = check_answer(ResponseEvent, value)
-            if event.type == _DELTA:
-                if not isinstance(event.delta, str):
-                    raise bad_answer(f"{_DELTA}: delta is no string")
-                text.add(event.delta)
-            elif event.type in _ENDS:
-                end = event.response
-    if end is None:
-        raise Setback("the answer broke off before its end", counts=True)
-    return _output(end, str(text) or end.text, call)
+async def _read(answer: Answer, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
+    """Return what an answer says, be it one response or a stream of its events."""
+    documents = Documents(answer, call)
+    reply = Reply(text)
+    said = False
+    end: Document | None = None
+    async with aclosing(aiter(documents)) as stream:
+        async for document in stream:
+            kind = document.word("type") or ""
+            if kind in _DELTAS:
+                _DELTAS[kind](reply, document.text("delta"))
+                said = True
+            elif kind in _ENDS:
+                end = Document(document.at("response"), document.long)
+                answer.finish()
+            elif not kind and (document.peek("object") == "response" or document.peek("output") is not None):
+                end = document
+    if end is not None and end.value is not None:
+        return _output(end, reply, call, is_said=said)
+    if said and documents.ended:
+        return reply.output(ended=True)
+    if documents.ended:
+        raise bad_answer("output: there is none")
+    raise Setback("the answer broke off before its end", counts=True)
 
 
-def _output(response: Response, text: str, call: Call) -> OmniModelRunnerOutput:
-    """Return the output of a response that has ended. Raises Setback or ModelError for one that has not succeeded."""
-    reason = response.incomplete_details.reason if response.incomplete_details else None
-    if response.status == "failed":
-        error = ServerError.parse(response.error)
-        transient = error.code in _TRANSIENT or error.code is None
-        raise call.client.failure(500 if transient else 400, error)
-    if response.status == "incomplete" and reason == "content_filter":
-        raise ModelError("the server's content filter withholds the answer")
-    if response.status not in ("completed", "incomplete"):
-        raise Setback(f"the response has not ended: {response.status!r:.40}", counts=True)
-    return OmniModelRunnerOutput(
-        text=text,
-        finish_reason="length" if response.status == "incomplete" else "stop",
-        usage=response.usage.counts() if response.usage else None,
-    )
+def _output(response: Document, reply: Reply, call: Call, *, is_said: bool) -> OmniModelRunnerOutput:
+    """Return the output of a response that has ended, whose texts may have been said in pieces.
+
+    Raises Setback or ModelError for one that has not succeeded.
+    """
+    status = response.peek("status")
+    if status == "failed":
+        error = ServerError.parse(response.value, response.long)
+        raise call.client.failure(error.status or (500 if error.code is None else 400), error, pause_s=error.pause_s)
+    reply.finish_reason = "stop"
+    if status == "incomplete":
+        reply.finish_reason = response.word("incomplete_details", "reason") or "length"
+        if reply.finish_reason != "content_filter":
+            reply.finish_reason = "length"
+    elif status not in ("completed", None):
+        raise Setback(f"the response has not ended: {status!r:.40}", counts=True)
+    _add_items(reply, response, is_said=is_said)
+    reply.usage = usage_of(response, "usage")
+    return reply.output(ended=True)
+
+
+def _add_items(reply: Reply, response: Document, *, is_said: bool) -> None:
+    items = response.at("output")
+    if items is not None and not isinstance(items, list):
+        raise bad_answer("output: no list")
+    for place in range(len(items or ())):
+        kind = response.word("output", place, "type") or ""
+        if kind.endswith("_call"):
+            reply.call(response.word("output", place, "name") or kind)
+        elif not is_said and kind == "message":
+            add_content(reply, response, "output", place, "content")
+        elif not is_said and kind == "reasoning":
+            for name in ("content", "summary"):
+                if isinstance(response.peek("output", place, name), list):
+                    add_content(reply, response, "output", place, name)

@@ -1,21 +1,24 @@
 """Speech: a text becomes sound."""
 
-import io
-import wave
+import asyncio
 from contextlib import aclosing
 
-import numpy as np
-
+from omni_jobs.errors import ModelError
 from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
-from workers.runners.remote.failures import bad_answer
+from workers.runners.remote.document import Document, read_document
+from workers.runners.remote.documents import Documents
+from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.server_error import raise_error
+from workers.runners.remote.wav import decode_wav
 from workers.stages.types import EncodedOutput, OmniModelRunnerOutput, Progress
 
 _FOUND_AS = {"opus": ("ogg",), "aac": ("aac", "mp3")}  # AAC's sync word with a layer is an MP3's
 _NO_HEADER = "pcm"
-_SAMPLE_BYTES = 2
+_EVENTS, _JSON, _HTML = "text/event-stream", "application/json", "text/html"
+_SHOWN = 200  # bytes of an answer that is no sound
 
 
 async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
@@ -23,27 +26,55 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     wanted = "wav" if prompt.capture else prompt.audio_format or "wav"  # only a WAV is decoded here
     body = call.body(prompt, input=text_of(prompt), voice=prompt.voice, response_format=wanted)
 
-    async def exchange() -> bytes:
+    async def exchange() -> memoryview:
         async with call.client.exchange("POST", "audio/speech", json=body) as answer:
-            if answer.content_type in ("application/json", "text/html", "text/event-stream"):
-                raise bad_answer(f"{answer.content_type}, not audio")
-            return await receive(answer, call)
+            if answer.content_type == _EVENTS:
+                return await _streamed(answer, call)
+            data = await receive(answer, call)
+            if answer.content_type in (_JSON, _HTML) and media_format("audio", data) is None:
+                said = call.client.readable(bytes(data[:_SHOWN]).decode(errors="replace"))
+                raise bad_answer(f"{answer.content_type}, not audio: {said}")
+            return data
 
     data = await call.until_answered(exchange, Progress(0, None, "bytes"))
-    return speech_output(data, wanted, prompt)
+    return await speech_output(data, wanted, prompt)
 
 
-async def receive(answer: Answer, call: Call) -> bytes:
-    """Return an answer's body, with progress in bytes."""
+async def receive(answer: Answer, call: Call) -> memoryview:
+    """Return an answer's body, with progress in bytes. Raises the error that a body of JSON tells of."""
     body = bytearray()
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             body += piece
             call.progress(Progress(len(body), answer.length, "bytes"))
-    return bytes(body)
+    if answer.content_type == _JSON or body[:1] == b"{":
+        try:
+            document = await read_document(body)
+        except ModelError:
+            document = Document(None)
+        raise_error(document, call.client)
+    return memoryview(body)
 
 
-def speech_output(data: bytes, wanted: str, prompt: RemotePrompt) -> OmniModelRunnerOutput:
+async def _streamed(answer: Answer, call: Call) -> memoryview:
+    """Return the sound that a stream of events brings in pieces."""
+    documents = Documents(answer, call)
+    sound = bytearray()
+    has_end = False
+    async with aclosing(aiter(documents)) as stream:
+        async for document in stream:
+            if (piece := await document.medium("audio")) is not None:
+                sound += piece
+                call.progress(Progress(len(sound), None, "bytes"))
+            if (document.word("type") or "").endswith(".done"):
+                has_end = True
+                answer.finish()
+    if not has_end and not documents.ended:
+        raise Setback("the answer broke off before its end", counts=True)
+    return memoryview(sound)
+
+
+async def speech_output(data: memoryview, wanted: str, prompt: RemotePrompt) -> OmniModelRunnerOutput:
     """Return the output of sound in the format ``wanted``. Raises ModelError for bytes that are none of it.
 
     It is kept encoded if that is the job's format. For a later stage it has the tensor ``waveform``, float32 [S], full
@@ -57,23 +88,6 @@ def speech_output(data: bytes, wanted: str, prompt: RemotePrompt) -> OmniModelRu
     if wanted == (prompt.audio_format or "wav"):
         output = output._replace(encoded={"audio": EncodedOutput(data, wanted)})
     if prompt.capture:
-        samples, rate = _decode_wav(data)
+        samples, rate = await asyncio.to_thread(decode_wav, data)
         output = output._replace(multimodal_outputs={"waveform": samples}, values={"sampling_rate": rate})
     return output
-
-
-def _decode_wav(data: bytes) -> tuple["np.ndarray[tuple[int], np.dtype[np.float32]]", int]:
-    """Return the samples of a WAV of 16 bits, the mean of its channels, and its rate. Raises ModelError for others."""
-    try:
-        with wave.open(io.BytesIO(data)) as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            frames = file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise bad_answer(f"the WAV does not decode: {error}") from None
-    if width != _SAMPLE_BYTES or not channels or not 4_000 <= rate <= 384_000:
-        raise bad_answer(f"a WAV of {8 * width} bits, {channels} channels and {rate} Hz, where 16 bits are due")
-    whole = len(frames) - len(frames) % (_SAMPLE_BYTES * channels)
-    samples = np.frombuffer(frames[:whole], "<i2").reshape(-1, channels)
-    if not len(samples):
-        raise bad_answer("the WAV has no samples")
-    return (samples.astype(np.float32).mean(axis=1) / np.float32(32768)).astype(np.float32), rate

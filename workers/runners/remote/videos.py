@@ -5,15 +5,19 @@ stops its making.
 """
 
 import asyncio
+import re
 from contextlib import suppress
+from dataclasses import dataclass
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
-from workers.runners.remote.answers import Video, parse_answer
 from workers.runners.remote.call import Call, text_of
-from workers.runners.remote.failures import ServerError, Setback, bad_answer
+from workers.runners.remote.client import Answer
+from workers.runners.remote.document import read_document
+from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.images import refuse_successors
 from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.server_error import ServerError, raise_error
 from workers.runners.remote.speech import receive
 from workers.stages.types import WAITING, EncodedOutput, OmniModelRunnerOutput, Progress
 
@@ -21,6 +25,18 @@ _FORMATS = ("mp4", "webm")
 _DELETE_S = 5.0
 _POLL_HEADER = "openai-poll-after-ms"
 _LONGEST_POLL_S = 60.0
+_ID = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,199}")  # it stands in a path
+_TRANSIENT = (429, 500, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video that is being made; ``progress`` is in percent."""
+
+    id: str
+    status: str
+    progress: int
+    error: ServerError
 
 
 async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
@@ -50,9 +66,23 @@ async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
 
     async def exchange() -> tuple[Video, float]:
         async with call.client.exchange("POST", "videos", form=form, files=files) as answer:
-            return parse_answer(Video, await answer.body()), _poll_s(answer.headers.get(_POLL_HEADER), call)
+            return await _read(answer, call), _poll_s(answer.headers.get(_POLL_HEADER), call)
 
     return await call.until_answered(exchange, Progress(0, 100, "percent"))
+
+
+async def _read(answer: Answer, call: Call) -> Video:
+    """Return the video that an answer describes. Raises ModelError for an id that is no name, and without a status."""
+    document = await read_document(await answer.body())
+    raise_error(document, call.client)
+    name, status = document.text("id"), document.text("status")
+    if name is None or not _ID.fullmatch(name):
+        raise bad_answer(f"id: {name!r:.60} is no name")
+    if status is None:
+        raise bad_answer("status: there is none")
+    progress = document.peek("progress")
+    percent = int(progress) if type(progress) in (int, float) else 0
+    return Video(name, status, percent, ServerError.parse(document.peek("error"), document.long))
 
 
 async def _made(video: Video, poll_s: float, call: Call) -> None:
@@ -63,22 +93,22 @@ async def _made(video: Video, poll_s: float, call: Call) -> None:
 
     async def exchange() -> tuple[Video, float]:
         async with call.client.exchange("GET", f"videos/{video.id}", kept=True) as answer:
-            return parse_answer(Video, await answer.body()), _poll_s(answer.headers.get(_POLL_HEADER), call)
+            return await _read(answer, call), _poll_s(answer.headers.get(_POLL_HEADER), call)
 
     while video.status in ("queued", "in_progress"):
-        progress = Progress(min(max(int(video.progress or 0), 0), 100), 100, "percent")
+        progress = Progress(min(max(video.progress, 0), 100), 100, "percent")
         call.progress(Progress(0, None, WAITING) if video.status == "queued" else progress)
         await asyncio.sleep(poll_s)
         video, poll_s = await call.patience.until_answered(exchange, progress)
     if video.status != "completed":
-        error = ServerError.parse(video.error)
-        if video.status == "failed" and error.code in ("server_error", "rate_limit_exceeded"):
+        error = video.error
+        if video.status == "failed" and error.status in _TRANSIENT:
             raise RemoteUnavailable(f"the video failed: {call.client.words(error)}")
         raise ModelError(f"the video is {video.status!r:.40}: {call.client.words(error)}".removesuffix(": "))
 
 
-async def _content(video: Video, call: Call) -> bytes:
-    async def exchange() -> bytes:
+async def _content(video: Video, call: Call) -> memoryview:
+    async def exchange() -> memoryview:
         async with call.client.exchange("GET", f"videos/{video.id}/content", kept=True) as answer:
             return await receive(answer, call)
 
