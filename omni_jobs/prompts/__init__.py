@@ -10,6 +10,22 @@ Admission counts tokens and a worker renders the prompt with the same renderer, 
 imports neither torch nor transformers.
 """
 
-from omni_jobs.prompts.renderers import PromptRenderer, Renderers, checkpoint_of, families_of, kind_of, load_renderer
+from omni_jobs.prompts.renderers import (
+    ParametersRenderer,
+    PromptRenderer,
+    Renderers,
+    checkpoint_of,
+    families_of,
+    kind_of,
+    load_renderer,
+)
 
-__all__ = ["PromptRenderer", "Renderers", "checkpoint_of", "families_of", "kind_of", "load_renderer"]
+__all__ = [
+    "ParametersRenderer",
+    "PromptRenderer",
+    "Renderers",
+    "checkpoint_of",
+    "families_of",
+    "kind_of",
+    "load_renderer",
+]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from omni_jobs.errors import ConfigError, ModelMissing, PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, family
@@ -16,6 +16,7 @@ from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
+    from omni_jobs.pipelines.parameters import StageParameters
     from omni_jobs.settings import Settings
 
 _INDEX = "model_index.json"  # of a checkpoint in the layout of Diffusers
@@ -60,6 +61,14 @@ class PromptRenderer(Protocol):
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         """Return how many tokens the prompt of a job of these stages may have at most, with room for a reply."""
+
+
+@runtime_checkable
+class ParametersRenderer(Protocol):
+    """A prompt renderer whose checkpoint decides what a job may set for the stage that reads the request."""
+
+    def check_parameters(self, parameters: StageParameters) -> None:
+        """Raise InvalidRequest, whose field is the parameter's name, for what the checkpoint cannot follow."""
 
 
 @lru_cache(maxsize=16)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.priority import Priority
-from omni_jobs.prompts import PromptRenderer, Renderers
+from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers
 from omni_jobs.requests.content import Contents, Medium, check_input_pixels, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
 from omni_jobs.requests.json_body import Long, canonical, parse_body
@@ -120,6 +120,7 @@ def admit(
     outputs = outputs_of(request, pipeline, modalities)
     parameters = parameters_of(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
+    _check_parameters(renderer, pipeline, stages, parameters)
     contents = Contents(pipeline, settings, parsed.long)
     embeds = _prompt_embeds(parsed, prompt_embeds, pipeline)
     admitted: dict[str, Any] = {
@@ -182,6 +183,23 @@ def _prompt_embeds(parsed: ParsedRequest, beside: bytes | None, pipeline: Pipeli
         raise InvalidRequest("given twice: in the request, and as a part of the body", field="prompt_embeds")
     data = request.prompt_embeds.data
     return decode_base64(parsed.long.get(data, data), "prompt_embeds.data")
+
+
+def _check_parameters(
+    renderer: PromptRenderer | None,
+    pipeline: Pipeline,
+    stages: Sequence[StageConfig],
+    parameters: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Raise InvalidRequest for a parameter that the checkpoint of the stage which reads the request cannot follow."""
+    reader = pipeline.reader
+    if not isinstance(renderer, ParametersRenderer) or reader is None or reader not in stages:
+        return
+    try:
+        renderer.check_parameters(reader.parameters_with(parameters.get(reader.name, {})))
+    except InvalidRequest as error:
+        error.field = f"stages.{reader.name}.{error.field}"
+        raise
 
 
 def _check_media(

@@ -171,6 +171,26 @@ def test_a_cancelled_run_ends_at_once_and_frees_its_thread(listener: Listener) -
     assert listener.hear(speech(SENTENCES[1])).text == SENTENCES[1]
 
 
+def test_each_word_has_its_time_where_it_is_asked_for(listener: Listener) -> None:
+    sound = np.concatenate([silence(1), speech(SENTENCES[0])])
+    output = listener.hear(sound, words=True)
+    [transcript] = output.result["transcripts"]
+    [segment] = transcript["segments"]
+    assert [word["text"] for word in segment["words"]] == SENTENCES[0].split()
+    times = [at for word in segment["words"] for at in (word["start_s"], word["end_s"])]
+    assert times == sorted(times)
+    assert 0.7 < times[0] < times[-1] <= transcript["duration_s"]
+    assert output.text == transcript["text"] == SENTENCES[0]
+    assert output.warnings == []
+
+
+def test_a_language_that_the_model_does_not_know_gets_a_warning(listener: Listener) -> None:
+    output = listener.hear(speech("Der Zug nach Hamburg fährt heute leider erst um halb acht."))
+    [warning] = output.warnings
+    assert warning["code"] == "uncertain"
+    assert "it knows English alone" in warning["message"]
+
+
 @pytest.mark.parametrize(("parameters", "field"), [({"language": "de"}, "language"), ({"task": "translate"}, "task")])
 def test_a_model_of_english_refuses_other_languages(listener: Listener, parameters: dict[str, str], field: str) -> None:
     with pytest.raises(ModelError) as raised:

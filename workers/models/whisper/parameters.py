@@ -46,6 +46,8 @@ class WhisperParameters(StageParameters):
         float, Field(ge=0.05, le=0.95, description="how sure the speech detector must be; lower hears more, and noise")
     ] = 0.5
 
+    words: Annotated[bool, Field(description="whether the transcripts say when each word begins and ends")] = False
+
     @field_validator("language")
     @classmethod
     def _known(cls, value: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What admission asks of a Whisper checkpoint: that a request brings a recording."""
+"""What admission asks of a Whisper checkpoint: that a request brings a recording, and a language that it knows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
+from workers.models.whisper.languages import languages_of, refusal
+from workers.models.whisper.parameters import WhisperParameters
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
+    from omni_jobs.pipelines.parameters import StageParameters
     from omni_jobs.pipelines.stage_config import StageConfig
 
 _DECODER_POSITIONS = 448  # of every Whisper model
@@ -29,6 +32,7 @@ class WhisperPromptRenderer:
     def __init__(self, model_dir: Path) -> None:
         """Check the directory. Raises ConfigError naming the file that is missing or is not Whisper's."""
         check_whisper_directory(model_dir)
+        self._languages = languages_of(model_dir)
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
@@ -41,6 +45,11 @@ class WhisperPromptRenderer:
             if not isinstance(content, str) and any(part["type"] == "audio" for part in content):
                 return
         raise InvalidRequest("no recording: a message needs a part of the type input_audio", field="messages")
+
+    def check_parameters(self, parameters: StageParameters) -> None:
+        """Raise InvalidRequest naming the parameter that the checkpoint cannot follow."""
+        if isinstance(parameters, WhisperParameters) and (refused := refusal(parameters, self._languages)) is not None:
+            raise InvalidRequest(refused.message, field=refused.field)
 
     def render(self, request: Mapping[str, Any]) -> str:
         """Return nothing: a recording has no text before it is transcribed."""

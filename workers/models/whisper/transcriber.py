@@ -13,10 +13,11 @@ from faster_whisper import WhisperModel  # type: ignore[import-untyped]
 
 from omni_jobs.errors import ConfigError, ModelError, OutOfMemory
 from workers.models.whisper.engine_settings import WhisperEngine
+from workers.models.whisper.languages import languages_of, refusal
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.prompts import check_whisper_directory
 from workers.models.whisper.speech_windows import Window, next_window
-from workers.models.whisper.transcript import Segment
+from workers.models.whisper.transcript import Segment, Word
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class Heard(NamedTuple):
 
 
 class Transcriber:
-    """A loaded Whisper model. Its calls block without the interpreter's lock, and may come from several threads."""
+    """A loaded Whisper model. Its calls block without the interpreter's lock, and may come from several threads.
+
+    ``languages``: the codes of those that it knows.
+    """
 
     def __init__(self, model_dir: Path, engine: WhisperEngine, device: str, device_index: int, workers: int) -> None:
         """Load the model and try it on a second of silence.
@@ -45,6 +49,7 @@ class Transcriber:
         Raises ConfigError naming the file or the setting that is wrong, and OutOfMemory.
         """
         check_whisper_directory(model_dir)
+        self.languages = languages_of(model_dir)
         with _load_errors(model_dir):
             self._model = WhisperModel(
                 str(model_dir),
@@ -70,14 +75,8 @@ class Transcriber:
 
     def check(self, parameters: WhisperParameters) -> None:
         """Raise ModelError naming the parameter that this model cannot follow."""
-        if self._model.model.is_multilingual:
-            if parameters.language not in (None, *self._model.supported_languages):
-                raise ModelError(f"this model does not know {parameters.language!r}", field="language")
-            return
-        if parameters.language not in (None, "en"):
-            raise ModelError(f"this model knows English alone, not {parameters.language!r}", field="language")
-        if parameters.task != "transcribe":
-            raise ModelError("this model transcribes alone: only a multilingual one translates", field="task")
+        if (refused := refusal(parameters, self.languages)) is not None:
+            raise ModelError(refused.message, field=refused.field)
 
     def hear(
         self, samples: NDArray[Any], begin: int, parameters: WhisperParameters, language: str | None = None
@@ -111,18 +110,28 @@ class Transcriber:
             temperature=parameters.temperature,
             initial_prompt=parameters.prompt,
             condition_on_previous_text=False,
+            word_timestamps=parameters.words,
             **options,
         )
-        segments = [Segment(one.start, one.end, one.text) for one in found if any(map(str.isalnum, one.text))]
-        return segments, info.language
+        return [_segment(one) for one in found if any(map(str.isalnum, one.text))], info.language
+
+
+def _segment(found: Any) -> Segment:
+    """Return a segment of faster-whisper's as one of ours, whose times are seconds from the window's begin."""
+    words = tuple(Word(word.start, word.end, word.word) for word in found.words or ())
+    measured = (found.avg_logprob, found.no_speech_prob, found.compression_ratio)
+    return Segment(found.start, found.end, found.text, words, *measured)
 
 
 def _moved(segments: list[Segment], window: Window) -> Iterator[Segment]:
     """Yield segments with times from the recording's begin; the model may give an end beyond the window's."""
-    begin, end = window.begin / SAMPLING_RATE, window.end / SAMPLING_RATE
+
+    def moved(at_s: float) -> float:
+        return round(min(window.begin / SAMPLING_RATE + float(at_s), window.end / SAMPLING_RATE), 2)
+
     for segment in segments:
-        start_s, end_s = min(begin + segment.start_s, end), min(begin + segment.end_s, end)
-        yield Segment(round(start_s, 2), round(end_s, 2), segment.text)
+        words = tuple(Word(moved(word.start_s), moved(word.end_s), word.text) for word in segment.words)
+        yield segment._replace(start_s=moved(segment.start_s), end_s=moved(segment.end_s), words=words)
 
 
 def _is_repetition(segments: list[Segment], window: Window) -> bool:

@@ -7,12 +7,31 @@ _SEGMENTS_BYTES = 64 << 10  # of all segments' text in the values; the whole tex
 _SEGMENT_BYTES = 32  # of the numbers and signs around a segment's text, as JSON
 
 
-class Segment(NamedTuple):
-    """A piece of a transcript, about a sentence; its times are seconds from the recording's begin."""
+class Word(NamedTuple):
+    """A word of a transcript with its signs; its times are seconds from the recording's begin."""
 
     start_s: float
     end_s: float
-    text: str  # as the model wrote it, with the space that parts it from the text before
+    text: str  # as the model wrote it, with the space that parts it from the word before
+
+
+class Segment(NamedTuple):
+    """A piece of a transcript, about a sentence; its times are seconds from the recording's begin.
+
+    text               as the model wrote it, with the space that parts it from the text before
+    words              of the text, in order; empty where they were not asked for
+    avg_logprob        the mean log probability of the tokens of its window, the piece that was transcribed at once
+    no_speech_prob     how likely the model holds it that nobody spoke in the window
+    compression_ratio  of the window's text
+    """
+
+    start_s: float
+    end_s: float
+    text: str
+    words: Sequence[Word] = ()
+    avg_logprob: float = 0.0
+    no_speech_prob: float = 0.0
+    compression_ratio: float = 1.0
 
 
 class Transcript(NamedTuple):
@@ -76,3 +95,36 @@ def values_of(transcripts: Sequence[Transcript]) -> dict[str, Any]:
         "duration_s": round(sum(one.duration_s for one in transcripts), 3),
         "segments_left_out": left_out,
     }
+
+
+def shown(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
+    """Return the transcripts as the job's result shows them to the user, one object for each recording.
+
+    Each has ``media``, ``text``, ``language``, ``duration_s`` and ``segments``. A segment has ``start_s``, ``end_s``,
+    ``text``, ``avg_logprob`` and ``no_speech_prob``; and ``words`` ({start_s, end_s, text} each) where it has words.
+    """
+    return [
+        {
+            "media": transcript.media,
+            "text": transcript.text,
+            "language": transcript.language,
+            "duration_s": round(transcript.duration_s, 3),
+            "segments": [_shown_segment(segment) for segment in transcript.segments],
+        }
+        for transcript in transcripts
+    ]
+
+
+def _shown_segment(segment: Segment) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "start_s": segment.start_s,
+        "end_s": segment.end_s,
+        "text": segment.text.strip(),
+        "avg_logprob": round(segment.avg_logprob, 3),
+        "no_speech_prob": round(segment.no_speech_prob, 3),
+    }
+    if segment.words:
+        found["words"] = [
+            {"start_s": one.start_s, "end_s": one.end_s, "text": one.text.strip()} for one in segment.words
+        ]
+    return found

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
+from workers.models.whisper.doubts import doubts
 from workers.models.whisper.engine_settings import WhisperEngine
-from workers.models.whisper.transcript import Segment, Transcript, joined_text, values_of
+from workers.models.whisper.transcript import Segment, Transcript, joined_text, shown, values_of
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
@@ -58,9 +59,10 @@ class WhisperRunner:
         """Transcribe the recordings of a prompt, with progress in seconds of sound and the text so far.
 
         The output's text has a line for each recording, which is empty where nobody spoke; its values are those of
-        ``workers.models.whisper.transcript.values_of``. A cancelled run ends at once; the window that a thread has
-        begun, of a second or so, is finished there and dropped. Raises ModelError for another kind of prompt, a
-        language that the model does not know or a recording that breaks it, OutOfMemory, and EngineDead once closed.
+        ``workers.models.whisper.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. A
+        cancelled run ends at once; the window that a thread has begun, of a second or so, is finished there and
+        dropped. Raises ModelError for another kind of prompt, a language that the model does not know or a recording
+        that breaks it, OutOfMemory, and EngineDead once closed.
         """
         if not isinstance(prompt, WhisperPrompt):
             raise ModelError(f"the Whisper runner takes a WhisperPrompt, not {type(prompt).__name__}")
@@ -73,7 +75,12 @@ class WhisperRunner:
             transcripts.append(await self._transcript(self._transcriber, recording, prompt, report))
             report.finish(transcripts[-1])
         text = joined_text(transcripts)
-        return OmniModelRunnerOutput(text=text, values=values_of(transcripts))
+        return OmniModelRunnerOutput(
+            text=text,
+            values=values_of(transcripts),
+            result={"transcripts": shown(transcripts)},
+            warnings=doubts(transcripts, self._transcriber.languages),
+        )
 
     async def _transcript(
         self, transcriber: Transcriber, recording: Recording, prompt: WhisperPrompt, report: _Report

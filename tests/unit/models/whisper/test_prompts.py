@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
+from omni_jobs.requests import admit
+from omni_jobs.settings import Settings
 from workers.models.whisper.prompts import WhisperPromptRenderer
 
 CONFIG = {"alignment_heads": [[1, 0]], "suppress_ids": [1], "lang_ids": [50259]}
@@ -18,10 +21,11 @@ def directory(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.bin").touch()
     (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "vocabulary.json").write_text(json.dumps(["<|endoftext|>", "<|en|>", "<|de|>"]))
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.bin", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.bin", "tokenizer.json", "vocabulary.json"])
 def test_a_missing_file_is_named(directory: Path, name: str) -> None:
     (directory / name).unlink()
     with pytest.raises(ConfigError) as raised:
@@ -54,3 +58,30 @@ def test_a_recording_has_no_tokens_and_no_longest_length(directory: Path) -> Non
     renderer = WhisperPromptRenderer(directory)
     assert renderer.count_tokens(request([{"type": "audio", "media": 0}]), ()) <= renderer.prompt_limit(())
     assert renderer.longest_audio_s is None
+
+
+@pytest.mark.parametrize(
+    ("stages", "field"),
+    [
+        ({"listen": {"language": "de"}}, "stages.listen.language"),
+        ({"listen": {"task": "translate"}}, "stages.listen.task"),
+        ({"listen": {"language": "tlh"}}, "stages.listen.language"),
+    ],
+)
+@pytest.mark.parametrize("default", [False, True])
+def test_admission_refuses_a_language_that_the_checkpoint_does_not_know(
+    directory: Path, stages: dict[str, dict[str, str]], field: str, default: bool
+) -> None:
+    settings = Settings(models={"transcribe": directory})
+    pipeline = load_pipelines(settings.resolved_stage_configs).named("transcribe")
+    given: dict[str, Any] = {"stages": stages}
+    if (
+        default and stages["listen"].get("language") != "tlh"
+    ):  # a pipeline file's own parameters, of which none is wrong
+        listen = pipeline.stages["listen"].model_copy(update={"parameters": stages["listen"]})
+        pipeline = pipeline.model_copy(update={"stages": {"listen": listen}})
+        given = {}
+    message = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg=="}}]}
+    with pytest.raises(InvalidRequest) as raised:
+        admit({"model": "transcribe", "messages": [message], **given}, Pipelines([pipeline]), settings)
+    assert raised.value.field == field

@@ -2,7 +2,7 @@
 
 import json
 
-from workers.models.whisper.transcript import Segment, Transcript, joined_text, values_of
+from workers.models.whisper.transcript import Segment, Transcript, Word, joined_text, shown, values_of
 
 FIRST = Transcript(0, "en", 3.25, [Segment(0.5, 1.0, " Naïve"), Segment(1.0, 3.0, " café.")])
 SILENT = Transcript(2, None, 1.0, [])
@@ -19,6 +19,33 @@ def test_the_bytes_of_each_transcript_are_where_the_values_say() -> None:
     assert values["duration_s"] == 6.25
     assert values["transcripts"][0]["segments"] == [[0.5, 1.0, "Naïve"], [1.0, 3.0, "café."]]
     assert values["transcripts"][1]["language"] is None
+
+
+def test_the_user_sees_segments_and_their_words() -> None:
+    words = (Word(0.5, 0.75, " Naïve"), Word(0.75, 1.0, " café."))
+    spoken = Segment(0.5, 1.0, " Naïve café.", words, avg_logprob=-0.25049, no_speech_prob=0.0123)
+    first, silent = shown([Transcript(0, "en", 3.25, [spoken]), SILENT])
+    assert first == {
+        "media": 0,
+        "text": "Naïve café.",
+        "language": "en",
+        "duration_s": 3.25,
+        "segments": [
+            {
+                "start_s": 0.5,
+                "end_s": 1.0,
+                "text": "Naïve café.",
+                "avg_logprob": -0.25,
+                "no_speech_prob": 0.012,
+                "words": [
+                    {"start_s": 0.5, "end_s": 0.75, "text": "Naïve"},
+                    {"start_s": 0.75, "end_s": 1.0, "text": "café."},
+                ],
+            }
+        ],
+    }
+    assert silent == {"media": 2, "text": "", "language": None, "duration_s": 1.0, "segments": []}
+    assert all("words" not in segment for segment in shown([FIRST])[0]["segments"])
 
 
 def test_hours_of_segments_stay_small() -> None:
