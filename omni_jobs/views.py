@@ -189,7 +189,9 @@ class CalibrationView(_View):
 class WarningView(_View):
     """A warning about the output of a stage that succeeded."""
 
-    code: str  # cut_short: the output ended at its limit; left_out, nothing_said: a voice could not say words, or any
+    # cut_short: the output ended at its limit; left_out, nothing_said: a voice could not say words, or any;
+    # uncertain: what was heard may not be what was said; and those of other packages' runners
+    code: str
     stage: str
     message: str
 
