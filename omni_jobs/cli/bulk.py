@@ -12,6 +12,7 @@ import typer
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import Exit, exit_code, fail
+from omni_jobs.cli.terminal import console, say, say_json
 from omni_jobs.errors import OmniJobsError
 
 
@@ -44,7 +45,7 @@ def submit_bulk(
     with connect(url) as client:
         try:
             for answer in client.submit_bulk(_with_bar(file), idempotency_key=key, cancel_after=cancel_after):
-                out.write(answer.model_dump_json(exclude_defaults=True) + "\n")
+                say_json(answer.model_dump_json(exclude_defaults=True), out)
                 if answer.error is None:
                     accepted += 1
                 else:
@@ -52,18 +53,17 @@ def submit_bulk(
         except OmniJobsError as error:
             again = f"send the same lines again with --idempotency-key {key}: no job is made twice"
             fail(f"{error}; {again}" if error.retryable else str(error), exit_code(error))
-    typer.echo(f"{accepted} accepted, {refused} refused", err=True)
+    say(f"{accepted} accepted, {refused} refused", err=True)
     if refused:
         raise typer.Exit(Exit.FAILED)
 
 
 def _with_bar(lines: BinaryIO) -> Iterator[bytes]:
     """Yield the lines, and show the bytes sent as a progress bar on stderr; without an end for a pipe."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("sending", total=_size_of(lines))
         for line in lines:
             yield line

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from omni_jobs.cli.terminal import say
+
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import Pipeline
     from omni_jobs.settings import Settings
@@ -102,7 +104,7 @@ def build_tiny(settings: Settings, pipelines: Sequence[str]) -> dict[str, Path]:
             data = settings.data_dir.expanduser().resolve()
             make_private(data)
             built[place] = tiny_checkpoint(family, data / "tiny")
-            typer.echo(
+            say(
                 f"{place}: a tiny checkpoint with random weights, ready after {time.monotonic() - began:.1f} s in "
                 f"{built[place]}. What it makes is noise, though every part that makes it is real."
             )

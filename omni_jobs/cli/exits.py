@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from omni_jobs.cli.terminal import say
 from omni_jobs.errors import NotFound, OmniJobsError
 
 
@@ -53,5 +54,5 @@ def exit_code(error: OmniJobsError) -> int:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print ``omni-jobs: message`` on stderr, and raise typer.Exit, which ends the command with this code."""
-    typer.echo(f"omni-jobs: {message}", err=True)
+    say(f"omni-jobs: {message}", err=True)
     raise typer.Exit(code)

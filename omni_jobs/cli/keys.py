@@ -1,10 +1,9 @@
 """The commands for API keys. They change the database itself, so that the first key needs no key."""
 
-import typer
-
 from omni_jobs.cli import options
 from omni_jobs.cli.screen import show, show_json
 from omni_jobs.cli.servers import opened_database
+from omni_jobs.cli.terminal import say
 
 _DAY_S = 86_400.0
 
@@ -34,8 +33,8 @@ def create(
     if as_json:
         show_json(made)
     else:
-        typer.echo(made.key)
-        typer.echo(f"{made.id}, of tenant {made.tenant}, may {', '.join(made.scopes)}", err=True)
+        say(made.key)
+        say(f"{made.id}, of tenant {made.tenant}, may {', '.join(made.scopes)}", err=True)
 
 
 def list_(tenant: options.OfTenantOption = None, as_json: options.JsonOption = False) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from omni_jobs.cli.formats import duration_text
 from omni_jobs.cli.preview_file import PreviewFile
 from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
+from omni_jobs.cli.terminal import console, say
 from omni_jobs.states import JobState, StageRunState
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _SOON_S = 1.0  # a wait of which nobody is told
 
 def show_start(stack: EmbeddedStack) -> None:
     """Start the embedded stack, and show its children meanwhile. Raises what ``EmbeddedStack.start`` raises."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with Live(get_renderable=lambda: children_table(stack.children()), console=console, refresh_per_second=8):
+    screen = console(err=True)
+    if screen.is_terminal:
+        with Live(get_renderable=lambda: children_table(stack.children()), console=screen, refresh_per_second=8):
             stack.start()
         return
     stack.start()
     for child in stack.children():
-        console.print(f"{child.name} ready after {duration_text(child.start_s)}", highlight=False)
+        say(f"{child.name} ready after {duration_text(child.start_s)}", err=True)
 
 
 def show_progress(client: Client, job_id: str, timeout: float | None = None, preview_in: Path | None = None) -> JobView:
@@ -44,7 +44,7 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
     ``preview_in``: the directory that gets the newest preview meanwhile, of a job that asked for previews.
     Raises NotFound, TimeoutError after ``timeout`` seconds, if given, and OSError for a preview.
     """
-    console = Console(stderr=True)
+    screen = console(err=True)
     latest = client.get(job_id)
     printed: set[tuple[str, str]] = set()
     preview = None if preview_in is None else PreviewFile(preview_in)
@@ -53,22 +53,22 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
         nonlocal latest
         latest = job
         if preview is not None and preview.update(job):
-            console.print(Text(f"the newest preview: {preview.path}"), soft_wrap=True)
+            screen.print(Text(f"the newest preview: {preview.path}"), soft_wrap=True)
         if preview is not None and job.status is JobState.COMPLETED:
             preview.remove()
-        if not console.is_terminal:
+        if not screen.is_terminal:
             for stage in job.stages:
                 if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:
                     printed.add((stage.name, stage.status.value))
-                    console.print(f"{stage.name} {stage.status.value}", highlight=False)
+                    say(f"{stage.name} {stage.status.value}", err=True)
             waiting = job.waiting
             if waiting is None or (waiting.estimate is not None and waiting.estimate.high_s <= _SOON_S):
                 return
             if (waiting.stage, waiting.reason) not in printed:
                 printed.add((waiting.stage, waiting.reason))
-                console.print(Text(waiting_reason(waiting)), soft_wrap=True)
+                say(waiting_reason(waiting), err=True)
 
-    if not console.is_terminal:
+    if not screen.is_terminal:
         return client.wait(job_id, timeout=timeout, on_update=update)
-    with Live(get_renderable=lambda: job_progress(latest), console=console, refresh_per_second=8):
+    with Live(get_renderable=lambda: job_progress(latest), console=screen, refresh_per_second=8):
         return client.wait(job_id, timeout=timeout, on_update=update)

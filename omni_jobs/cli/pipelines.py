@@ -7,6 +7,7 @@ import typer
 from omni_jobs.cli.exits import Exit
 from omni_jobs.cli.options import JsonOption, StageConfigsArgument
 from omni_jobs.cli.screen import show
+from omni_jobs.cli.terminal import say
 
 
 def check(files: StageConfigsArgument) -> None:
@@ -27,11 +28,11 @@ def check(files: StageConfigsArgument) -> None:
             if names.setdefault(pipeline.name, file) != file:
                 raise ConfigError(f"{names[pipeline.name]} has this name already", file=str(file), field="name")
         except ConfigError as error:
-            typer.echo(str(error), err=True)
+            say(str(error), err=True)
             failed = True
         else:
             stages = " → ".join(pipeline.stages)
-            typer.echo(f"{file}: ok: {pipeline.name} {pipeline.version}, {stages}, digest {pipeline.digest}")
+            say(f"{file}: ok: {pipeline.name} {pipeline.version}, {stages}, digest {pipeline.digest}")
     if failed:
         raise typer.Exit(Exit.FAILED)
 

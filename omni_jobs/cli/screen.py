@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
 from omni_jobs.cli.exits import Exit, fail
+from omni_jobs.cli.terminal import console, say, say_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from omni_jobs.views import JobView
 
@@ -28,23 +27,23 @@ def show(content: T, as_json: bool, render: Callable[[T], RenderableType]) -> No
     if as_json:
         show_json(content)
     elif isinstance(rendered := render(content), str):
-        typer.echo(rendered)
+        say(rendered)
     else:
-        _console().print(rendered)
+        console().print(rendered)
 
 
 def show_json(content: BaseModel | Sequence[BaseModel | Mapping[str, object]]) -> None:
     """Print a pydantic model as JSON on stdout, such as a view of the API; print several values as an array."""
     from pydantic_core import to_json
 
-    typer.echo(to_json(content, indent=2).decode())
+    say_json(to_json(content, indent=2).decode())
 
 
 def show_repeatedly(content: Callable[[], RenderableType]) -> None:
     """Show the renderable that ``content`` returns, anew every second, until Ctrl-C or an error of ``content``."""
     from rich.live import Live
 
-    with Live(content(), console=_console(), auto_refresh=False) as live:
+    with Live(content(), console=console(), auto_refresh=False) as live:
         while True:
             time.sleep(1.0)
             live.update(content(), refresh=True)
@@ -57,20 +56,18 @@ def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
     ``as_json`` prints the whole job in place of its text and artifacts. ``out`` is the directory that the artifacts
     were written to; None prints their URLs.
     """
-    from omni_jobs.cli.formats import printable
-
     if as_json:
         show_json(job)
     else:
         text = job.made.get("text")
         if text is not None:
-            typer.echo(text)
+            say(text)
         elif job.result is None:
             for stage, found in job.made.get("texts", {}).items():
-                typer.echo(f"{stage}: {printable(found)}", err=True)
+                say(f"{stage}: {found}", err=True)
         for artifact in job.artifacts:
             where = out / artifact.name if out is not None else artifact.url
-            typer.echo(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
+            say(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
     show_warnings(job)
     if job.status.value != "completed":
         reason = f": {job.error.message}" if job.error is not None else ""
@@ -79,15 +76,5 @@ def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
 
 def show_warnings(job: JobView) -> None:
     """Print a job's warnings on stderr, a line each."""
-    from omni_jobs.cli.formats import printable
-
     for warning in job.warnings:
-        typer.echo(f"warning: {printable(warning.message)}", err=True)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    # A pipe has no width: rich would fold lines at 80 characters.
-    return console if console.is_terminal else Console(width=200)
+        say(f"warning: {warning.message}", err=True)
