@@ -22,6 +22,10 @@ Auth = Literal["off", "keys", "proxy"]
 
 _SECRETS: Final = ("broker_url", "database_url", "api_key")
 _MAX_SECRET_BYTES: Final = 65_536
+SECRET_VARIABLES: Final = frozenset(
+    {"OMNI_JOBS_SERVERS"} | {f"OMNI_JOBS_{name.upper()}{end}" for name in _SECRETS for end in ("", "_FILE")}
+)
+"""The variables of settings that hold a secret, or name its file."""
 BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk_lines holds beside the one it reads
 
 

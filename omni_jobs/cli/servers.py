@@ -11,9 +11,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
 from omni_jobs.cli import options
+from omni_jobs.cli.terminal import say
 
 if TYPE_CHECKING:
     from omni_jobs.database.database import Database
@@ -59,12 +58,12 @@ def up(
     with raised_signals():
         try:
             show_start(stack)
-            typer.echo(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(chosen)}; logs: {stack.log_dir})")
-            typer.echo("Press Ctrl-C to stop.")
+            say(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(chosen)}; logs: {stack.log_dir})")
+            say("Press Ctrl-C to stop.")
             try:
                 stack.wait()
             except KeyboardInterrupt:
-                typer.echo("\nstopping …", err=True)
+                say("\nstopping …", err=True)
         finally:
             stack.stop()
 
@@ -155,11 +154,13 @@ def worker(
     config = load_pipelines(configs).named(pipeline, field="pipeline")
     command = worker_command(config, stage, slot=slot, concurrency=concurrency, log_level=log_level)
     if dry_run:
-        typer.echo(as_shell_line(command, POOL_ENVIRONMENT))
+        say(as_shell_line(command, POOL_ENVIRONMENT))
         return
     check_worker_installed(config, stage)
     _settings_for_one_user()
     environment = {**os.environ, "OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT}
+    for name in ("OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE"):  # a worker calls no API
+        environment.pop(name, None)
     os.execvpe(command[0], command, environment)  # noqa: S606 — signals to this process id reach the worker
 
 
@@ -190,7 +191,7 @@ def migrate() -> None:
 
     with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
         database.migrate()
-    typer.echo("the database is up to date")
+    say("the database is up to date")
 
 
 def prune(as_json: options.JsonOption = False) -> None:
@@ -210,4 +211,4 @@ def prune(as_json: options.JsonOption = False) -> None:
     with opened_database() as database:
         pruner = Pruner(Jobs(database), open_store(settings), settings, sessions=Sessions(database))
         gone = asdict(pruner.once())
-    typer.echo(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")
+    say(json.dumps(gone) if as_json else ", ".join(f"{count} {what}" for what, count in gone.items()) + " gone")

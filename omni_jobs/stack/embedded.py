@@ -27,6 +27,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildView
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
+from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
 from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
@@ -208,17 +209,17 @@ class EmbeddedStack:
             ) from error
 
     def _make_children(self, valkey: Valkey, listener: int) -> list[Child]:
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
-        plain |= {"PYTHONUNBUFFERED": "1"}
-        shared = plain | self.settings.to_environment()
+        unbuffered = {"PYTHONUNBUFFERED": "1"}
+        for_servers = server_environment(os.environ, self.settings) | unbuffered
         omni_jobs = [sys.executable, "-m", "omni_jobs.cli"]
         commands = {
-            VALKEY: (valkey.command(), plain),
-            API: ([*omni_jobs, "api", "--fd", str(listener)], shared),
-            RESCUER: ([*omni_jobs, "rescuer"], shared),
+            VALKEY: (valkey.command(), bare_environment(os.environ)),
+            API: ([*omni_jobs, "api", "--fd", str(listener)], for_servers),
+            RESCUER: ([*omni_jobs, "rescuer"], for_servers),
         }
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
-        for_workers = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)} | shared | POOL_ENVIRONMENT
+        defaults = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
+        for_workers = defaults | worker_environment(os.environ, self.settings) | unbuffered | POOL_ENVIRONMENT
         for pipeline in self._pipelines:
             for stage in pipeline.stages:
                 command = worker_command(pipeline, stage)

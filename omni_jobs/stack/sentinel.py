@@ -36,10 +36,13 @@ class Sentinel:
 
         The sentinel inherits ``lock_fd``, so that the data directory stays locked until all sessions have ended.
         """
-        import subprocess  # the sentinel itself does not need it
+        import subprocess  # the sentinel itself needs neither
+
+        from omni_jobs.stack.environments import bare_environment
 
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *remove],
+            env=bare_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """Tiny checkpoints with random weights: each family builds its own, in a process of its own."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import names
+from omni_jobs.stack.environments import plain_environment
 
 
 def tiny_checkpoint(family_name: str, directory: Path) -> Path:
@@ -40,7 +42,8 @@ def _has_one(family_name: str) -> bool:
 
 def run_builder(module: str, *arguments: Path) -> None:
     """Run a module that makes a checkpoint directory, in a process of its own. Raises ConfigError if it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    command: list[str | Path] = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=plain_environment(os.environ), capture_output=True, text=True)
     if done.returncode != 0:
         raise ConfigError(f"{module} could not make the checkpoint:\n{done.stderr[-2000:]}")
 

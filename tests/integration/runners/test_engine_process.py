@@ -32,12 +32,16 @@ pytestmark = [
 ]
 
 LONG = OdeParameters(steps=1000)
+SECRETS = ("OMNI_JOBS_DATABASE_URL", "OMNI_JOBS_SERVERS", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineProcess]:
     engine = EngineProcess(_args(tiny_checkpoint, tmp_path_factory.mktemp("spool")))
-    await engine.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SECRETS:
+            patch.setenv(name, "planted-secret")
+        await engine.start()
     yield engine
     await engine.close()
 
@@ -71,6 +75,12 @@ async def _running(engine: EngineProcess) -> asyncio.Task[OmniModelRunnerOutput]
     async with asyncio.timeout(60):
         await started.event.wait()
     return task
+
+
+async def test_the_engine_has_no_secret_of_its_worker(engine: EngineProcess) -> None:
+    variables = Path(f"/proc/{engine.pid}/environ").read_bytes()
+    assert b"PATH=" in variables
+    assert b"planted-secret" not in variables
 
 
 def _spooled(engine: EngineProcess) -> list[str]:

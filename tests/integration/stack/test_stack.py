@@ -63,11 +63,29 @@ def pid_of(stack: EmbeddedStack, name: str) -> int:
     return pid
 
 
+PLANTED = "planted-secret"
+SECRETS = {
+    "OMNI_JOBS_SERVERS": json.dumps({"local": {"url": "http://127.0.0.1:9/v1", "key": f"{PLANTED}-server"}}),
+    "OMNI_JOBS_API_KEY": f"{PLANTED}-api-key",
+    "AWS_SECRET_ACCESS_KEY": f"{PLANTED}-aws",
+    "PGPASSWORD": f"{PLANTED}-postgresql",
+    "OPENAI_API_KEY": f"{PLANTED}-model",
+    "DATABASE_URL": f"postgresql://me:{PLANTED}-url@127.0.0.1/db",
+}
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
-    settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data", load_limit_s=START_S)
-    with EmbeddedStack(settings, pipelines=["echo"]) as stack:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data", load_limit_s=START_S)
+        stack = EmbeddedStack(settings, pipelines=["echo"])
+        stack.start()
+    try:
         yield stack
+    finally:
+        stack.stop()
 
 
 @pytest.fixture
@@ -99,6 +117,21 @@ def test_no_part_but_the_api_takes_a_core_from_a_model_by_waking_up(stack: Embed
 
 def _policies(pid: int) -> set[int]:
     return {os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_no_process_has_a_secret_that_it_does_not_use(stack: EmbeddedStack) -> None:
+    """Valkey and workers write their titles over their variables, as far as they do."""
+    pids = {view.name: view.pid for view in stack.children() if view.pid is not None and "worker" not in view.name}
+    pids["sentinel"] = next(
+        pid for pid in children_of(os.getpid()) if b"sentinel.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    found = {name: Path(f"/proc/{pid}/environ").read_bytes() for name, pid in pids.items()}
+    assert found.keys() == {"valkey", "api", "rescuer", "sentinel"}
+    assert [name for name, variables in found.items() if PLANTED.encode() in variables] == []
+    assert b"OMNI_JOBS_DATA_DIR=" in found["api"]
+    assert b"PATH=" in found["sentinel"]
+    assert b"OMNI_JOBS_" not in found["sentinel"] + found["valkey"]
 
 
 def test_a_job_goes_through_both_stages(client: Client) -> None:

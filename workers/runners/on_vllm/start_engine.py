@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from workers.runners.engine_environment import engine_environment
+from workers.runners.engine_environment import lent_to_engines
 
 if TYPE_CHECKING:
     from workers.stages.engine_args import OmniEngineArgs
@@ -25,6 +24,6 @@ async def start_engine(args: OmniEngineArgs, engine_args: Mapping[str, Any]) -> 
 def _start(args: OmniEngineArgs, engine_args: Mapping[str, Any]) -> Engine:
     from workers.vllm_hooks.engine import Engine
 
-    os.environ.update(engine_environment(args.device))  # vLLM starts its processes with this one's
     device = {} if args.device_index is None else {"device_ids": [args.device_index]}
-    return Engine.start({**engine_args, **device})
+    with lent_to_engines(args.device):  # vLLM starts its processes with this one's environment
+        return Engine.start({**engine_args, **device})
