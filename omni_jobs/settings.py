@@ -143,6 +143,9 @@ class Settings(BaseSettings):
     body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # For one body, or each max_body_bytes of a bulk.
     silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A pause within a body, or in reading an answer.
 
+    # A picture's file names its job, beside its seed. Whoever gets the picture then knows the job's id.
+    job_ids_in_pictures: bool = False
+
     # Sizes of batches and rows.
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 

@@ -54,7 +54,8 @@ class Output:
     formats   of its artifact, the default first; none: the output stands in the job's result, as text does
     encoder   the function that makes the artifact's bytes, as "module:function"; its form: ``workers.encoders``
     artifact  the artifact's name without its suffix: "audio"
-    metadata  whether the encoder writes the job's id and seed into the file, and so takes them as a fourth argument
+    metadata  whether the encoder writes the job's seed into the file, and its id if a setting wants it there; it takes
+              them as a fourth argument
 
     Formats, encoder and artifact go together: an output has all of them or none.
     """

@@ -51,7 +51,13 @@ class StageLLM:
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
         """Return the ``StageLLM`` of a pipeline's stage, not started. Raises ConfigError; NotFound: no such stage."""
         config = pipeline.stage(stage_name)
-        stage = Stage(pipeline, config, checkpoint_of(pipeline, config, settings.models), MediaWall(settings))
+        stage = Stage(
+            pipeline,
+            config,
+            checkpoint_of(pipeline, config, settings.models),
+            MediaWall(settings),
+            job_ids_in_pictures=settings.job_ids_in_pictures,
+        )
         args = OmniEngineArgs.for_stage(config, stage.model, settings)
         return cls(stage, create_runner(config, args), args.cuda_devices)
 

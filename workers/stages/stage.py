@@ -47,7 +47,7 @@ class MetadataEncoder(Protocol):
         metadata: Mapping[str, str],
         /,
     ) -> bytes:
-        """Return the artifact's bytes, with the texts of ``metadata`` by name: ``job_id`` and ``seed``.
+        """Return the artifact's bytes, with the texts of ``metadata`` by name: ``seed``, and maybe ``job_id``.
 
         Raises ModelError.
         """
@@ -70,17 +70,25 @@ class Stage:
     """One configured step of a pipeline: makes its prompts, and results of its outputs. Safe for threads."""
 
     def __init__(
-        self, pipeline: Pipeline, config: StageConfig, model_path: Path | None, wall: MediaWall | None = None
+        self,
+        pipeline: Pipeline,
+        config: StageConfig,
+        model_path: Path | None,
+        wall: MediaWall | None = None,
+        *,
+        job_ids_in_pictures: bool = False,
     ) -> None:
         """Make the stage of a stage config, with the model at ``model_path``; None: the stage has no model.
 
         ``wall`` decodes media; without one, ``make_prompt`` raises ConfigError for a job with media.
+        ``job_ids_in_pictures``: an encoder that writes the seed into its file gets the job's id, too.
         Raises ConfigError when the checkpoint is missing or cannot be used.
         """
         self.pipeline = pipeline
         self.wall = wall
         self.config = config
         self.model = OmniModelConfig.for_stage(pipeline, config, model_path)
+        self._job_ids_in_pictures = job_ids_in_pictures
 
     @property
     def name(self) -> str:
@@ -226,7 +234,10 @@ class Stage:
         else:
             format_ = made.format((stage_input.request.get(made.modality) or {}).get("format"))
             tensors = self._tensors_of(flow(made.flow), output, stage_input)
-            data = _encoded(made, tensors, output.values, format_.name, stage_input)
+            metadata = {"seed": str(stage_input.seed)}
+            if self._job_ids_in_pictures:
+                metadata["job_id"] = stage_input.job_id
+            data = _encoded(made, tensors, output.values, format_.name, metadata)
         return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
 
     def _tensors_of(
@@ -289,7 +300,7 @@ def _encoded(
     tensors: "Mapping[str, NDArray[Any]]",
     values: Mapping[str, Any],
     format: str,
-    stage_input: StageInput,
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Return an artifact's bytes. Raises ModelError, ConfigError without an encoder, and PluginBroken."""
     if made.encoder is None:
@@ -299,7 +310,7 @@ def _encoded(
         plain: Encoder = encoder
         return plain(tensors, values, format)
     writing: MetadataEncoder = encoder
-    return writing(tensors, values, format, {"job_id": stage_input.job_id, "seed": str(stage_input.seed)})
+    return writing(tensors, values, format, metadata)
 
 
 def _check_flow(contract: Flow, payload: Payload) -> None:
