@@ -5,6 +5,7 @@
 A stage config names a server by its name, so neither a job nor a stage config can send a request or a key elsewhere.
 """
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Self
@@ -19,19 +20,45 @@ _KEY = re.compile(rf"[\x21-\x7e]{{1,{_MAX_KEY_CHARACTERS}}}")
 _NOT_A_KEY = f"not 1 to {_MAX_KEY_CHARACTERS} printable ASCII characters without a space"
 
 
-def check_base_url(url: str) -> None:
-    """Raise ValueError, which does not show the URL, unless it is ``http://host[:port][/path]`` or such with https."""
+_PLACE = re.compile(r"(?:[^@]*@)?(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\[\]:@]*)(?::[0-9]*)?")
+_NAME = re.compile(r"(?!.{254})[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,62})(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?")
+
+
+def check_host(host: str) -> str:
+    """Return a host's name or address without brackets. Raise ValueError, which does not show it, if it is neither."""
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    plain = host[1:-1] if is_bracketed else host
+    try:
+        address = ipaddress.ip_address(plain)
+    except ValueError:
+        if is_bracketed or not _NAME.fullmatch(plain) or plain.rpartition(".")[2].isdecimal():
+            raise ValueError("not a host's name or address") from None
+    else:
+        if is_bracketed and address.version == 4:
+            raise ValueError("brackets are for IPv6 addresses")
+    return plain
+
+
+def check_base_url(url: str, *, may_have_user: bool = False) -> None:
+    """Raise ValueError, which does not show the URL, unless it is ``http://host[:port][/path]`` or such with https.
+
+    An IPv6 address stands in brackets. ``may_have_user``: a user and a password may stand before the host.
+    """
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise ValueError("a base URL has no spaces, and no other characters than those of ASCII")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         raise ValueError("not a URL") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+    place = _PLACE.fullmatch(parts.netloc)
+    if parts.scheme not in ("http", "https") or not parts.hostname or place is None or port == 0:
         raise ValueError("not http://host[:port][/path], nor https://…")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("a key stands in key or key_file, not in the URL")
-    if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError("a base URL has no query, no fragment and no special characters")
+    check_host(place["host"])
+    if not may_have_user and "@" in parts.netloc:
+        raise ValueError("no user, password or key stands in this URL")
+    if parts.query or parts.fragment or url.endswith(("?", "#")):
+        raise ValueError("a base URL has no query and no fragment")
 
 
 class Server(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.servers import Server, check_base_url
+from omni_jobs.servers import Server, check_base_url, check_host
 
 Auth = Literal["off", "keys", "proxy"]
 
@@ -165,6 +165,12 @@ class Settings(BaseSettings):
             check_base_url(url)
         return url
 
+    @field_validator("api_host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        """Take an IPv6 address with brackets, too, as it stands in URLs. An empty host is every address."""
+        return check_host(host) if host else host
+
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
@@ -194,6 +200,8 @@ class Settings(BaseSettings):
         try:
             parts = urlsplit(url.get_secret_value())
             port, number = parts.port, parts.path.strip("/") or "0"
+            if parts.hostname:
+                check_host(parts.hostname)
         except ValueError:
             raise ValueError("not a URL") from None
         is_plain = parts.scheme == "redis" and not parts.query

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +16,17 @@ def connect(url: str | None) -> Client:
     Raises ConfigError for a URL that is not http, and without ``url`` also for a wrong setting.
     """
     from omni_jobs.client import Client
+    from omni_jobs.errors import ConfigError
+    from omni_jobs.servers import check_base_url
     from omni_jobs.settings import read_settings
     from omni_jobs.stack.data_directory import running_stack
 
     if url is None:
         url = running_stack(read_settings().data_dir)
+    else:
+        try:
+            check_base_url(url, may_have_user=True)
+        except ValueError as error:
+            name = "OMNI_JOBS_URL" if url == os.environ.get("OMNI_JOBS_URL") else "--url"
+            raise ConfigError(str(error), field=name) from None
     return Client(url)

@@ -102,8 +102,9 @@ def opened_database() -> Iterator[Database]:
 
 def _usual_port(settings: Settings) -> int:
     """Return the port of the settings (8000) if it is free, otherwise 0."""
-    family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
-    with suppress(OSError), socket.create_server((settings.api_host, settings.api_port), family=family):
+    from omni_jobs.stack.listener import open_listener
+
+    with suppress(OSError), open_listener(settings.api_host, settings.api_port):
         return settings.api_port
     return 0
 
@@ -118,8 +119,15 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.api.allocator import give_freed_memory_back
     from omni_jobs.api.server import Server, raise_file_limit
     from omni_jobs.api.services import Services
+    from omni_jobs.errors import ConfigError
+    from omni_jobs.servers import check_host
 
-    given = {name: value for name, value in (("api_host", host), ("api_port", port)) if value is not None}
+    given: dict[str, object] = {} if port is None else {"api_port": port}
+    if host is not None:
+        try:
+            given["api_host"] = check_host(host) if host else host
+        except ValueError as error:
+            raise ConfigError(str(error), field="--host") from None
     settings = _settings_for_one_user().model_copy(update=given)
     give_freed_memory_back()
     raise_file_limit(settings)

@@ -28,6 +28,7 @@ from omni_jobs.errors import (
     ServerUnavailable,
 )
 from omni_jobs.files import new_file
+from omni_jobs.servers import check_base_url
 from omni_jobs.views import (
     BulkAnswer,
     CalibrationView,
@@ -64,14 +65,15 @@ class Client:
         ConfigError for a URL that is not http, and a key that cannot be read or sent.
         """
         self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"not an http URL: {self.base_url!r}", field="base_url")
+        try:
+            check_base_url(self.base_url, may_have_user=True)
+        except ValueError as error:
+            raise ConfigError(str(error), field="base_url" if base_url else "OMNI_JOBS_URL") from None
         self._timeout_s = timeout
         self._http = httpx2.Client(
             base_url=self.base_url,
             timeout=timeout,
-            trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
+            trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
             headers={"Accept": "application/json", **_authorization(api_key)},
         )
 

@@ -42,12 +42,12 @@ class Database:
         self._retry_for_s = retry_for_s
         name = parsed.get_backend_name()
         self._backend: SQLite | PostgreSQL
-        if name == "sqlite":
-            self._backend = SQLite(parsed, connections)
-        elif name in ("postgresql", "postgres"):
-            self._backend = PostgreSQL(parsed, connections)
-        else:
+        if name not in ("sqlite", "postgresql", "postgres"):
             raise ConfigError(f"{name} is not supported: use sqlite or postgresql", field="database_url")
+        try:
+            self._backend = (SQLite if name == "sqlite" else PostgreSQL)(parsed, connections)
+        except (exc.ArgumentError, ValueError):
+            raise ConfigError("not a database URL", field="database_url") from None
         self._engine = self._backend.engine
         self.dialect: str = self._engine.dialect.name
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
 
 from omni_jobs.database.statement import Statement, prepares_nothing
+from omni_jobs.errors import ConfigError
+from omni_jobs.servers import check_host
 
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
@@ -40,8 +42,9 @@ class PostgreSQL:
     def __init__(self, url: URL, connections: int) -> None:
         """Prepare an engine that keeps at most ``connections`` connections, and opens up to ten more.
 
-        It connects when it is first used.
+        It connects when it is first used. Raises ConfigError for a host, a port or an option that can be none.
         """
+        _check(url)
         self.engine = _engine(url.set(drivername="postgresql+psycopg"), connections)
         self.writing = self.engine
         self.reading = self.engine.execution_options(omni_jobs_begin=_BEGIN_READING)
@@ -55,6 +58,23 @@ class PostgreSQL:
         """Return the SQLSTATE of an error; when the server sent none, 08000 (a lost connection) or "" (any other)."""
         not_answered = isinstance(error, exc.OperationalError | exc.InterfaceError)
         return getattr(error.orig, "sqlstate", None) or ("08000" if not_answered else "")
+
+
+def _check(url: URL) -> None:
+    """Raise ConfigError, which does not show the URL. A directory of sockets and a list of hosts are libpq's affair."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import make_conninfo
+
+    try:
+        if url.host and not url.host.startswith("/") and "," not in url.host:
+            check_host(url.host)
+        if url.port is not None and not 0 < url.port < 65_536:
+            raise ValueError("the port is none")
+        make_conninfo("", **{name: value for name, value in url.query.items() if isinstance(value, str)})
+    except ProgrammingError:
+        raise ConfigError("an option behind ? is none of PostgreSQL", field="database_url") from None
+    except ValueError as error:
+        raise ConfigError(str(error), field="database_url") from None
 
 
 def _engine(url: URL, connections: int) -> Engine:

@@ -28,6 +28,7 @@ from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildView
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
+from omni_jobs.stack.listener import base_url, open_listener
 from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
@@ -171,7 +172,7 @@ class EmbeddedStack:
             removed.append(self._directory.path)
         self._sentinel = Sentinel(lock_fd=self._directory.lock_fd, remove=removed)
         host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = base_url(host, port)
         valkey = Valkey(self._directory.valkey)
         self.settings = given.model_copy(
             update={
@@ -200,9 +201,8 @@ class EmbeddedStack:
     def _listen(self) -> socket.socket:
         """Open the API's socket here, so that no other process takes the port, also while the API restarts."""
         host = self._given.api_host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server((host, self._port), family=family, backlog=1024)
+            return open_listener(host, self._port)
         except OSError as error:
             raise StackError(
                 f"cannot listen on {host} port {self._port} ({error.strerror}): try another --port"

@@ -34,7 +34,12 @@ def open_store(settings: Settings) -> ObjectStore:
     Raises ConfigError for any other URL, or a wrong ``s3_endpoint_url``. A store that cannot be reached raises nothing
     here, only when used.
     """
-    url = urlsplit(settings.resolved_storage_url)
+    try:
+        url = urlsplit(settings.resolved_storage_url)
+    except ValueError:
+        raise ConfigError("not a URL", field="storage_url") from None
+    if "\0" in unquote(url.path):
+        raise ConfigError("a path has no NUL", field="storage_url")
     if url.query or url.fragment or "@" in url.netloc:
         raise ConfigError("takes no credentials, query or fragment", field="storage_url")
     if url.scheme == "file":
@@ -53,4 +58,4 @@ def open_store(settings: Settings) -> ObjectStore:
             endpoint_url=settings.s3_endpoint_url,
             region=settings.s3_region,
         )
-    raise ConfigError(f"{url.scheme or 'no scheme'}: neither file nor s3", field="storage_url")
+    raise ConfigError(f"{url.scheme[:20] or 'no scheme'}: neither file nor s3", field="storage_url")

@@ -36,6 +36,7 @@ from omni_jobs.errors import (
     StorageUnavailable,
 )
 from omni_jobs.files import byte_views
+from omni_jobs.servers import check_base_url
 from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks
 from omni_jobs.storage.keys import check_key, check_prefix
 from omni_jobs.storage.object_store import STREAM_BYTES, ObjectRef, ObjectStore, StoredObject, digest_text
@@ -70,12 +71,15 @@ class S3ObjectStore(ObjectStore):
     ) -> None:
         if not _BUCKET.match(bucket):
             raise ConfigError(f"{bucket[:80]!a} is not a bucket's name: s3://bucket/prefix", field="storage_url")
-        if endpoint_url is not None and "@" in endpoint_url:
-            raise ConfigError("takes no credentials: boto3 has its own chain", field="s3_endpoint_url")
+        if endpoint_url is not None:
+            try:
+                check_base_url(endpoint_url)
+            except ValueError as error:
+                raise ConfigError(f"{error}; boto3 has its own chain of keys", field="s3_endpoint_url") from None
         try:
             self._prefix = f"{check_prefix(prefix).rstrip('/')}/" if prefix else ""
         except StorageError as error:
-            raise ConfigError(error.message, field="storage_url") from error
+            raise ConfigError("the prefix is not the beginning of a key", field="storage_url") from error
         self._bucket = bucket
         self._region = region
         self._endpoint_url = endpoint_url

@@ -87,12 +87,34 @@ def test_the_bytes_held_are_enough_for_a_longest_line_of_a_bulk(
     assert caught.value.field == "OMNI_JOBS_MAX_HELD_BODY_BYTES"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("API_HOST", "[::1"),
+        ("API_HOST", "sekret:8000"),
+        ("API_HOST", "http://sekret"),
+        ("PUBLIC_URL", "http://u:sekret@host"),
+        ("PUBLIC_URL", "http://[::1]80/sekret"),
+        ("BROKER_URL", "redis://:sekret@ho st/0"),
+        ("SERVERS", '{"one": {"url": "http://u:sekret@[::bad"}}'),
+    ],
+)
+def test_a_wrong_url_or_host_names_its_setting_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(f"OMNI_JOBS_{variable}", value)
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    assert (caught.value.field or "").startswith(f"OMNI_JOBS_{variable}")
+    assert "sekret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
 def test_on_loopback_nobody_needs_a_key(host: str) -> None:
     assert Settings(api_host=host).resolved_auth == "off"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "jobs.example.com", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.0.0.1", "jobs.example.com", ""])
 def test_elsewhere_the_auth_must_be_set(host: str) -> None:
     with pytest.raises(ConfigError, match="OMNI_JOBS_AUTH"):
         _ = Settings(api_host=host).resolved_auth

@@ -395,13 +395,25 @@ def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("stack")) == ["stack.lock"]
 
 
-def test_up_builds_a_tiny_checkpoint_and_serves_it(tmp_path: Path) -> None:
+def has_ipv6() -> bool:
+    """Containers often have none."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_up_builds_a_tiny_checkpoint_and_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = tmp_path / "small.png"
     Image.new("RGB", (40, 30), "red").save(picture)
+    host = "[::1]" if has_ipv6() else "127.0.0.1"
+    monkeypatch.setenv("OMNI_JOBS_API_HOST", host)
     with up(tmp_path / "data", "--tiny", "upscale") as process:
         assert process.stdout is not None
         assert "random weights" in process.stdout.readline()
         url = re.findall(r"http://\S+", process.stdout.readline())[0]
+        assert url.startswith(f"http://{host}:")
         done = subprocess.run(
             [*OMNI_JOBS, "submit", "--image", str(picture), "--url", url, "--out", str(tmp_path / "out")],
             capture_output=True,

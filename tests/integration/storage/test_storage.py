@@ -263,7 +263,7 @@ class TestRefs:
             "file:relative",
             "file://host/x",
         ),
-        *("s3://bucket/../x", "s3://bucket?versionId=1"),
+        *("s3://bucket/../secret", "s3://bucket?versionId=1", "s3://[secret", "file:///secret%00", "http://[::1"),
     ],
 )
 def test_urls_that_are_refused(tmp_path: Path, url: str) -> None:
@@ -273,7 +273,13 @@ def test_urls_that_are_refused(tmp_path: Path, url: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://key:secret@127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("nonsense", "http://key:secret@127.0.0.1:1", "http://host?key=secret", "http://host:0", "http://host:80:80"),
+        *("http://[::1", "http://[::1]80", "http://[secret]:80", "http://-secret-", "http://se\x00cret", "s3://host"),
+    ],
+)
 def test_endpoints_that_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError) as raised:
         open_store(Settings(data_dir=tmp_path, storage_url="s3://bucket", s3_endpoint_url=url))

@@ -367,3 +367,14 @@ def test_no_server_for_other_machines_starts_without_a_word_on_keys(
     result = run(*command)
     assert result.exit_code == Exit.FAILED
     assert "OMNI_JOBS_AUTH: set it to keys, proxy or off" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["http://u:sekret@[::bad", "sekret", "http://u:sekret@host:port", "http://[::1]80"])
+@pytest.mark.parametrize("by_option", [True, False])
+def test_a_wrong_url_of_the_api_names_where_it_came_from(url: str, by_option: bool) -> None:
+    arguments = ["status", *(["--url", url] if by_option else [])]
+    result = CliRunner().invoke(app, arguments, env={"OMNI_JOBS_URL": None if by_option else url})
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"omni-jobs: {'--url' if by_option else 'OMNI_JOBS_URL'}: ")
+    assert "sekret" not in result.output
+    assert result.stderr.count("\n") == 1
