@@ -252,7 +252,17 @@ def test_sqlite_is_set_up_for_several_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "nonsense", "postgresql://u:secret@[::bad/db", "postgresql://u:secret@h:port/db", "mysql://u:secret@h/db"],
+    [
+        *(
+            "",
+            "nonsense",
+            "postgresql://u:secret@[::bad/db",
+            "postgresql://u:secret@h:port/db",
+            "mysql://u:secret@h/db",
+        ),
+        *("postgresql://u:secret@h:99999/db", "postgresql://u:secret@-h-/db", "postgresql://u@h/db?secret=1"),
+        *("sqlite://secret/x", "postgresql://u:secret@h/db?host=a&port=b"),
+    ],
 )
 def test_a_url_that_is_none_is_a_config_error_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
