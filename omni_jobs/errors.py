@@ -190,8 +190,12 @@ class RangeNotSatisfiable(InvalidInput, code="range_not_satisfiable", http_statu
 
 
 class ConfigError(InvalidInput, code="invalid_config", http_status=500):
-    """The configuration is not valid."""
+    """The configuration is not valid.
 
+    ``more`` has the other mistakes that were found in the same file, in the order of its checks.
+    """
+
+    more: tuple[ConfigError, ...] = ()
     details = ("field", "stage", "file", "line")
 
     def __init__(

@@ -29,7 +29,10 @@ def chosen_pipelines(
     known = load_pipelines(settings.resolved_stage_configs)
     if not pipelines and settings.pipelines is not None:
         pipelines = list(known.served(settings.pipelines))
-    families = _families([known.named(name, field="pipeline") for name in pipelines or known], whole=bool(pipelines))
+    for name in set(pipelines) - set(known):
+        known.named(name, field="pipeline")  # raises
+    whole = [known[name] for name in pipelines or known if known.broken(name) is None]
+    families = _families(whole, whole=bool(pipelines))
     checkpoints: dict[str, Path] = {}
     for value in models:
         name, separator, path = value.partition("=")

@@ -52,7 +52,12 @@ def exit_code(error: OmniJobsError) -> int:
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
 
 
+def notice(message: str) -> None:
+    """Print ``omni-jobs: message`` on stderr."""
+    say(f"omni-jobs: {message}", err=True)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print ``omni-jobs: message`` on stderr, and raise typer.Exit, which ends the command with this code."""
-    say(f"omni-jobs: {message}", err=True)
+    notice(message)
     raise typer.Exit(code)

@@ -11,24 +11,30 @@ from omni_jobs.cli.terminal import say
 
 
 def check(files: StageConfigsArgument) -> None:
-    """Check stage configs, and that no two have the same name. An error names the file, and line and field if known.
+    """Check stage configs, and that no two have the same name. Each mistake is a line: file, line and field if known.
 
     \b
     Example:
       omni-jobs pipelines check stage_configs/*.yaml
     """
-    from omni_jobs.errors import ConfigError
+    from omni_jobs.errors import ConfigError, PluginBroken
     from omni_jobs.pipelines.loader import load_pipeline
+    from omni_jobs.prompts import check_renderers
 
     failed = False
     names: dict[str, Path] = {}
     for file in files:
         try:
             pipeline = load_pipeline(file)
+            try:
+                check_renderers(pipeline)
+            except PluginBroken as error:
+                raise PluginBroken(error.message, file=str(file), field="model.family") from error
             if names.setdefault(pipeline.name, file) != file:
                 raise ConfigError(f"{names[pipeline.name]} has this name already", file=str(file), field="name")
         except ConfigError as error:
-            say(str(error), err=True)
+            for mistake in sorted((error, *error.more), key=lambda mistake: mistake.line or 0):
+                say(str(mistake), err=True)
             failed = True
         else:
             stages = " → ".join(pipeline.stages)

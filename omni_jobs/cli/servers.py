@@ -41,6 +41,7 @@ def up(
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
     from omni_jobs.cli.checkpoints import build_tiny, chosen_pipelines
+    from omni_jobs.cli.exits import notice
     from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.cli.live import show_start
     from omni_jobs.settings import read_settings
@@ -54,11 +55,12 @@ def up(
     with raised_signals():
         models |= build_tiny(settings, tiny or [])
     settings = settings.model_copy(update={"models": settings.models | models})
-    stack = EmbeddedStack(settings, pipelines=chosen, port=port if port is not None else _usual_port(settings))
+    port = port if port is not None else _usual_port(settings)
+    stack = EmbeddedStack(settings, pipelines=chosen, port=port, on_notice=notice)
     with raised_signals():
         try:
             show_start(stack)
-            say(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(chosen)}; logs: {stack.log_dir})")
+            say(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(stack.served)}; logs: {stack.log_dir})")
             say("Press Ctrl-C to stop.")
             try:
                 stack.wait()

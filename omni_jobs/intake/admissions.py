@@ -8,7 +8,7 @@ from typing import TypeVar
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import InvalidRequest, MissingScope, ModelMissing, OmniJobsError
+from omni_jobs.errors import InvalidRequest, MissingScope, ModelMissing, OmniJobsError, PluginBroken
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.media.wall import MediaWall
@@ -82,7 +82,7 @@ class Admissions:
                 self._loads[name].add_done_callback(partial(self._forget_load, name))
             try:
                 await asyncio.shield(self._loads[name])  # a request that is cancelled takes the load from nobody
-            except ModelMissing as error:
+            except (ModelMissing, PluginBroken) as error:
                 missing[name] = without_frames(error)
         return missing
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omni_jobs.errors import ConfigError
+from omni_jobs.errors import PluginBroken
 from omni_jobs.pipelines.plugins import names, plugin
 
 if TYPE_CHECKING:
@@ -253,10 +253,10 @@ _BY_NAME: Mapping[str, Flow] = {each.name: each for each in _OURS}
 
 
 def flow(name: str) -> Flow:
-    """Return the flow of this name. Raises ConfigError naming the known ones if there is none, and PluginBroken."""
+    """Return the flow of this name. Raises PluginBroken, naming the known ones if there is none."""
     ours = _BY_NAME.get(name)
     if ours is not None:
         return ours
     if name not in names(FLOWS):
-        raise ConfigError(f"no such flow {name!r}; known: {', '.join(sorted({*_BY_NAME, *names(FLOWS)}))}")
+        raise PluginBroken(f"no such flow {name!r}; known: {', '.join(sorted({*_BY_NAME, *names(FLOWS)}))}")
     return plugin(FLOWS, name, Flow)

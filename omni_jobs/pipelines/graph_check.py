@@ -9,28 +9,34 @@ from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.plugins import check_there
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource
+from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource, collected
+
+_CYCLE = "the stages form a cycle"
 
 
-def check_graph(pipeline: Pipeline, source: YamlSource) -> None:
+def check_graph(pipeline: Pipeline, source: YamlSource) -> list[ConfigError]:
     """Check that every stage of a pipeline can run and is needed, and that every output can be made.
 
-    Raises ConfigError for the first field that is wrong, with its file and line, and PluginBroken, with both, for a
-    field that names a broken plug-in.
+    Return a ConfigError for each field that is wrong, with its file and line. It is a PluginBroken for a field that
+    names a missing or broken plug-in. What depends on such a field is not checked.
     """
-    _check_acyclic(pipeline, source)
+    found: list[ConfigError] = []
+    with collected(found):
+        _check_acyclic(pipeline, source)
     for stage in pipeline.stages.values():
-        _check_stage(pipeline, stage, source)
+        _check_stage(pipeline, stage, source, found)
     for modality, made in pipeline.outputs.items():
-        at = ("outputs", modality)
-        with source.located(at):
-            wanted = output(modality).flow
-        _check_flow(pipeline, made.stage, wanted, source, (*at, "stage"))
-    used = {stage.name for stage in pipeline.stages_for(pipeline.outputs)}
-    for name in pipeline.stages:
-        if name not in used:
-            raise source.error(("stages", name), "no output needs this stage")
+        with collected(found):
+            _check_output(pipeline, modality, made.stage, source)
+    named = {earlier for stage in pipeline.stages.values() for earlier in stage.inputs}
+    named |= {made.stage for made in pipeline.outputs.values()}
+    is_whole = named <= set(pipeline.stages) and not any(error.message.startswith(_CYCLE) for error in found)
+    used = {stage.name for stage in pipeline.stages_for(pipeline.outputs)} if is_whole else set(pipeline.stages)
+    return found + [
+        source.error(("stages", name), "no output needs this stage") for name in pipeline.stages if name not in used
+    ]
 
 
 def _check_acyclic(pipeline: Pipeline, source: YamlSource) -> None:
@@ -38,37 +44,75 @@ def _check_acyclic(pipeline: Pipeline, source: YamlSource) -> None:
         TopologicalSorter({name: stage.inputs for name, stage in pipeline.stages.items()}).prepare()
     except CycleError as error:
         cycle = error.args[1][::-1]  # each stage before its input
-        raise source.error(("stages", cycle[0], "inputs"), f"the stages form a cycle: {' → '.join(cycle)}") from None
+        raise source.error(("stages", cycle[0], "inputs"), f"{_CYCLE}: {' → '.join(cycle)}") from None
 
 
-def _check_stage(pipeline: Pipeline, stage: StageConfig, source: YamlSource) -> None:
+def _check_output(pipeline: Pipeline, modality: str, stage: str, source: YamlSource) -> None:
+    at = ("outputs", modality)
+    with source.located(at):
+        made = output(modality)
+        if made.encoder is not None:
+            check_there(made.encoder)
+    _check_flow(pipeline, stage, made.flow, source, (*at, "stage"))
+
+
+def _check_stage(pipeline: Pipeline, stage: StageConfig, source: YamlSource, found: list[ConfigError]) -> None:
+    """Append the mistakes of one stage to ``found``."""
     at = ("stages", stage.name)
-    model_at = ("model", "family") if stage.model == pipeline.model else (*at, "model", "family")
-    with source.located(model_at):
-        _ = stage.family
-    with source.located((*at, "kind")):
+    before = len(found)
+    with collected(found):
+        _check_family(pipeline, stage, source)
+    with collected(found), source.located((*at, "kind")):
         needs_model = not stage.runner.produces
-    if needs_model and stage.model is None:
-        raise source.error((*at, "kind"), f"kind {stage.kind} needs a model section, the stage's or the pipeline's")
-    with source.located((*at, "produces")):
+        check_there(stage.runner.implementation)
+        if needs_model and stage.model is None:
+            raise ConfigError(f"kind {stage.kind} needs a model section, the stage's or the pipeline's")
+    has_parts = len(found) == before
+    with collected(found), source.located((*at, "produces")):
         _ = stage.flow
     if stage.slots_for_high >= stage.slots:
         message = f"must be less than the stage's slots, {stage.slots}, or other jobs would never run"
-        raise source.error((*at, "slots_for_high"), message)
-    component = _component(stage, source)
-    with source.located((*at, "processor")):
-        declared = stage.processor_declaration
-    if stage.kind != declared.runner:
-        message = f"input processor {stage.processor} makes input for {declared.runner} stages, not {stage.kind}"
-        raise source.error((*at, "processor"), message)
+        found.append(source.error((*at, "slots_for_high"), message))
     for earlier, taken in stage.inputs.items():
-        _check_flow(pipeline, earlier, taken, source, (*at, "inputs", earlier))
-    _check_inputs(stage, component, source)
-    _check_engine(stage, component, source)
-    with source.located((*at, "parameters")):
-        defaults = stage.parameters_with({})
-    if stage.limits:
-        _check_limits(pipeline, stage, defaults, source)
+        with collected(found):
+            _check_flow(pipeline, earlier, taken, source, (*at, "inputs", earlier))
+    if has_parts:
+        _check_parts(pipeline, stage, source, found)
+
+
+def _check_family(pipeline: Pipeline, stage: StageConfig, source: YamlSource) -> None:
+    at = ("model", "family") if stage.model == pipeline.model else ("stages", stage.name, "model", "family")
+    with source.located(at):
+        if stage.family is not None and stage.family.prompts is not None:
+            check_there(stage.family.prompts)
+
+
+def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, found: list[ConfigError]) -> None:
+    """Append the mistakes of a stage whose family and runner are known: of what it says of their parts."""
+    at = ("stages", stage.name)
+    component: ComponentDeclaration | None = None
+    before = len(found)
+    with collected(found):
+        component = _component(stage, source)
+    has_component = len(found) == before
+    with collected(found):
+        with source.located((*at, "processor")):
+            declared = stage.processor_declaration
+            check_there(declared.implementation)
+            if stage.kind != declared.runner:
+                raise ConfigError(
+                    f"input processor {stage.processor} makes input for {declared.runner} stages, not {stage.kind}"
+                )
+        _check_inputs(stage, component, source, found)
+    with collected(found):
+        _check_engine(stage, component, source)
+    if not has_component:
+        return
+    with collected(found):
+        with source.located((*at, "parameters")):
+            defaults = stage.parameters_with({})
+        if stage.limits:
+            _check_limits(pipeline, stage, defaults, source)
 
 
 def _check_limits(pipeline: Pipeline, stage: StageConfig, defaults: StageParameters, source: YamlSource) -> None:
@@ -109,6 +153,9 @@ def _component(stage: StageConfig, source: YamlSource) -> ComponentDeclaration |
     if stage.kind != declared.runner:
         raise source.error((*at, "kind"), f"{subject} is run by {declared.runner} stages, not {stage.kind}")
     _check_produced(stage, declared.produces, subject, source)
+    if declared.implementation is not None:
+        with source.located((*at, "component") if stage.component is not None else (*at, "kind")):
+            check_there(declared.implementation)
     return declared
 
 
@@ -129,25 +176,29 @@ def _check_flow(pipeline: Pipeline, stage: str, wanted: str, source: YamlSource,
         raise source.error(at, f"stage {stage!r} produces {made}, not {wanted}")
 
 
-def _check_inputs(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:
+def _check_inputs(
+    stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource, found: list[ConfigError]
+) -> None:
     """Check that the processor takes each input, and that no input is missing that processor or component need."""
     at = ("stages", stage.name, "inputs")
     declared = stage.processor_declaration
     taken = declared.consumes | declared.may_consume
     given: dict[str, str] = {}
     for earlier, each in stage.inputs.items():
+        message = None
         if each not in taken:
             known = ", ".join(sorted(taken)) or "no input"
-            raise source.error((*at, earlier), f"input processor {stage.processor} takes {known}, not {each}")
-        if each in given and each not in declared.may_consume:
+            message = f"input processor {stage.processor} takes {known}, not {each}"
+        elif each in given and each not in declared.may_consume:
             message = f"input processor {stage.processor} takes one input of {each}, and {given[each]!r} is that"
-            raise source.error((*at, earlier), message)
+        if message is not None:
+            found.append(source.error((*at, earlier), message))
         given[each] = earlier
     for each in sorted(declared.consumes - set(given)):
-        raise source.error(at, f"input processor {stage.processor} needs an input of {each}")
+        found.append(source.error(at, f"input processor {stage.processor} needs an input of {each}"))
     if component is not None:
         for each in sorted(component.needs - set(given)):
-            raise source.error(at, f"component {stage.component} needs an input of {each}")
+            found.append(source.error(at, f"component {stage.component} needs an input of {each}"))
 
 
 def _check_engine(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:

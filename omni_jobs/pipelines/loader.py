@@ -1,6 +1,6 @@
 """Pipelines read from ``stage_configs/*.yaml``, each checked whole.
 
-load_pipeline(path)      one file: YAML → types → graph checks; an error names file, line and field
+load_pipeline(path)      one file: YAML → types → graph checks; errors name file, line and field of every mistake
 load_pipelines(dir)      all files of a directory, by the pipelines' names
 """
 
@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, NotFound, PluginBroken
 from omni_jobs.pipelines.graph_check import check_graph
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.pipelines.yaml_source import YamlSource
+from omni_jobs.pipelines.yaml_source import YamlSource, gathered, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +114,9 @@ def _refusal(path: Path, name: str) -> ConfigError | None:
 def load_pipelines(directory: Path) -> Pipelines:
     """Return the pipelines of all ``*.yaml`` files of a directory.
 
-    A pipeline that needs a broken plug-in is among them, so that the others live; ``Pipelines.broken`` tells why it
-    cannot run. Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two files
-    have.
+    A pipeline that needs a missing or broken plug-in is among them, so that the others live; ``Pipelines.broken`` tells
+    why it cannot run. Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two
+    files have.
     """
     if not directory.is_dir():
         raise ConfigError("no such directory", file=str(directory))
@@ -121,12 +124,13 @@ def load_pipelines(directory: Path) -> Pipelines:
     pipelines = []
     broken: dict[str, PluginBroken] = {}
     for path in sorted(directory.glob("*.yaml")):
-        pipeline, source = _read_pipeline(path)
-        try:
-            check_graph(pipeline, source)
-        except PluginBroken as error:
-            logger.error("pipeline %s cannot run: %s", pipeline.name, error)
-            broken[pipeline.name] = error
+        pipeline, found = _read_pipeline(path)
+        unusable = next((error for error in found if isinstance(error, PluginBroken)), None)
+        if found and unusable is None:
+            raise gathered(found)
+        if unusable is not None:
+            logger.error("pipeline %s cannot run: %s", pipeline.name, unusable)
+            broken[pipeline.name] = unusable
         if pipeline.name in files:
             raise ConfigError(f"{files[pipeline.name]} has this name already", file=str(path), field="name")
         files[pipeline.name] = path
@@ -135,22 +139,65 @@ def load_pipelines(directory: Path) -> Pipelines:
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """Return the pipeline of one stage config, checked whole. Raises ConfigError with file, line and field."""
-    pipeline, source = _read_pipeline(path)
-    check_graph(pipeline, source)
+    """Return the pipeline of one stage config, checked whole.
+
+    Raises ConfigError with file, line and field; its ``more`` has the other mistakes.
+    """
+    pipeline, found = _read_pipeline(path)
+    if found:
+        raise gathered(found)
     return pipeline
 
 
-def _read_pipeline(path: Path) -> tuple[Pipeline, YamlSource]:
-    """Return the pipeline of one stage config, its graph not checked yet, and the file. Raises ConfigError."""
+def _read_pipeline(path: Path) -> tuple[Pipeline, list[ConfigError]]:
+    """Return the pipeline of one stage config, and the mistakes in its graph.
+
+    Raises ConfigError for a file that gives no pipeline, with all its mistakes.
+    """
+    source, data, found = _read(path)
+    try:
+        with source.located(()):
+            pipeline = Pipeline.model_validate(data)
+    except ConfigError as error:
+        found += [error, *error.more]
+        rest = _without_mistakes(data)
+        raise gathered(found + ([] if rest is None else check_graph(rest, source))) from None
+    if found:
+        raise gathered(found + check_graph(pipeline, source))
+    return pipeline, check_graph(pipeline, source)
+
+
+def _without_mistakes(data: Any) -> Pipeline | None:
+    """Return the pipeline without the fields that are wrong, so that its graph can be checked; None if they are needed.
+
+    ``data`` loses these fields.
+    """
+    try:
+        return Pipeline.model_validate(data)
+    except ValidationError as error:
+        places = {place_of(complaint) for complaint in error.errors()}
+    for place in sorted(places, key=len, reverse=True):
+        inner = data
+        for part in place[:-1]:
+            inner = inner[part] if isinstance(inner, dict) and part in inner else None
+        if not place or not isinstance(inner, dict) or place[-1] not in inner:
+            return None
+        del inner[place[-1]]
+    try:
+        return Pipeline.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _read(path: Path) -> tuple[YamlSource, Any, list[ConfigError]]:
+    """Return a stage config, its data with each stage's name, and mistakes in these names. Raises ConfigError."""
     source = YamlSource(path)
     data = source.data
+    found: list[ConfigError] = []
     if isinstance(data, dict) and isinstance(data.get("stages"), dict):
         for name, stage in data["stages"].items():
             if isinstance(stage, dict):
                 if "name" in stage:
-                    raise source.error(("stages", name, "name"), "unknown key (a stage's name is its key)")
+                    found.append(source.error(("stages", name, "name"), "unknown key (a stage's name is its key)"))
                 stage["name"] = name
-    with source.located(()):
-        pipeline = Pipeline.model_validate(data)
-    return pipeline, source
+    return source, data, found

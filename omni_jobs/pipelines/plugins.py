@@ -2,19 +2,24 @@
 
     plugin("omni_jobs.families", "qwen2_5_omni", Family)     the object of an entry point, its type checked
     named_object("module:Class", StageParameters)            a class that such an object names as text
+    check_there("module:Class")                              whether such a class is there, without an import
 
 The object of an entry point is light, so that the API may load it. It names everything heavy as text, which only the
 process that needs it loads. A stage config and a request name plug-ins alone, never a module.
 """
 
+import ast
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from omni_jobs.errors import ConfigError, PluginBroken
+from omni_jobs.errors import PluginBroken
 
 T = TypeVar("T")
 
@@ -22,13 +27,13 @@ T = TypeVar("T")
 def plugin(group: str, name: str, kind: type[T]) -> T:
     """Return the object of the entry point ``name`` in ``group``, which is of the type ``kind``.
 
-    Raises ConfigError naming the known ones if there is none, and PluginBroken if it cannot be loaded, is of another
-    type, or stands in two packages.
+    Raises PluginBroken if there is none, naming the known ones, and if it cannot be loaded, is of another type, or
+    stands in two packages.
     """
     found = _values(group).get(name)
     if found is None:
         known = ", ".join(names(group)) or "none"
-        raise ConfigError(f"no such plug-in {name!r} of {group} is installed; known: {known}")
+        raise PluginBroken(f"no such plug-in {name!r} of {group} is installed; known: {known}")
     if len(found) > 1:
         raise PluginBroken(f"the entry point {name!r} of {group} stands in several packages: {' and '.join(found)}")
     loaded = _load(f"the entry point {name!r} of {group}", found[0])
@@ -56,6 +61,54 @@ def named_class(path: str, base: type[T]) -> type[T]:
     if not issubclass(loaded, base):
         raise PluginBroken(f"{path!r} is no {base.__name__}")
     return loaded
+
+
+@lru_cache(maxsize=256)
+def check_there(path: str) -> None:
+    """Check that the module of ``path``, "module:name", is installed, is Python, and may have the name.
+
+    For objects that only a worker imports, because they are heavy. Raises PluginBroken.
+    """
+    module, _, name = path.partition(":")
+    spec = _spec_of(module)
+    if spec is None:
+        raise PluginBroken(f"{path!r} cannot be loaded: there is no module {module!r}")
+    if not spec.has_location or not str(spec.origin).endswith(".py"):
+        return  # a compiled module tells nothing before it is imported
+    try:
+        tree = ast.parse(Path(str(spec.origin)).read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise PluginBroken(f"{path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    bound = _bound_names(tree)
+    if name and name.partition(".")[0] not in bound and not {"*", "__getattr__"} & bound:
+        raise PluginBroken(f"{path!r} cannot be loaded: module {module!r} has no {name!r}")
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Return the spec of a module; None if there is none. Imports none of the packages around it."""
+    top, *inner = module.split(".")
+    try:
+        spec = find_spec(top)
+        for end in range(2, len(inner) + 2):
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            spec = PathFinder.find_spec(".".join(module.split(".")[:end]), spec.submodule_search_locations)
+    except (ImportError, ValueError):  # no name of a module
+        return None
+    return spec
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    """Return every name that is bound anywhere in a module, "*" for an import of all."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name.partition(".")[0])
+    return bound
 
 
 def _values(group: str) -> Mapping[str, list[str]]:

@@ -1,12 +1,13 @@
 """A YAML file's data, with the line of every field, so that an error can name it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from omni_jobs.errors import ConfigError
 
@@ -21,18 +22,48 @@ _NOT_SUPPORTED = dict.fromkeys(
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Load plain YAML values; refuse a key that is given twice or is not a string."""
+    """Load plain YAML values; note in ``wrong`` each key that is given twice or is not a string."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.wrong: list[tuple[str, int]] = []  # what is wrong with a key, and its line
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} twice", key_node.start_mark)
-            seen.add(key)
+                self.wrong.append((f"key {key!r} is not a string", line))
+            elif key in seen:
+                self.wrong.append((f"key {key!r} twice", line))
+            else:
+                seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def place_of(complaint: ErrorDetails) -> FieldPath:
+    """Return the place of pydantic's complaint within the value that was validated."""
+    return tuple(part for part in complaint["loc"] if part != "[key]")
+
+
+@contextmanager
+def collected(found: list[ConfigError]) -> Iterator[None]:
+    """Context manager: append a ConfigError within to ``found``, and the others that were found with it."""
+    try:
+        yield
+    except ConfigError as error:
+        found += [error, *error.more]
+
+
+def gathered(found: Iterable[ConfigError]) -> ConfigError:
+    """Return the first of these mistakes, with the rest as its ``more``: one for each field, and none twice."""
+    by_field: dict[tuple[str, int | None], ConfigError] = {}
+    for error in found:
+        by_field.setdefault((error.field or error.message, error.line), error)
+    first, *rest = by_field.values()
+    first.more = tuple(rest)
+    return first
 
 
 class YamlSource:
@@ -52,6 +83,11 @@ class YamlSource:
                 raise ConfigError("the file is empty", file=str(path), line=1)
             self._root: yaml.Node = root
             self.data = loader.construct_document(root)
+            if loader.wrong:
+                said = [
+                    ConfigError(f"not valid YAML: {what}", file=str(path), line=line) for what, line in loader.wrong
+                ]
+                raise gathered(said)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else None
@@ -65,19 +101,21 @@ class YamlSource:
     def located(self, at: FieldPath) -> Iterator[None]:
         """Context manager: add the file, and the line and name of the field ``at``, to a ConfigError within.
 
-        Raise pydantic's ValidationError of the value at ``at`` as a ConfigError for its first complaint.
+        Raise pydantic's ValidationError of the value at ``at`` as a ConfigError for each of its complaints.
         """
         try:
             yield
         except ConfigError as error:
             raise self.error(at, error.message, type(error)) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            within = tuple(part for part in first["loc"] if part != "[key]")
-            message = first["msg"].removeprefix("Value error, ")
-            if first["type"] == "extra_forbidden":
-                message = _NOT_SUPPORTED.get(str(within[-1]), "unknown key")
-            raise self.error((*at, *within), message) from None
+            raise gathered([self._of_complaint(at, each) for each in error.errors()]) from None
+
+    def _of_complaint(self, at: FieldPath, complaint: ErrorDetails) -> ConfigError:
+        within = place_of(complaint)
+        message = complaint["msg"].removeprefix("Value error, ")
+        if complaint["type"] == "extra_forbidden":
+            message = _NOT_SUPPORTED.get(str(within[-1]), "unknown key")
+        return self.error((*at, *within), message)
 
     def error(self, at: FieldPath, message: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
         """Return a ``kind`` that names the file, the field ``at``, and its line or the nearest field's above."""

@@ -1,6 +1,7 @@
 """Turn a job's messages into a prompt, and count its tokens, with one renderer per family.
 
 load_renderer(family, directory)          load the renderer of a checkpoint
+check_renderers(pipeline)                 import the renderers of a pipeline's families
 families_of(directory)                    list the families that a checkpoint is of
 kind_of(directory)                        tell what a checkpoint's files call it
 checkpoint_of(pipeline, stage, models)    find a stage's checkpoint on this host
@@ -14,6 +15,7 @@ from omni_jobs.prompts.renderers import (
     ParametersRenderer,
     PromptRenderer,
     Renderers,
+    check_renderers,
     checkpoint_of,
     families_of,
     kind_of,
@@ -24,6 +26,7 @@ __all__ = [
     "ParametersRenderer",
     "PromptRenderer",
     "Renderers",
+    "check_renderers",
     "checkpoint_of",
     "families_of",
     "kind_of",

@@ -123,6 +123,13 @@ def checkpoint_of(pipeline: Pipeline, stage: StageConfig, models: Mapping[str, P
     return None if packaged is None else _packaged(packaged)
 
 
+def check_renderers(pipeline: Pipeline) -> None:
+    """Import the prompt renderers of a pipeline's families. Raise PluginBroken for one that cannot be imported."""
+    for stage in pipeline.stages.values():
+        if stage.model is not None:
+            _renderer_class(stage.model.family)
+
+
 def _renderer_class(family_name: str) -> type[PromptRenderer] | None:
     path = family(family_name).prompts
     return None if path is None else named_object(path, type)
@@ -168,7 +175,8 @@ class Renderers:
     def of(self, pipeline: Pipeline) -> PromptRenderer | None:
         """Return the renderer of the stage that reads the pipeline's requests; None where no model does.
 
-        Raise ModelMissing while the checkpoint is missing or wrong; the next call looks again.
+        Raise ModelMissing while the checkpoint is missing or wrong; the next call looks again. Raise PluginBroken for
+        a renderer that cannot be imported.
         """
         try:
             stage = pipeline.reader
@@ -180,6 +188,8 @@ class Renderers:
                     f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model"
                 )
             renderer = self._loaded.get(key) or load_renderer(*key)
+        except PluginBroken as error:
+            raise PluginBroken(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model.family") from error
         except ConfigError as error:
             raise ModelMissing(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model") from error
         self._loaded[key] = renderer

@@ -59,9 +59,14 @@ class Child:
         directory: Path,
         log: Path,
         pass_fds: Sequence[int] = (),
+        pipeline: str | None = None,
     ) -> None:
-        """Keep what ``start`` needs; start nothing. The process works in ``directory`` and inherits ``pass_fds``."""
+        """Keep what ``start`` needs; start nothing. The process works in ``directory`` and inherits ``pass_fds``.
+
+        ``pipeline``: that of a worker; None for the children that all pipelines need.
+        """
         self.name = name
+        self.pipeline = pipeline
         self.log = log
         self.state = ChildState.WAITING
         self.restarts = 0
@@ -130,14 +135,19 @@ class Child:
         self._ready_at = time.monotonic()
         self.state = ChildState.READY
 
-    def schedule_restart(self) -> None:
-        """Set the state to RESTARTING, and ``restart_at`` to the end of a pause that grows with each crash in a row."""
+    def schedule_restart(self) -> float:
+        """Set the state to RESTARTING, and ``restart_at`` to the end of a pause that grows with each crash in a row.
+
+        Return the pause in seconds.
+        """
         if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
             self._crashes = 0
-        self.restart_at = time.monotonic() + BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]
+        pause_s = BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]
+        self.restart_at = time.monotonic() + pause_s
         self._crashes += 1
         self.restarts += 1
         self.state = ChildState.RESTARTING
+        return pause_s
 
     def ask_to_stop(self) -> None:
         """Set the state to STOPPING and send the process SIGTERM, if it runs. It ends its own children itself."""

@@ -7,24 +7,25 @@ The children run the same commands as in production, with other URLs. Nothing ou
 thread stops them, and if this process is killed, its sentinel does.
 """
 
+import logging
 import os
 import secrets
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 from pydantic import SecretStr
 
-from omni_jobs.errors import ConfigError, StackError
-from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.errors import ConfigError, PluginBroken, StackError
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts import checkpoint_of, load_renderer
 from omni_jobs.settings import Settings
-from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildView
+from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildState, ChildView
 from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
@@ -34,6 +35,8 @@ from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
 from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
 from omni_jobs.storage import open_store
+
+logger = logging.getLogger(__name__)
 
 # Defaults of the workers' environment; the operator's own variables win. Models come from disk, and no library sends
 # statistics.
@@ -59,15 +62,24 @@ class EmbeddedStack:
     """
 
     def __init__(
-        self, settings: Settings, *, pipelines: Sequence[str], port: int | None = None, temporary: bool = False
+        self,
+        settings: Settings,
+        *,
+        pipelines: Sequence[str],
+        port: int | None = None,
+        temporary: bool = False,
+        on_notice: Callable[[str], None] = logger.warning,
     ) -> None:
         """Check pipelines and checkpoints; start nothing yet.
 
-        One worker runs per stage of ``pipelines``. ``port`` is the API's; 0 or None takes a free one. A ``temporary``
-        stack removes its data directory when it stops.
+        One worker runs per stage of ``pipelines``; a pipeline with a missing or broken plug-in gets none, and the API
+        tells why. ``port`` is the API's; 0 or None takes a free one. A ``temporary`` stack removes its data directory
+        when it stops. ``on_notice`` is called, on any thread, with a line of text when a pipeline is not served, a
+        child died, or is ready again.
 
-        Raises NotFound for an unknown pipeline, and ConfigError for a wrong stage config, a missing or unfit
-        checkpoint, a worker that is not installed, or an address for other machines without the setting ``auth``.
+        Raises NotFound for an unknown pipeline, PluginBroken if all have a broken plug-in, and ConfigError for a wrong
+        stage config, a missing or unfit checkpoint, a worker that is not installed, or an address for other machines
+        without the setting ``auth``.
         """
         self.url = ""
         self.settings = settings
@@ -75,9 +87,11 @@ class EmbeddedStack:
         settings.resolved_auth  # noqa: B018 — raises before anything is started
         self._port = port or 0
         self._temporary = temporary
-        known = load_pipelines(settings.resolved_stage_configs)
-        self._pipelines = [known.named(name, field="pipeline") for name in pipelines]
-        self._check_models()
+        self._on_notice = on_notice
+        self._names = tuple(pipelines)
+        self._pipelines: list[Pipeline] = []
+        self._broken: list[PluginBroken] = []
+        self._check_pipelines(load_pipelines(settings.resolved_stage_configs))
         self._directory = DataDirectory(settings.data_dir)
         self._removes_spool = settings.spool_dir is None
         memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
@@ -88,11 +102,20 @@ class EmbeddedStack:
         self._supervisor: Supervisor | None = None
         self._children: list[Child] = []  # Valkey first
 
-    def _check_models(self) -> None:
-        for pipeline in self._pipelines:
-            for stage in pipeline.stages:
-                check_worker_installed(pipeline, stage)
-                self._check_checkpoint(pipeline, pipeline.stage(stage))
+    def _check_pipelines(self, known: Pipelines) -> None:
+        for name in self._names:
+            try:
+                pipeline = known.named(name, field="pipeline")
+                for stage in pipeline.stages:
+                    check_worker_installed(pipeline, stage)
+                    self._check_checkpoint(pipeline, pipeline.stage(stage))
+            except PluginBroken as error:
+                self._broken.append(error)
+                self._on_notice(f"pipeline {name} is not served: {error}")
+            else:
+                self._pipelines.append(pipeline)
+        if self._broken and not self._pipelines:
+            raise self._broken[0]
 
     def _check_checkpoint(self, pipeline: Pipeline, stage: StageConfig) -> None:
         """Raise ConfigError if the stage's checkpoint is missing or does not fit."""
@@ -114,10 +137,11 @@ class EmbeddedStack:
     def start(self) -> None:
         """Start every child, and return when all are ready.
 
-        Raises StackError if a child died (with the last lines of its log) or was not ready in time, or if another
-        process has the data directory or the port; DatabaseUnavailable if the database cannot be migrated;
-        StorageUnavailable or StorageFull if the local object directory takes no objects, and ConfigError for a wrong
-        file URL of it. Any exception, a signal's included, stops every child.
+        A worker that dies or is late stops its pipeline alone. Raises StackError if no pipeline is left (with the last
+        lines of the worker's log), if another child died or was not ready in time, or if another process has the data
+        directory or the port; DatabaseUnavailable if the database cannot be migrated; StorageUnavailable or StorageFull
+        if the local object directory takes no objects, and ConfigError for a wrong file URL of it. Any exception, a
+        signal's included, stops every child.
         """
         try:
             self._prepare().start()
@@ -153,6 +177,12 @@ class EmbeddedStack:
         """The directory with one log file per child."""
         return self._directory.logs
 
+    @property
+    def served(self) -> list[str]:
+        """The names of the pipelines whose workers run."""
+        given_up = {child.pipeline for child in self._children if child.state is ChildState.FAILED}
+        return [pipeline.name for pipeline in self._pipelines if pipeline.name not in given_up]
+
     def children(self) -> list[ChildView]:
         """Return a snapshot of every child, Valkey first; none before ``start``. Any thread may call this."""
         return [child.view() for child in self._children]
@@ -177,7 +207,7 @@ class EmbeddedStack:
         self.settings = given.model_copy(
             update={
                 "stage_configs": self._given.resolved_stage_configs,
-                "pipelines": tuple(pipeline.name for pipeline in self._pipelines),
+                "pipelines": self._names,
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
                 "spool_dir": self._spool,
                 "load_locks_dir": given.load_locks_dir or self._directory.load_locks,
@@ -194,6 +224,7 @@ class EmbeddedStack:
             settings=self.settings,
             sentinel=self._sentinel,
             on_ready=lambda: self._directory.write_url(self.url),
+            on_notice=self._on_notice,
             temporary=self._temporary,
         )
         return self._supervisor
@@ -220,10 +251,12 @@ class EmbeddedStack:
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
         defaults = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
         for_workers = defaults | worker_environment(os.environ, self.settings) | unbuffered | POOL_ENVIRONMENT
+        pipeline_of = {}
         for pipeline in self._pipelines:
             for stage in pipeline.stages:
-                command = worker_command(pipeline, stage)
-                commands[f"worker {pipeline.queue(stage)}"] = command, for_workers
+                name = f"worker {pipeline.queue(stage)}"
+                commands[name] = worker_command(pipeline, stage), for_workers
+                pipeline_of[name] = pipeline.name
         return [
             Child(
                 name,
@@ -232,6 +265,7 @@ class EmbeddedStack:
                 directory=self._directory.path,
                 log=self._directory.new_log(name.replace(" ", "-")),
                 pass_fds=(listener,) if name == API else (),
+                pipeline=pipeline_of.get(name),
             )
             for name, (command, environment) in commands.items()
         ]

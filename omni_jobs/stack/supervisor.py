@@ -5,7 +5,6 @@
 The thread that calls ``Supervisor`` only waits, so a signal may interrupt it anywhere.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -20,8 +19,6 @@ from omni_jobs.stack.child import Child, ChildState
 from omni_jobs.stack.readiness import Readiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
-
-logger = logging.getLogger(__name__)
 
 VALKEY_START_S = 20.0
 VALKEY_STOP_S = 10.0
@@ -50,13 +47,15 @@ class Supervisor:
         settings: Settings,
         sentinel: Sentinel,
         on_ready: Callable[[], None],
+        on_notice: Callable[[str], None],
         temporary: bool,
     ) -> None:
         """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
 
         The thread calls ``on_ready`` once all children are ready. Between two that turn ready pass at most the
-        ``load_limit_s`` of the children's ``settings``, because workers of one GPU load one after another. The
-        children of a ``temporary`` stack get less time to stop.
+        ``load_limit_s`` of the children's ``settings``, because workers of one GPU load one after another. It calls
+        ``on_notice`` with what an operator should know: a child died, is started anew, is ready again. The children of
+        a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
@@ -64,6 +63,7 @@ class Supervisor:
         self._settings = settings
         self._sentinel = sentinel
         self._on_ready = on_ready
+        self._on_notice = on_notice
         self._temporary = temporary
         self._sessions: set[int] = set()
         self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
@@ -78,7 +78,8 @@ class Supervisor:
     def start(self) -> None:
         """Start all children, and return when they are ready.
 
-        Raises StackError if a child cannot start, ends or is late, and DatabaseUnavailable if the migration fails.
+        A worker that ends or is late stops its pipeline alone. Raises StackError if no pipeline is left, or if another
+        child cannot start, ends or is late, and DatabaseUnavailable if the migration fails.
         """
         self._thread.start()
         self._settled.wait()
@@ -144,22 +145,44 @@ class Supervisor:
         self._sentinel.send(f"session {pid}")
 
     def _await_ready(self, children: Sequence[Child], readiness: Readiness, limit_s: float) -> None:
-        """Wait until all these children serve.
+        """Wait until all these children serve. One that ends meanwhile, or is late, is given up.
 
-        Raises StackError if any child ends meanwhile, or if for ``limit_s`` none turns ready.
+        Late is who still waits when for ``limit_s`` none has turned ready. Raises StackError if nothing is left to
+        serve.
         """
         deadline = time.monotonic() + limit_s
         waiting = list(children)
         while waiting:
             dead = self._next_exit(POLL_S)
             if dead is not None:
-                raise _failed(dead, f"ended with {dead.exit_in_words} while starting")
+                self._give_up(dead, f"ended with {dead.exit_in_words} while starting")
+            waiting = [child for child in waiting if child.state is ChildState.STARTING]
             for child in [child for child in waiting if readiness.serves(child)]:
                 child.mark_ready()
                 waiting.remove(child)
                 deadline = time.monotonic() + limit_s
             if waiting and time.monotonic() > deadline:
-                raise _failed(waiting[0], f"was not ready after {limit_s:.0f} s")
+                self._give_up(waiting[0], f"was not ready after {limit_s:.0f} s")
+                deadline = time.monotonic() + limit_s
+
+    def _give_up(self, child: Child, what: str) -> None:
+        """End a child and the other workers of its pipeline. Raises StackError if that leaves no pipeline."""
+        error = _failed(child, what)
+        others = {each.pipeline for each in self._children if each.state is not ChildState.FAILED}
+        if child.pipeline is None or not others - {None, child.pipeline}:
+            raise error
+        given_up = [each for each in self._children if each.pipeline == child.pipeline]
+        for each in given_up:
+            each.state = ChildState.FAILED  # so that nobody starts it anew
+        pids = {each.pid for each in given_up if each.pid is not None}
+        end_sessions(pids, grace_s=TEMPORARY_STOP_S)
+        for pid in pids:
+            self._forget(pid)
+        self._on_notice(f"pipeline {child.pipeline} is not served, the others are: {error.message}")
+
+    def _forget(self, pid: int) -> None:
+        self._sessions.discard(pid)
+        self._sentinel.send(f"forget {pid}")
 
     def _next_exit(self, timeout: float | None) -> Child | None:
         """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
@@ -170,7 +193,7 @@ class Supervisor:
         if event is None:
             raise _Stopped
         child, pid = event
-        return child if child.pid == pid else None
+        return child if child.pid == pid and child.state is not ChildState.FAILED else None
 
     def _keep_running(self, readiness: Readiness) -> None:
         """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped."""
@@ -179,21 +202,23 @@ class Supervisor:
             dead = self._next_exit(POLL_S if unsettled else None)
             if dead is not None and dead.pid is not None:
                 end_sessions({dead.pid}, grace_s=0)  # it may have left processes, such as a worker's engine
-                self._sessions.discard(dead.pid)
-                self._sentinel.send(f"forget {dead.pid}")
-                dead.schedule_restart()
+                self._forget(dead.pid)
+                pause_s = dead.schedule_restart()
+                when = f"in {pause_s:.0f} s" if pause_s else "at once"
+                self._on_notice(f"{dead.name} ended with {dead.exit_in_words}; it is started anew {when} ({dead.log})")
             for child in unsettled:
                 if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
                     self._restart(child)
                 elif child.state is ChildState.STARTING and readiness.serves(child):
                     child.mark_ready()
+                    self._on_notice(f"{child.name} is ready again")
 
     def _restart(self, child: Child) -> None:
         try:
             self._start(child)
         except OSError as error:  # no memory, too many processes, or no room for its log
-            logger.error("%s does not start; another try follows: %s", child.name, error)
-            child.schedule_restart()
+            pause_s = child.schedule_restart()
+            self._on_notice(f"{child.name} does not start; another try follows in {pause_s:.0f} s: {error}")
 
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""

@@ -341,8 +341,13 @@ def test_its_jobs_are_refused(replica: Client) -> None:
 
 
 def test_its_workers_are_not_started(settings: Settings, tmp_path: Path) -> None:
+    mine = settings.model_copy(update={"data_dir": tmp_path})
+    told: list[str] = []
+    assert EmbeddedStack(mine, pipelines=["pastel", "half"], on_notice=told.append).served == ["pastel"]
+    assert len(told) == 1
+    assert WHY in told[0]
     with pytest.raises(PluginBroken, match=WHY) as caught:
-        EmbeddedStack(settings.model_copy(update={"data_dir": tmp_path}), pipelines=["pastel", "half"])
+        EmbeddedStack(mine, pipelines=["half"])
     assert (caught.value.line, caught.value.field) == (5, "model.family")
 
 

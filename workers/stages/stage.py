@@ -97,11 +97,11 @@ class Stage:
 
     @cached_property
     def processor(self) -> InputProcessor:
-        """The stage's input processor, loaded when it is first read. Raises ConfigError when it cannot be loaded."""
+        """The stage's input processor, loaded when it is first read. Raises PluginBroken when it cannot be loaded."""
         try:
             kind: type[InputProcessor] = named_object(self.config.processor_declaration.implementation, type)
         except PluginBroken as error:
-            raise ConfigError(
+            raise PluginBroken(
                 f"input processor {self.config.processor}: {error.message}", field="processor", stage=self.name
             ) from error
         return kind(self.config, self.model)

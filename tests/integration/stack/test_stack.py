@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from PIL import Image
 
 from omni_jobs.client import Client, user_message
 from omni_jobs.database.database import Database
-from omni_jobs.errors import IdempotencyKeyReused, InvalidRequest, NotFound, StackError, StorageFull
+from omni_jobs.errors import IdempotencyKeyReused, InvalidRequest, NotFound, PluginBroken, StackError, StorageFull
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState, ChildView
@@ -32,7 +33,9 @@ from tests.services.seaweedfs import SeaweedFS
 
 pytestmark = pytest.mark.timeout(300)
 
+ROOT = Path(__file__).parents[3]
 START_S = 240.0  # two cores may be busy with other tests
+NOTICES: list[str] = []  # of the fixture ``stack``
 OMNI_JOBS = [sys.executable, "-m", "omni_jobs.cli"]
 
 
@@ -80,7 +83,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
         for name, value in SECRETS.items():
             patch.setenv(name, value)
         settings = Settings(data_dir=tmp_path_factory.mktemp("stack") / "data", load_limit_s=START_S)
-        stack = EmbeddedStack(settings, pipelines=["echo"])
+        stack = EmbeddedStack(settings, pipelines=["echo"], on_notice=NOTICES.append)
         stack.start()
     try:
         yield stack
@@ -214,6 +217,55 @@ def test_a_child_that_dies_at_its_start_ends_the_stack_with_its_last_words(tmp_p
     assert "storage_url" in raised.value.message
 
 
+HALF_RUNNER = """
+from dataclasses import replace
+from omni_jobs.pipelines.declarations import ProcessorDeclaration
+from workers.runners.echo.declaration import ECHO
+echo = ECHO.processors["echo"]
+HALF = replace(ECHO, implementation="half_runner:Runner", processors={"echo": replace(echo, runner="half")})
+"""
+
+
+def test_a_pipeline_without_its_plug_in_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, configs = tmp_path / "site", tmp_path / "configs"
+    about = site / "half-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text("[omni_jobs.runners]\nhalf = half_declared:HALF\n", encoding="utf-8")
+    (site / "half_declared.py").write_text(HALF_RUNNER, encoding="utf-8")
+    (site / "half_runner.py").write_text("import colours_of_the_sea\nclass Runner: ...\n", encoding="utf-8")
+    echo_yaml = (ROOT / "stage_configs" / "echo.yaml").read_text(encoding="utf-8")
+    configs.mkdir()
+    (configs / "echo.yaml").write_text(echo_yaml, encoding="utf-8")
+    for name, kind in (("half", "half"), ("gone", "not_installed")):
+        text = echo_yaml.replace("name: echo", f"name: {name}").replace("kind: echo", f"kind: {kind}")
+        (configs / f"{name}.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+    settings = Settings(data_dir=tmp_path / "data", stage_configs=configs, load_limit_s=START_S)
+    told: list[str] = []
+    with EmbeddedStack(settings, pipelines=["echo", "gone", "half"], on_notice=told.append) as stack:
+        assert stack.served == ["echo"]
+        missing, broken = told
+        at = f"{configs / 'gone.yaml'}:10: stages.first.kind: no such plug-in 'not_installed' of omni_jobs.runners"
+        assert missing.startswith(f"pipeline gone is not served: {at}")
+        assert broken.startswith("pipeline half is not served, the others are: worker half.")
+        assert (
+            "'half_runner:Runner' cannot be loaded: ModuleNotFoundError: No module named 'colours_of_the_sea'" in broken
+        )
+        with Client(stack.url) as client:
+            assert client.wait(client.submit(echo("all is well")).id, timeout=60).status is JobState.COMPLETED
+            with pytest.raises(PluginBroken, match="not_installed"):
+                client.submit({**echo("nobody is there"), "model": "gone"})
+        ready = httpx2.get(f"{stack.url}/readyz", timeout=60, trust_env=False).json()
+        assert (ready["status"], ready["pipelines"]["echo"]["ok"]) == ("degraded", True)
+        assert ready["pipelines"]["gone"]["error"]["code"] == "plugin_broken"
+    with pytest.raises(PluginBroken, match="not_installed"):
+        EmbeddedStack(settings, pipelines=["gone"])
+
+
 def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, min_free_bytes=1 << 60)
     with pytest.raises(StorageFull, match="no room"):
@@ -304,6 +356,9 @@ def test_jobs_outlive_a_killed_worker(stack: EmbeddedStack, client: Client) -> N
     until(lambda: child(stack, "worker echo.first").state is ChildState.READY)
     assert pid_of(stack, "worker echo.first") != before
     assert child(stack, "worker echo.first").restarts == 1
+    log = child(stack, "worker echo.first").log
+    until(lambda: "worker echo.first is ready again" in NOTICES)
+    assert NOTICES[0] == f"worker echo.first ended with signal SIGKILL; it is started anew at once ({log})"
 
 
 def test_jobs_outlive_a_killed_broker_and_a_killed_api(stack: EmbeddedStack, client: Client) -> None:

@@ -21,7 +21,7 @@ from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, Proce
 def painter(*classes):
     return Family(
         {None: ComponentDeclaration("diffusion", produces=frozenset({"pixels"}))},
-        processors={"paint": ProcessorDeclaration("nowhere:Paint", "diffusion")},
+        processors={"paint": ProcessorDeclaration("json:JSONDecoder", "diffusion")},
         checkpoint_files=("model_index.json",),
         diffusers_classes=frozenset(classes),
     )

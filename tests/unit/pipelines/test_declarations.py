@@ -14,7 +14,7 @@ from omni_jobs.pipelines.declarations import FAMILIES, RUNNERS, family, runner
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
-from omni_jobs.pipelines.plugins import named_class, names
+from omni_jobs.pipelines.plugins import check_there, named_class, names
 from tests.broken_graphs import BROKEN, GOOD, Broken
 from tests.oracles.tinted import EXAMPLE, metadata
 
@@ -186,6 +186,66 @@ def test_a_family_whose_module_is_broken(
     (tmp_path / "site" / "broken_family.py").write_text(code, encoding="utf-8")
     message = f"'half' of omni_jobs.families cannot be loaded: {problem}"
     check_broken(tmp_path, "family: qwen2_5_omni", "family: half", message, 4, "model.family")
+
+
+def test_a_missing_family_stops_its_pipeline_alone(tmp_path: Path) -> None:
+    message = "no such plug-in 'gone' of omni_jobs.families is installed; known: causal_lm, "
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: gone", message, 4, "model.family")
+
+
+def test_a_missing_runner_flow_and_output_stop_their_pipeline_alone(tmp_path: Path) -> None:
+    for number, (old, new, line, field) in enumerate(
+        (
+            ("kind: diffusion", "kind: gone", 18, "stages.code2wav.kind"),
+            ("produces: waveform", "produces: gone", 22, "stages.code2wav.produces"),
+            ("  text: {stage: thinker}", "  gone: {stage: thinker}", 24, "outputs.gone"),
+        )
+    ):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        check_broken(directory, old, new, r"no such (plug-in|flow) 'gone'", line, field)
+
+
+PARTS = """
+from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration, RunnerDeclaration
+FAMILY = Family(
+    {"thinker": ComponentDeclaration("ar", frozenset({"hidden_states"}), implementation=%(component)r)},
+    prompts=%(prompts)r,
+    processors={"chat": ProcessorDeclaration(%(processor)r, "ar")},
+)
+"""
+THERE = dict.fromkeys(("component", "prompts", "processor"), "half_parts:Part")
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("nowhere:Part", "there is no module 'nowhere'"),
+        ("half_parts.inner:Part", "there is no module 'half_parts.inner'"),
+        ("half_parts:Other", "module 'half_parts' has no 'Other'"),
+        ("half_wrong:Part", "SyntaxError: '\\(' was never closed"),
+        (" :Part", "there is no module ' '"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("part", "line", "field"),
+    [
+        ("component", 8, "stages.thinker.component"),
+        ("prompts", 4, "model.family"),
+        ("processor", 9, "stages.thinker.processor"),
+    ],
+)
+def test_a_missing_implementation_stops_its_pipeline_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, line: int, field: str, path: str, problem: str
+) -> None:
+    site = installed(tmp_path, {FAMILIES: "half = half_declaration:FAMILY"})
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "half_declaration", raising=False)
+    check_there.cache_clear()
+    (site / "half_declaration.py").write_text(PARTS % {**THERE, part: path}, encoding="utf-8")
+    (site / "half_parts.py").write_text("raise RuntimeError('imported')\nclass Part: ...\n", encoding="utf-8")
+    (site / "half_wrong.py").write_text("class Part(", encoding="utf-8")
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: half", f"cannot be loaded: {problem}", line, field)
 
 
 HALF = """

@@ -278,6 +278,79 @@ def test_a_wrong_file_is_refused_with_file_line_and_field(
     assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
 
 
+MANY_MISTAKES = """\
+name: duo
+version: "1"
+colour: red
+stages:
+  one:
+    kind: echo
+    processor: nothing
+    produces: bytes
+    name: one
+    slots: 0
+    speed: 3
+  two:
+    kind: echo
+    processor: echo
+    inputs: {one: codes, six: text}
+    produces: text
+    slots_for_high: 9
+    parameters: {heat: 1, delay_s: -1}
+  three:
+    kind: magic
+    processor: echo
+    produces: smell
+outputs:
+  text: {stage: seven}
+  dance: {stage: two}
+"""
+
+
+def test_every_mistake_of_a_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, MANY_MISTAKES)
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(path)
+    found = {(error.line, error.field) for error in (caught.value, *caught.value.more)}
+    assert found == {
+        (3, "colour"),
+        (7, "stages.one.processor"),
+        (9, "stages.one.name"),
+        (10, "stages.one.slots"),
+        (11, "stages.one.speed"),
+        (15, "stages.two.inputs.one"),
+        (15, "stages.two.inputs.six"),
+        (17, "stages.two.slots_for_high"),
+        (18, "stages.two.parameters.heat"),
+        (18, "stages.two.parameters.delay_s"),
+        (20, "stages.three.kind"),
+        (22, "stages.three.produces"),
+        (24, "outputs.text.stage"),
+        (25, "outputs.dance"),
+    }
+    assert {error.file for error in (caught.value, *caught.value.more)} == {str(path)}
+
+
+def test_every_key_that_is_given_twice_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace('version: "1"', 'version: "1"\nname: again\n3: x\nversion: "2"'))
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(path)
+    said = [(error.line, error.message) for error in (caught.value, *caught.value.more)]
+    assert said == [
+        (3, "not valid YAML: key 'name' twice"),
+        (4, "not valid YAML: key 3 is not a string"),
+        (5, "not valid YAML: key 'version' twice"),
+    ]
+
+
+def test_one_mistake_is_named_once(tmp_path: Path) -> None:
+    """What only follows from a mistake is none of its own."""
+    for old, new in (("kind: echo", "kind: magic"), ("{one: bytes}", "{one: codes}")):
+        with pytest.raises(ConfigError) as caught:
+            load_pipeline(write(tmp_path, GOOD.replace(old, new, 1)))
+        assert caught.value.more == (), [str(error) for error in caught.value.more]
+
+
 ONE_AR = """\
 name: duo
 version: "1"
