@@ -37,7 +37,7 @@ class RemoteEngine(EngineSettings):
 
     # How patient a stage run is.
     connect_s: Annotated[float, Field(gt=0, le=300)] = 5.0
-    silence_s: Annotated[float, Field(gt=0, le=86_400, description="between two pieces of an answer")] = 300.0
+    silence_s: Annotated[float, Field(gt=0, le=86_400, description="before and between an answer's pieces")] = 300.0
     total_s: Annotated[float, Field(gt=0, le=86_400, description="for one request and its answer")] = 3600.0
     wait_s: Annotated[float, Field(ge=0, le=86_400, description="for a server that is away or busy, altogether")] = (
         600.0

@@ -1,5 +1,6 @@
 """What real servers send beside what the standard of OpenAI says: what carries no meaning changes no job."""
 
+import base64
 import gzip
 import json
 import zlib
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
+from tests.oracles import samples
 from tests.remote_stages import Recorded, prompt, remote_runner
 from tests.services.openai_server import Answer, Connection, OpenAIServer, Reply, Request, Stream, json_answer, piece
 from workers.runners.remote.prompt import RemoteFile
@@ -361,3 +363,92 @@ async def test_a_response_tells_what_is_beside_its_text(openai_server: OpenAISer
 async def test_a_response_with_an_error_and_no_status_says_it(openai_server: OpenAIServer) -> None:
     with pytest.raises(RemoteUnavailable, match="429: Provider"):
         await ask(openai_server, json_answer({"error": LIMITED, "output": []}), "responses")
+
+
+# Media.
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "PCM_U8", "FLOAT", "ULAW"])
+async def test_a_later_stage_takes_a_wav_of_any_form(openai_server: OpenAIServer, subtype: str) -> None:
+    openai_server.answers["POST /v1/audio/speech"] = [
+        Answer(samples.audio(0.1, subtype=subtype), content_type="audio/wav")
+    ]
+    async with remote_runner(openai_server.url, "speech") as runner:
+        output = await runner.run(prompt("speech", audio_format="wav", capture=True), Recorded())
+    assert output.multimodal_outputs["waveform"].shape == (1600,)
+    assert abs(output.multimodal_outputs["waveform"]).max() == pytest.approx(0.5, abs=0.02)
+
+
+async def test_speech_may_come_in_events(openai_server: OpenAIServer) -> None:
+    sound = samples.wav(0.1)
+    parts = [{"type": "speech.audio.delta", "audio": b64(part)} for part in (sound[:1000], sound[1000:])]
+    openai_server.answers["POST /v1/audio/speech"] = [Stream([*parts, {"type": "speech.audio.done"}]), Stream(parts)]
+    async with remote_runner(openai_server.url, "speech") as runner:
+        output = await runner.run(prompt("speech", audio_format="wav"), Recorded())
+        with pytest.raises(RemoteUnavailable, match="broke off"):
+            await runner.run(prompt("speech", audio_format="wav"), Recorded())
+    assert output.encoded["audio"].data == sound
+
+
+PICTURE = samples.image(32, 32)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer({"data": [{"b64_json": b64(PICTURE)}, 7]}),
+        json_answer({"data": [{"b64_json": f"data:image/png;base64,{b64(PICTURE)}", "url": None}]}),
+        json_answer({"data": [{"b64_json": None, "url": f"data:image/png;base64,{b64(PICTURE)}"}], "usage": 7}),
+        json_answer({"data": [{"b64_json": "\n".join(b64(PICTURE)[at : at + 76] for at in range(0, 4000, 76))}]}),
+        Stream(
+            [
+                {"type": "image_generation.partial_image", "b64_json": "AAAA"},
+                {"type": "image_generation.completed", "b64_json": b64(PICTURE)},
+            ]
+        ),
+    ],
+)
+async def test_a_picture_may_come_in_other_ways(openai_server: OpenAIServer, answer: Reply) -> None:
+    openai_server.answers["POST /v1/images/generations"] = [answer]
+    async with remote_runner(openai_server.url, "images") as runner:
+        output = await runner.run(prompt("images"), Recorded())
+    assert output.encoded["image"].data == PICTURE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer({"text": "Hello there", "usage": {"type": "duration", "seconds": 3}}),
+        Answer(b'{"text": "Hello there"}', content_type="text/plain"),
+        Answer(b"Hello there\n", content_type="text/plain; charset=utf-8"),
+        Stream(
+            [{"type": "transcript.text.delta", "delta": "Hel"}, {"type": "transcript.text.done", "text": "Hello there"}]
+        ),
+        Stream([{"delta": "Hello "}, {"delta": "there"}, DONE]),
+    ],
+)
+async def test_a_transcript_may_come_in_other_ways(openai_server: OpenAIServer, answer: Reply) -> None:
+    openai_server.answers["POST /v1/audio/transcriptions"] = [answer]
+    async with remote_runner(openai_server.url, "transcriptions") as runner:
+        files = [RemoteFile("audio.wav", "audio/wav", b"RIFF")]
+        output = await runner.run(prompt("transcriptions", files=files), Recorded())
+    assert (output.text, output.finish_reason, output.usage) == ("Hello there", "stop", None)
+
+
+async def test_a_video_tells_its_progress_or_not(openai_server: OpenAIServer) -> None:
+    states = [
+        {"status": "queued", "progress": None},
+        {"status": "in_progress", "progress": "half"},
+        {"status": "completed"},
+    ]
+    openai_server.answers["POST /v1/videos"] = [
+        json_answer({"id": "v", "status": "queued", "progress": [], "error": {}})
+    ]
+    openai_server.answers["GET /v1/videos/v"] = [json_answer({"id": "v", **state}) for state in states]
+    openai_server.answers["GET /v1/videos/v/content"] = [Answer(samples.video(2), content_type="video/mp4")]
+    async with remote_runner(openai_server.url, "videos") as runner:
+        assert (await runner.run(prompt("videos"), Recorded())).encoded["video"].format == "mp4"
