@@ -49,6 +49,7 @@ EX_FAILURE = 1
 _BROKER_PAUSE_S = 1.0
 _STOP_CHECK_S = 0.2  # how often a starting worker checks whether it is asked to stop
 _LOAD_CLOSE_S = 10.0  # for a stop because the model does not load: there is nothing to drain
+_STALLED_CLOSE_S = 3.0  # for a stop because the event loop stands still: nothing on it can be closed
 _CLOSE_S = 45.0  # for a stop, its drain not counted; after that the process ends whatever hangs in it
 
 
@@ -123,7 +124,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             with self._load_limit():
                 await host.load()
         # Before ``serve``, because the executor claims at once, and a stage run may block the event loop.
-        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_broken)
+        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_stall)
         self._stall_watch.start()
         self.executor = await host.serve()
         await self._wait_for_list()
@@ -224,6 +225,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             kombu_hooks.ask_to_stop(EX_FAILURE)
             self._exit_within(_CLOSE_S)
             self._wake_celery()
+
+    def _on_stall(self, reason: str, task: str | None) -> None:
+        """End this worker, whose event loop stands still in a task of this name. The stall watch's thread calls it."""
+        self._on_broken(reason)
+        if self._host is not None:
+            self._host.give_up(reason, task)
+        self._exit_within(_STALLED_CLOSE_S)
 
     def _exit_within(self, seconds: float) -> None:
         """End the process after that time, because a thread that hangs must not keep it and its slot for ever."""

@@ -163,6 +163,15 @@ class StageHost:
         self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
         return self._executor
 
+    def give_up(self, reason: str, task: str | None) -> None:
+        """Record the ends of all that runs, and retire: the event loop stands still in a task of this name.
+
+        For another thread, because the loop can do neither. It returns within some seconds.
+        """
+        if self._executor is not None:
+            self._executor.give_up(reason, task)
+        self._ledger.close()
+
     async def close(self, drain_s: float, hurry: asyncio.Event) -> None:
         """Drain for ``drain_s`` seconds or until ``hurry`` is set, release what still runs, and close every part.
 

@@ -19,11 +19,12 @@ class StallWatch:
     """Checks on a thread of its own whether this worker has stalled. The pool owns it, and ends a stalled worker."""
 
     def __init__(
-        self, stall_after_s: float, loop: asyncio.AbstractEventLoop, *, on_stall: Callable[[str], None]
+        self, stall_after_s: float, loop: asyncio.AbstractEventLoop, *, on_stall: Callable[[str, str | None], None]
     ) -> None:
         """Prepare the watch on a worker whose stage runs on ``loop``.
 
-        The watch's thread calls ``on_stall`` with the reason, at most once.
+        The watch's thread calls ``on_stall`` with the reason and the name of the task in which the loop stands still,
+        None if it is in no task's, at most once.
         """
         self._stall_after_s = stall_after_s
         self._loop = loop
@@ -48,8 +49,9 @@ class StallWatch:
         while not self._closed.wait(self._stall_after_s / _CHECKS):
             blocked = time.monotonic() - self._turned_at
             if blocked > self._stall_after_s:
-                by = asyncio.current_task(self._loop)
-                culprit = f", in {by.get_name()}" if by is not None else ""
-                self._on_stall(f"the stage's event loop has not turned for {blocked:.0f} s{culprit}")
+                task = asyncio.current_task(self._loop)
+                name = None if task is None else task.get_name()
+                within = "" if name is None else f", in {name}"
+                self._on_stall(f"the stage's event loop has not turned for {blocked:.0f} s{within}", name)
                 return
             self._loop.call_soon_threadsafe(self._turned)

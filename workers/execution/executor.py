@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from omni_jobs.errors import Fenced, StageError
-from omni_jobs.jobs import Claim, Claims, ProgressReport
+from omni_jobs.errors import EngineDead, Fenced, StageError
+from omni_jobs.jobs import Claim, Claims, Failure, ProgressReport
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
@@ -341,6 +341,25 @@ class Executor:
             run.task.cancel()
         if not self._fenced:
             self._watch.expect_end(run.claim.stage_run_id)
+
+    def give_up(self, reason: str, task: str | None) -> None:
+        """Report the ends of all that runs, because the event loop stands still in a task of this name.
+
+        For another thread. The stage run of that task is to blame, and the others are handed back. If it is none's,
+        all are to blame, because a job that blocks its workers must not come back for ever.
+        """
+        runs = [run for run in tuple(self._in_flight.values()) if not run.reporting]
+        blamed = [run for run in runs if run.task.get_name() == task] or runs
+        for run in runs:
+            run.reporting = run.hangs = True
+        failures = [
+            Failure(run.claim.stage_run_id, run.claim.attempt, self._worker_id, self._dead(reason)) for run in blamed
+        ]
+        others = [(run.claim.stage_run_id, run.claim.attempt) for run in runs if run not in blamed]
+        self._ledger.give_up(failures, others)
+
+    def _dead(self, reason: str) -> EngineDead:
+        return EngineDead(reason, stage=self._stage.name)
 
     def _give_up(self, hang: Hang) -> None:
         """Record the end of all that runs, because this worker's engine or one of its stage runs hangs."""

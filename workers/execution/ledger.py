@@ -156,6 +156,20 @@ class Ledger:
         """
         await self._ask(self._asked.releases, (stage_run_id, attempt))
 
+    def give_up(self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]) -> None:
+        """Report failures, and attempts to hand back, of which the event loop cannot tell. For any thread.
+
+        Nobody gets an answer. ``close`` writes them.
+        """
+        if self._loop is not None:
+            future = self._loop.create_future
+            self._thread.put(
+                LedgerBatch(
+                    failures=[Ask(failure, future()) for failure in failures],
+                    releases=[Ask(attempt, future()) for attempt in releases],
+                )
+            )
+
     async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
         """Record an attempt's stored snapshot, and return whether it is; False: the attempt is over.
 

@@ -35,7 +35,7 @@ def test_a_worker_whose_event_loop_stands_still_ends_and_its_successor_does_the_
         stack.close()
 
 
-def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_is_quarantined_and_its_neighbours_complete(
+def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_fails_and_its_neighbours_are_charged_nothing(
     sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
     """The queue's key is no list, so each of the workers is still starting when the loop stands still."""
@@ -57,7 +57,9 @@ def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_is_quarantined
         view = stack.ended(poison)
         assert view.status is JobState.FAILED
         assert view.error is not None
-        assert view.error.code == "quarantined"
+        assert (view.error.code, view.stages[0].attempt) == ("engine_dead", 2)
+        assert [error.code for error in view.stages[0].errors] == ["engine_dead", "engine_dead"]
         assert {stack.ended(job_id).status for job_id in neighbours} == {JobState.COMPLETED}
+        assert [stack.jobs.get(job_id).stages[0].errors for job_id in neighbours] == [[], [], []]
     finally:
         stack.close()

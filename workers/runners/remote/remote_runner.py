@@ -111,13 +111,14 @@ class RemoteRunner:
             raise ModelError(f"a remote stage takes no {type(prompt).__name__}", field="kind")
         if not self._open:
             raise EngineDead("the runner was closed", stage=self._stage)
-        task = asyncio.create_task(self._run(prompt, progress))
+        caller = asyncio.current_task()
+        name = None if caller is None else caller.get_name()
+        task = asyncio.create_task(self._run(prompt, progress), name=name)
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         try:
             return await task
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
             if not self._open and caller is not None and not caller.cancelling():
                 raise EngineDead("the runner was closed", stage=self._stage) from None
             raise
