@@ -11,8 +11,8 @@ engine  a process that the worker started
 rank    a process that the engine started
 
 with SIGKILL, SIGTERM or SIGSEGV. After an engine or a rank was struck the worker has to end by itself. Once the worker
-has ended, however that was, no process of its session may live longer than two minutes: on a busy machine a rank imports vLLM for one, and only then looks for its engine. Exit code 1: one did, or a worker
-did not end.
+has ended, however that was, no process of its session may live longer than two minutes: on a busy machine a rank
+imports vLLM for one, and only then looks for its engine. Exit code 1: one did, or a worker did not end.
 """
 
 import argparse
