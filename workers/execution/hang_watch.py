@@ -3,7 +3,7 @@
 A stage run hangs when its end was asked for, by a cancel, its time limit or a stop, and it has not ended within the
 stop limit: a runner's ``run`` ends once the engine has dropped its prompt. An engine hangs when it computes for stage
 runs and none of them has moved for the stall limit. Either way the worker has to start anew, and only those stage runs
-are to blame that the engine computes, if the runner can tell (``TellingRunner``).
+are to blame that the engine computes, as far as the runner can tell (``StageLLM.computing``).
 """
 
 import asyncio
@@ -27,10 +27,10 @@ class HangWatch:
         *,
         stop_limit_s: float,
         stall_limit_s: float,
-        computing: Callable[[], Collection[int] | None],
+        computing: Callable[[], Collection[int]],
         on_hang: Callable[[Hang], None],
     ) -> None:
-        """Watch nothing yet. ``computing`` returns the stage runs that the engine computes now; None: nobody knows."""
+        """Watch nothing yet. ``computing`` returns the stage runs that the engine computes now."""
         self._stop_limit_s = stop_limit_s
         self._stall_limit_s = stall_limit_s
         self._computing = computing
@@ -92,7 +92,7 @@ class HangWatch:
         self._look = self._loop.call_at(self._moved_at + self._stall_limit_s, self._check_stall)
 
     def _computed(self) -> frozenset[int]:
-        return frozenset(run for run in self._computing() or () if self._waits.get(run) is False)
+        return frozenset(run for run in self._computing() if self._waits.get(run) is False)
 
     def _tell(self, reason: str, overdue: frozenset[int]) -> None:
         """Tell of a hang. Of the stage runs that are overdue those are to blame that the engine computes.

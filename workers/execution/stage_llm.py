@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ from omni_jobs.prompts import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
 from workers.runners.contained import contained
+from workers.runners.current_run import CURRENT_RUN
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots, TellingRunner
 from workers.stages.engine_args import OmniEngineArgs
@@ -46,6 +48,7 @@ class StageLLM:
         self._resumable = runner if isinstance(runner, ResumableRunner) else None
         self._telling = runner if isinstance(runner, TellingRunner) else None
         self._prompts = ModelThreads(_PROMPT_THREADS, stage.name)  # of its input processor
+        self._running: Counter[int] = Counter()  # the stage runs whose prompts the runner runs
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
@@ -72,14 +75,13 @@ class StageLLM:
         return None if self._resumable is None else self._resumable.snapshot_origin
 
     @property
-    def computing(self) -> Collection[int] | None:
+    def computing(self) -> Collection[int]:
         """The stage runs for which the engine, or the stage's input processor on a thread, computes now.
 
-        None: the runner cannot tell.
+        A runner that cannot tell is taken to compute for all whose prompts it runs.
         """
-        if self._telling is None:
-            return None
-        return {*self._telling.computing, *self._prompts.computing}
+        in_engine = +self._running if self._telling is None else self._telling.computing
+        return {*in_engine, *self._prompts.computing}
 
     def input_of(
         self,
@@ -123,6 +125,8 @@ class StageLLM:
                 prompt = await self._prompts.run(partial(self.stage.make_prompt, stage_input))
             else:
                 prompt = self.stage.make_prompt(stage_input)
+            stage_run = CURRENT_RUN.get()
+            self._running[stage_run] += 1
             try:
                 if snapshots is not None and self._resumable is not None:
                     return await self._resumable.run(prompt, progress, snapshots)
@@ -131,6 +135,9 @@ class StageLLM:
                 if error.field is not None:  # of the prompt, which no longer knows the payload's key
                     error.key = error.key or stage_input.upstream_key
                 raise
+            finally:
+                self._running[stage_run] -= 1
+                self._running = +self._running
 
     async def close(self) -> None:
         """End the engine and the media's decoders; safe to call twice."""

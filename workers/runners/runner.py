@@ -47,7 +47,8 @@ class Runner(Protocol):
 class TellingRunner(Runner, Protocol):
     """A runner that can tell which stage runs its engine computes, so that no other is blamed when the engine hangs.
 
-    Such an engine also hangs when it gets on with none of these for ``engine_stall_s``.
+    An engine hangs when it gets on with none of these for ``engine_stall_s``. That of a runner that cannot tell hangs
+    when none of its runs gets on for so long, but for those that report ``WAITING``.
     """
 
     @property

@@ -1,7 +1,7 @@
 """The executor: when it claims, each end that a stage run can come to, and the reports that its ledger gets."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
 from workers.runners.runner import ProgressSink
 from workers.stages.stage import Stage
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import WAITING, EnginePrompt, OmniModelRunnerOutput, Progress
 
 PIPELINE = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "echo.yaml")
 OUTPUT = OmniModelRunnerOutput(text="x", multimodal_outputs={"bytes": (np.arange(10_000) % 7).astype(np.uint8)})
@@ -97,6 +97,10 @@ class RecordingLedger:
     async def release(self, stage_run_id: int, attempt: int) -> None:
         self._answer("release", stage_run_id, attempt)
 
+    def give_up(self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]) -> None:
+        self.reports += [("fail", each.stage_run_id, each.attempt, each.error.code) for each in failures]
+        self.reports += [("release", *attempt) for attempt in releases]
+
     def report_progress(self, report: ProgressReport) -> None:
         self.progress.append(report)
 
@@ -108,7 +112,14 @@ class Bench:
     """An executor of the echo pipeline's first stage; ``run`` lets it claim one stage run and waits for its end."""
 
     def __init__(
-        self, directory: Path, *, slots: int = 8, kept: int = 0, time_limit_s: float = 60.0, poll_s: float = 60.0
+        self,
+        directory: Path,
+        *,
+        slots: int = 8,
+        kept: int = 0,
+        time_limit_s: float = 60.0,
+        poll_s: float = 60.0,
+        engine_stall_s: float = 60.0,
     ) -> None:
         config = PIPELINE.stage("first").model_copy(update={"time_limit_s": time_limit_s})
         self.runner = ScriptedRunner()
@@ -120,7 +131,9 @@ class Bench:
             StageLLM(Stage(PIPELINE, config, None), self.runner),
             self.ledger,  # type: ignore[arg-type]
             self.store,
-            Settings(data_dir=directory).model_copy(update={"stop_limit_s": 0.1, "poll_s": poll_s}),
+            Settings(data_dir=directory).model_copy(
+                update={"stop_limit_s": 0.1, "poll_s": poll_s, "engine_stall_s": engine_stall_s}
+            ),
             slots=Slots(slots, kept),
             on_room=lambda: None,
             on_more=self.passed_on.append,
@@ -276,6 +289,59 @@ async def test_a_stage_run_that_does_not_stop_ends_the_worker(tmp_path: Path, ov
     assert bench.broken == ["stage run 1 has not stopped within 0.1 s, OMNI_JOBS_STOP_LIMIT_S"]
     stop.set()
     await bench.ended()
+
+
+async def test_an_engine_that_cannot_tell_what_it_computes_and_gets_on_with_nothing_ends_the_worker(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, engine_stall_s=0.2)
+    bench.runner.act = take_for_ever
+    bench.offer(1)
+    bench.offer(2)
+    await bench.until(lambda: bench.broken)
+    assert bench.broken[0].endswith("for 0.2 s, OMNI_JOBS_ENGINE_STALL_S")
+    assert sorted(bench.ledger.reports) == [("fail", 1, 3, "engine_dead"), ("fail", 2, 3, "engine_dead")]
+    bench.executor.stop_runs([1, 2])
+
+
+async def test_rows_that_wait_for_room_are_no_sign_that_their_engine_hangs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, engine_stall_s=0.05)
+    stop = asyncio.Event()
+    run = bench.runner.run
+
+    async def wait_for_room(prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        progress(Progress(0, None, WAITING))
+        await stop.wait()
+        return await run(prompt, progress)
+
+    bench.runner.run = wait_for_room  # type: ignore[method-assign]
+    bench.offer()
+    await asyncio.sleep(0.3)  # six times the limit
+    stop.set()
+    await bench.ended()
+    assert (bench.broken, bench.ledger.reports) == ([], [("complete", 1, 3)])
+
+
+@pytest.mark.parametrize(
+    ("task", "reports"),
+    [
+        ("stage run 2", [("fail", 2, 3, "engine_dead"), ("release", 1, 3)]),
+        ("Task-7", [("fail", 1, 3, "engine_dead"), ("fail", 2, 3, "engine_dead")]),
+        (None, [("fail", 1, 3, "engine_dead"), ("fail", 2, 3, "engine_dead")]),
+    ],
+    ids=["a stage run's", "another", "none"],
+)
+async def test_of_a_blocked_loop_the_stage_run_that_blocks_it_is_to_blame(
+    bench: Bench, task: str | None, reports: list[tuple[Any, ...]]
+) -> None:
+    bench.runner.act = take_for_ever
+    bench.offer(1)
+    bench.offer(2)
+    await bench.entered(2)
+    await asyncio.to_thread(bench.executor.give_up, "the loop stands still", task)
+    assert sorted(bench.ledger.reports) == sorted(reports)
+    await bench.executor.drain(0.0, asyncio.Event())
+    assert len(bench.ledger.reports) == 2, "what was reported once is reported no more"
 
 
 async def test_a_fenced_worker_writes_nothing(bench: Bench) -> None:

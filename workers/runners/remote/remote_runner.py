@@ -8,7 +8,7 @@ It loads nothing and needs no torch. The server may come and go: that ends neith
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
@@ -57,7 +57,7 @@ class RemoteArgs(Protocol):
 
 
 class RemoteRunner:
-    """Runs prompts on a server, as many at once as there are slots. Implements ``Runner``."""
+    """Runs prompts on a server, as many at once as there are slots. Implements ``TellingRunner``."""
 
     def __init__(self, args: RemoteArgs) -> None:
         """Find the server in the settings; nothing is opened yet. Raises ConfigError when they lack it."""
@@ -143,6 +143,11 @@ class RemoteRunner:
         if self._cleaning:
             await asyncio.wait(set(self._cleaning))
         await self._client.close()
+
+    @property
+    def computing(self) -> Collection[int]:
+        """None: the server computes, and the engine settings say how long it may be silent."""
+        return ()
 
     @property
     def healthy(self) -> bool:
