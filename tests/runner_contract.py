@@ -5,7 +5,7 @@ A package with a runner of its own may copy this file.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,8 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 SOON_S = 1.0  # for a cancelled run to end
 LATE_S = 60.0  # nothing here takes so long
+HELD_S = 0.3  # a run that ends for another reason than its engine does so sooner
+BLOCKED_S = 5.0  # the least that ``stall_after_s`` may be: then a worker takes its event loop for blocked
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Subject:
     foreign  a prompt of another runner
     slots    how many stage runs it takes at once
     exact    whether an output is the same to the last bit in company
+
+    The last four are None for a runner to which that cannot happen, or only out of a test's reach:
+
+    hang     the context in which the engine's steps do not end
+    escape   the context in which the model's code raises this exception
+    die      kills the engine
+    flood    a prompt whose answer has no end
     """
 
     make: Callable[[], Runner]
@@ -41,6 +50,10 @@ class Subject:
     foreign: EnginePrompt
     slots: int = 4
     exact: bool = True
+    hang: Callable[[Runner], AbstractContextManager[None]] | None = None
+    escape: Callable[[Runner, type[BaseException]], AbstractContextManager[None]] | None = None
+    die: Callable[[Runner], None] | None = None
+    flood: EnginePrompt | None = None
 
 
 class Watch:
@@ -80,7 +93,13 @@ async def check(subject: Subject) -> None:
             await check_progress_and_cancel(subject, runner)
             await check_time_limit(subject, runner)
             await check_foreign_prompt(subject, runner)
+            await check_event_loop(subject, runner)
+            await check_crowd(subject, runner)
+            await check_hang(subject, runner)
+            await check_escapes(subject, runner)
+            await check_flood(subject, runner)
             await check_close(subject, runner)
+        await check_death(subject)
         await check_close_without_start(subject)
 
 
@@ -128,6 +147,97 @@ async def check_foreign_prompt(subject: Subject, runner: Runner) -> None:
     with pytest.raises(ModelError):
         await runner.run(subject.foreign, quiet)
     assert runner.healthy
+
+
+async def check_event_loop(subject: Subject, runner: Runner) -> None:
+    """No run blocks the event loop for so long that its worker would be started anew."""
+    loop = asyncio.get_running_loop()
+    watch = Watch()
+    task = asyncio.create_task(runner.run(subject.long, watch))
+    longest, last, until = 0.0, loop.time(), loop.time() + LATE_S
+    while not watch.begun.is_set() or last < until:
+        if watch.begun.is_set():
+            until = min(until, last + SOON_S)
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, loop.time() - last), loop.time()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert watch.begun.is_set()
+    assert longest < BLOCKED_S
+
+
+async def check_crowd(subject: Subject, runner: Runner) -> None:
+    """A crowd of prompts that nobody wants any more holds up none that follows."""
+    alone = await runner.run(subject.short(2), quiet)
+    crowd = [asyncio.create_task(runner.run(subject.long, quiet)) for _ in range(4 * subject.slots)]
+    await asyncio.sleep(0)
+    for task in crowd:
+        task.cancel()
+    async with asyncio.timeout(LATE_S):
+        after = await runner.run(subject.short(2), quiet)
+        ended = await asyncio.gather(*crowd, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+    check_same(alone, after, exact=subject.exact)
+
+
+async def check_hang(subject: Subject, runner: Runner) -> None:
+    """A cancelled run ends no sooner than the engine has dropped it, so its worker can tell that the engine hangs."""
+    if subject.hang is None:
+        return
+    with subject.hang(runner):
+        task = asyncio.create_task(runner.run(subject.short(0), quiet))
+        await asyncio.wait({task}, timeout=HELD_S)
+        task.cancel()
+        await asyncio.wait({task}, timeout=HELD_S)
+        assert not task.done()
+    async with asyncio.timeout(LATE_S):
+        await asyncio.wait({task})
+    assert task.cancelled()
+    assert runner.healthy
+    (await runner.run(subject.short(0), quiet)).free()
+
+
+async def check_escapes(subject: Subject, runner: Runner) -> None:
+    """What the model's code raises ends its run alone, also what would end a process."""
+    if subject.escape is None:
+        return
+    for error in (RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration):
+        with subject.escape(runner, error):
+            async with asyncio.timeout(LATE_S):
+                (ended,) = await asyncio.gather(runner.run(subject.short(0), quiet), return_exceptions=True)
+        assert isinstance(ended, ModelError if not issubclass(error, RuntimeError) else error), repr(ended)
+        assert runner.healthy
+    (await runner.run(subject.short(0), quiet)).free()
+
+
+async def check_flood(subject: Subject, runner: Runner) -> None:
+    """An answer without end ends its run, and harms no other."""
+    if subject.flood is None:
+        return
+    async with asyncio.timeout(LATE_S):
+        flooded, beside = await asyncio.gather(
+            runner.run(subject.flood, quiet), runner.run(subject.short(0), quiet), return_exceptions=True
+        )
+    assert isinstance(flooded, ModelError), repr(flooded)
+    assert isinstance(beside, OmniModelRunnerOutput), repr(beside)
+    assert runner.healthy
+
+
+async def check_death(subject: Subject) -> None:
+    """Once its engine is dead a runner's runs end with EngineDead, it takes no more, and says so."""
+    if subject.die is None:
+        return
+    async with started(subject) as runner:
+        watch = Watch()
+        tasks = [asyncio.create_task(runner.run(subject.long, watch)) for _ in range(2)]
+        async with asyncio.timeout(LATE_S):
+            await watch.begun.wait()
+            subject.die(runner)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, EngineDead) for end in ended), repr(ended)
+        assert not runner.healthy
+        with pytest.raises(EngineDead):
+            await runner.run(subject.short(0), quiet)
 
 
 async def check_close(subject: Subject, runner: Runner) -> None:

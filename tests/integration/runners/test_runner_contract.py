@@ -2,12 +2,20 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from omni_jobs.pipelines.declarations import RUNNERS
 from omni_jobs.pipelines.plugins import names
 from omni_jobs.servers import Server
+from tests.chaos.flooding_server import flood
 from tests.integration.runners import codec_prompts
 from tests.integration.runners.test_hibari import SENTENCES, packaged_voice, text_prompt
 from tests.integration.runners.test_hibari import args as hibari_args
@@ -20,7 +28,7 @@ from tests.oracles import ar
 from tests.processes import one_process_an_engine
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
-from tests.runner_contract import Subject, check
+from tests.runner_contract import LATE_S, Subject, check
 from tests.services.openai_server import Connection, OpenAIServer, Request, completion, piece
 from tests.spoken import speech
 from workers.models.hibari.hibari_runner import HibariRunner
@@ -43,6 +51,49 @@ from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
 COVERED = {"ar", "diffusion", "echo", "hibari", "pooling", "remote", "upscale", "whisper"}
+
+
+@contextmanager
+def hanging_threads(runner: Any) -> Iterator[None]:
+    """Calls of the model do not end before the context does."""
+    may_end = threading.Event()
+    run = runner._threads.run
+
+    def hang(call: Callable[[], Any]) -> Any:
+        may_end.wait(LATE_S)
+        return call()
+
+    with patch.object(runner._threads, "run", lambda call: run(lambda: hang(call))):
+        try:
+            yield
+        finally:
+            may_end.set()
+
+
+@contextmanager
+def raising_threads(runner: Any, error: type[BaseException]) -> Iterator[None]:
+    """Calls of the model raise this."""
+
+    def escape() -> None:
+        raise error
+
+    run = runner._threads.run
+    with patch.object(runner._threads, "run", lambda call: run(escape)):
+        yield
+
+
+@contextmanager
+def stopped_engine(runner: Any) -> Iterator[None]:
+    """The engine's process is stopped."""
+    os.kill(runner.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(runner.pid, signal.SIGCONT)
+
+
+def kill_engine(runner: Any) -> None:
+    os.kill(runner.pid, signal.SIGKILL)
 
 
 def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
@@ -76,6 +127,8 @@ async def test_diffusion(tiny_checkpoint: Path, tmp_path: Path) -> None:
             echo(),
             slots=8,
             exact=False,
+            hang=stopped_engine,
+            die=kill_engine,
         )
     )
 
@@ -140,6 +193,8 @@ async def test_whisper() -> None:
             lambda number: prompt(speech(SENTENCES[0], seed=number)),
             prompt(*long),
             echo(),
+            hang=hanging_threads,
+            escape=raising_threads,
         )
     )
 
@@ -152,6 +207,8 @@ async def test_hibari() -> None:
             lambda number: text_prompt(f"{SENTENCES[0]} {'And so on. ' * number}"),
             text_prompt(f"{SENTENCES[0]} " * 400),
             echo(),
+            hang=hanging_threads,
+            escape=raising_threads,
         )
     )
 
@@ -163,13 +220,18 @@ async def test_upscale() -> None:
             lambda number: picture_prompt(scene(32, 28 + number)),
             picture_prompt(scene(1024, 1536)),
             echo(),
+            hang=hanging_threads,
+            escape=raising_threads,
         )
     )
 
 
 async def test_remote() -> None:
     async def answer(request: Request, connection: Connection) -> None:
-        if "at length" not in request.json["messages"][0]["content"]:
+        text = request.json["messages"][0]["content"]
+        if "without end" in text:
+            await flood("pieces", connection)
+        if "at length" not in text:
             await completion("Hello", " there")(request, connection)
             return
         await connection.head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
@@ -180,14 +242,14 @@ async def test_remote() -> None:
 
     async with OpenAIServer() as server:
         server.answers["POST /v1/chat/completions"] = [answer]
-        args = OmniEngineArgs(
-            "llm", None, "auto", None, 4, engine_settings(), servers={"local": Server(url=server.url)}
-        )
+        settings = engine_settings(max_answer_bytes=1 << 20)
+        args = OmniEngineArgs("llm", None, "auto", None, 4, settings, servers={"local": Server(url=server.url)})
         await check(
             Subject(
                 lambda: RemoteRunner(args),
                 lambda number: remote_prompt(text=f"Say hi, {number}."),
                 remote_prompt(text="Speak at length."),
                 echo(),
+                flood=remote_prompt(text="Speak without end."),
             )
         )
