@@ -89,7 +89,7 @@ class Executor:
             stop_limit_s=settings.stop_limit_s,
             stall_limit_s=settings.engine_stall_s,
             computing=lambda: llm.computing,
-            on_hang=self._give_up,
+            on_hang=self._end_hung,
         )
         self._giving_up: asyncio.Task[None] | None = None
         self._poll_s = settings.poll_s
@@ -352,16 +352,12 @@ class Executor:
         blamed = [run for run in runs if run.task.get_name() == task] or runs
         for run in runs:
             run.reporting = run.hangs = True
-        failures = [
-            Failure(run.claim.stage_run_id, run.claim.attempt, self._worker_id, self._dead(reason)) for run in blamed
-        ]
+        error = EngineDead(reason, stage=self._stage.name)
+        failures = [Failure(run.claim.stage_run_id, run.claim.attempt, self._worker_id, error) for run in blamed]
         others = [(run.claim.stage_run_id, run.claim.attempt) for run in runs if run not in blamed]
         self._ledger.give_up(failures, others)
 
-    def _dead(self, reason: str) -> EngineDead:
-        return EngineDead(reason, stage=self._stage.name)
-
-    def _give_up(self, hang: Hang) -> None:
+    def _end_hung(self, hang: Hang) -> None:
         """Record the end of all that runs, because this worker's engine or one of its stage runs hangs."""
         hanging = [run for run in self._in_flight.values() if not run.reporting]
         for run in hanging:
