@@ -57,7 +57,7 @@ def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_fails_and_its_
         view = stack.ended(poison)
         assert view.status is JobState.FAILED
         assert view.error is not None
-        assert (view.error.code, view.stages[0].attempt) == ("engine_dead", 2)
+        assert (view.error.code, view.stages[0].attempt) == ("quarantined", 2)
         assert [error.code for error in view.stages[0].errors] == ["engine_dead", "engine_dead"]
         assert {stack.ended(job_id).status for job_id in neighbours} == {JobState.COMPLETED}
         assert [stack.jobs.get(job_id).stages[0].errors for job_id in neighbours] == [[], [], []]
