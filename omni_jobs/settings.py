@@ -8,6 +8,8 @@ reads its own file, ``AWS_SHARED_CREDENTIALS_FILE``.
 import ipaddress
 import json
 import os
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -328,6 +330,18 @@ def read_settings() -> Settings:
         raise ConfigError(first["msg"].removeprefix("Value error, "), field=variable) from None
     except SettingsError as error:
         raise ConfigError(f"an OMNI_JOBS_ variable cannot be read: {error}") from error
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a line of text for each ``OMNI_JOBS_…`` variable that nothing reads, with the known name nearest to it."""
+    known = {name.upper() for name in Settings.model_fields} | {f"{name}_file".upper() for name in _SECRETS} | {"URL"}
+    lines = []
+    for name in sorted(environment):
+        prefix, setting = name.upper()[:10], name.upper()[10:]
+        if prefix == "OMNI_JOBS_" and setting not in known:
+            near = get_close_matches(setting, known, n=1)
+            lines.append(f"nothing reads the variable {name}" + (f": is {prefix}{near[0]} meant?" if near else ""))
+    return lines
 
 
 def packaged_directory(name: Literal["stage_configs", "migrations"]) -> Path:

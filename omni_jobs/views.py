@@ -116,7 +116,10 @@ class AttemptErrorView(ErrorView):
 
 
 class ProgressView(_View):
-    """The progress of a stage run: ``done`` of ``total``, in ``unit``; ``total`` is null when it is unknown."""
+    """The progress of a stage run: ``done`` of ``total``, in ``unit``; ``total`` is null when it is unknown.
+
+    Of a stage run that succeeded, ``done`` is ``total``, also where fewer were needed, as of tokens.
+    """
 
     done: int
     total: int | None

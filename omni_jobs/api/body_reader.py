@@ -70,7 +70,7 @@ async def _read_parts(form: FormData) -> tuple[bytes, bytes | None]:
 
 async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yield the body as it comes in. Raises RequestTooLarge as soon as it has, or declares, more than ``max_bytes``."""
-    error = RequestTooLarge(f"the body has more than {max_bytes} bytes", field="body")
+    error = RequestTooLarge(f"the body has more than {max_bytes} bytes (max_body_bytes)", field="body")
     if (request.state.body.content_length or 0) > max_bytes:
         raise error
     size = 0

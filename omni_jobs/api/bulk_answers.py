@@ -51,7 +51,8 @@ class Answers:
         """Raise RequestTooLarge if this bulk has too many bytes of answers, ServerBusy if all bulks have."""
         if self.bytes >= self._all.limit_of_one:
             raise RequestTooLarge(
-                f"the answers have come to {self.bytes} bytes, and a bulk may have {self._all.limit_of_one}",
+                f"the answers have come to {self.bytes} bytes, and a bulk may have {self._all.limit_of_one}"
+                " (max_bulk_answer_bytes)",
                 field="body",
             )
         self._all.check_room()

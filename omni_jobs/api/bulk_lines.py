@@ -96,4 +96,4 @@ async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> As
 
 
 def _too_long(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the line has more than {max_bytes} bytes", field="body")
+    return RequestTooLarge(f"the line has more than {max_bytes} bytes (max_body_bytes)", field="body")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import RenderableType
 
-    from omni_jobs.views import JobView
+    from omni_jobs.views import ErrorView, JobView
 
 T = TypeVar("T", bound="BaseModel | Sequence[BaseModel | Mapping[str, object]]")
 
@@ -70,8 +70,14 @@ def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
             say(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
     show_warnings(job)
     if job.status.value != "completed":
-        reason = f": {job.error.message}" if job.error is not None else ""
+        reason = "" if job.error is None else f": {_reason(job.error)}"
         fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
+
+
+def _reason(error: ErrorView) -> str:
+    """Return an error's message, after the stage and the field that it names."""
+    places = [f"{name} {value}" for name, value in (("stage", error.stage), ("field", error.field)) if value]
+    return f"{', '.join(places)}: {error.message}" if places else error.message
 
 
 def show_warnings(job: JobView) -> None:

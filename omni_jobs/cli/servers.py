@@ -44,12 +44,11 @@ def up(
     from omni_jobs.cli.exits import notice
     from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.cli.live import show_start
-    from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.embedded import EmbeddedStack
 
     os.umask(UMASK)
-    settings = read_settings()
+    settings = _read_settings()
     settings = settings.model_copy(update={"data_dir": data_dir or settings.data_dir})
     chosen, models = chosen_pipelines(settings, pipeline or [], model or [], tiny or [])
     with raised_signals():
@@ -70,6 +69,16 @@ def up(
             stack.stop()
 
 
+def _read_settings() -> Settings:
+    """Read the settings, and tell of variables that look like one and are none. Raises ConfigError."""
+    from omni_jobs.cli.exits import notice
+    from omni_jobs.settings import read_settings, unknown_variables
+
+    for line in unknown_variables(os.environ):
+        notice(line)
+    return read_settings()
+
+
 def _settings_for_one_user(*, with_objects: bool = True) -> Settings:
     """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
@@ -78,12 +87,11 @@ def _settings_for_one_user(*, with_objects: bool = True) -> Settings:
     or stays open to other users.
     """
     from omni_jobs.errors import StackError
-    from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.data_directory import make_private
 
     os.umask(UMASK)
-    current = read_settings()
+    current = _read_settings()
     if current.database_url is None or (with_objects and current.storage_url is None):
         try:
             make_private(current.data_dir.expanduser().resolve())

@@ -267,11 +267,17 @@ def _view(
 
 
 def _progress(run: Row[Any]) -> ProgressView | None:
-    """Return the stage run's progress; its preview is of no use once the stage run has ended."""
+    """Return the stage run's progress, whole if it succeeded, though the last report may have come earlier.
+
+    Its preview is of no use once the stage run has ended.
+    """
     if run.progress is None:
         return None
     progress = ProgressView(**run.progress)
-    return progress if run.state == StageRunState.RUNNING else progress.model_copy(update={"picture": None})
+    if run.state == StageRunState.RUNNING:
+        return progress
+    is_whole = run.state == StageRunState.SUCCEEDED and progress.total is not None
+    return progress.model_copy(update={"picture": None} | ({"done": progress.total} if is_whole else {}))
 
 
 def _reason(run: _AnyRow, waiting: WaitingView | None) -> str | None:

@@ -112,7 +112,7 @@ class MediaWall:
         self, kind: Kind, data: bytes | memoryview, operation: str, options: dict[str, Any], budget: MediaBudget
     ) -> MediaInfo:
         if budget.left_s <= 0:
-            raise RequestTooLarge(f"the media take more than {self._probe_limit_s:g} s to decode")
+            raise RequestTooLarge(f"the media take more than {self._probe_limit_s:g} s to decode (probe_limit_s)")
         with self._turns.one(self._wait_s) as exchange:
             answer, _ = self._run(exchange, kind, data, operation, options, 0, budget.left_s)
         with _malformed_as_unavailable():
@@ -251,7 +251,7 @@ def _error_of(answer: Mapping[str, Any], kind: Kind, limit_s: float) -> OmniJobs
             return _REFUSALS[answer["refused"]["code"]](str(answer["refused"]["message"]))
     if "ended" in answer:
         if answer["ended"] == "time":
-            return RequestTooLarge(f"the {kind} is not decoded after {limit_s:.3g} s")
+            return RequestTooLarge(f"the {kind} is not decoded after {limit_s:.3g} s (probe_limit_s, decode_limit_s)")
         return InvalidRequest(f"the {kind} does not decode: its decoder ended ({answer['ended']})")
     return DecodersUnavailable(str(answer["unavailable"]))
 

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.settings import Settings, read_settings
+from omni_jobs.settings import Settings, read_settings, unknown_variables
 
 WRONG_BROKERS = [
     "bogus://:sekret@host/0",
@@ -127,3 +128,35 @@ def test_elsewhere_the_auth_must_be_set(host: str) -> None:
 def test_the_tenants_header_goes_with_the_proxy(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="OMNI_JOBS_TENANT_HEADER"):
         _ = Settings(**given).resolved_auth
+
+
+def test_a_misspelt_variable_is_named_with_the_one_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_variables(
+        {
+            "OMNI_JOBS_KEEP_ARTEFACTS_S": "60",
+            "OMNI_JOBS_DATABSE_URL_FILE": "/run/url",
+            "OMNI_JOBS_ZZZZ": "",
+            "omni_jobs_lease": "5",
+            "HOME": "/",
+        }
+    ) == [
+        "nothing reads the variable OMNI_JOBS_DATABSE_URL_FILE: is OMNI_JOBS_DATABASE_URL_FILE meant?",
+        "nothing reads the variable OMNI_JOBS_KEEP_ARTEFACTS_S: is OMNI_JOBS_KEEP_ARTIFACTS_S meant?",
+        "nothing reads the variable OMNI_JOBS_ZZZZ",
+        "nothing reads the variable omni_jobs_lease: is OMNI_JOBS_LEASE_S meant?",
+    ]
+
+
+def test_no_variable_that_is_read_is_told_to_be_unknown() -> None:
+    settings = Settings(broker_url="redis://h/0", database_url="sqlite:///x", pipelines=("echo",), auth="off")  # type: ignore[arg-type]
+    files = {f"OMNI_JOBS_{name}_FILE": "x" for name in ("BROKER_URL", "DATABASE_URL", "API_KEY")}
+    client = {"OMNI_JOBS_URL": "http://h", "OMNI_JOBS_API_KEY": "k", "omni_jobs_device": "cpu"}
+    assert unknown_variables(settings.to_environment() | files | client) == []
+
+
+def test_a_command_tells_of_a_misspelt_variable(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMNI_JOBS_DATA_DIR": str(tmp_path / "data"), "OMNI_JOBS_LEESE_S": "5"}
+    command = [sys.executable, "-m", "omni_jobs.cli", "migrate"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    told = "omni-jobs: nothing reads the variable OMNI_JOBS_LEESE_S: is OMNI_JOBS_LEASE_S meant?"
+    assert told in done.stderr.splitlines()

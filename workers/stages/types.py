@@ -7,7 +7,7 @@ every stage run makes one is a NamedTuple, because it is made in half the time o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -152,7 +152,7 @@ class Artifact:
 
     name: str  # "audio.wav"
     media_type: str  # "audio/wav"
-    data: bytes | memoryview
+    data: bytes | memoryview = field(repr=False)  # may be many
     modality: str  # "audio"
 
 

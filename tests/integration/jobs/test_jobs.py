@@ -787,6 +787,19 @@ def test_cancel_and_claim_agree(jobs: Jobs) -> None:
 # progress and reads
 
 
+@pytest.mark.parametrize(("total", "shown"), [(31, 31), (None, 1)])
+def test_the_progress_of_a_stage_that_succeeded_is_whole(jobs: Jobs, total: int | None, shown: int) -> None:
+    """The last report comes before the end."""
+    register_each(jobs)
+    submitted = jobs.submit(new_job())
+    [claimed] = claim(jobs, "first")
+    jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, total, "steps")])
+    jobs.complete([done(claimed, "first")])
+    progress = jobs.get(submitted.job_id).stages[0].progress
+    assert progress is not None
+    assert (progress.done, progress.total) == (shown, total)
+
+
 def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
     submitted = jobs.submit(new_job())
     register(jobs, "w")

@@ -43,3 +43,8 @@ def test_a_job_that_failed_before_its_text_shows_what_was_heard(capsys: pytest.C
 def test_a_completed_job_shows_its_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     show_outcome(job("completed", result={"text": "Done.", "texts": {"listen": "Go."}}), as_json=False, out=None)
     assert capsys.readouterr() == ("Done.\n", "")
+
+
+def test_the_stage_and_the_field_of_a_failure_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = outcome(capsys, job("failed", error={**ERROR, "stage": "denoise", "field": "steps"}))
+    assert err == "omni-jobs: job job-1 is failed: stage denoise, field steps: there is nothing to say\n"

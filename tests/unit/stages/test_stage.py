@@ -9,7 +9,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
 from workers.stages.stage import Stage
-from workers.stages.types import OmniModelRunnerOutput, StageInput
+from workers.stages.types import Artifact, OmniModelRunnerOutput, StageInput
 
 PIPELINES = load_pipelines(Path(__file__).parents[3] / "stage_configs")
 
@@ -53,3 +53,9 @@ def test_a_picture_names_its_job_only_where_the_operator_wants_it(format: str) -
     assert b"7654321" in named
     assert b"job-1234" not in plain
     assert b"job-1234" in named
+
+
+def test_an_artifact_does_not_print_its_bytes() -> None:
+    assert repr(Artifact("a.wav", "audio/wav", b"RIFF" * 1000, "audio")) == (
+        "Artifact(name='a.wav', media_type='audio/wav', modality='audio')"
+    )
