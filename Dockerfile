@@ -20,11 +20,13 @@ RUN groupadd --gid 10001 omni \
 WORKDIR /home/omni
 
 FROM base AS builder
-# The version of the locks. For another index than PyPI: --build-arg PIP_INDEX_URL=… --build-arg UV_DEFAULT_INDEX=…
-ARG UV_VERSION=0.13.8
+# Every file has to have a hash of the locks. For another index than PyPI, with the same files:
+# --build-arg PIP_INDEX_URL=… --build-arg UV_DEFAULT_INDEX=…
 ARG PIP_INDEX_URL
 ARG UV_DEFAULT_INDEX
-RUN pip install --no-cache-dir "uv==${UV_VERSION}" && uv venv --python /usr/local/bin/python /opt/omni-jobs
+COPY scripts/installers.txt /
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement /installers.txt \
+    && uv venv --python /usr/local/bin/python /opt/omni-jobs
 ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON=/opt/omni-jobs/bin/python
 
 FROM builder AS wheel
@@ -38,11 +40,11 @@ RUN --mount=type=cache,target=/root/.cache/uv uv build --wheel --out-dir /dist
 
 FROM builder AS core-packages
 COPY locks/core.txt /locks/
-RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/core.txt
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /locks/core.txt
 
 FROM builder AS cuda-packages
 COPY locks/worker-cuda.txt /locks/
-RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/worker-cuda.txt
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /locks/worker-cuda.txt
 
 FROM base AS api
 COPY --from=core-packages /opt/omni-jobs /opt/omni-jobs

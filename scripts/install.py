@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -27,7 +28,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCKS = ROOT / "locks"
 DEV_LOCK = LOCKS / "worker-cpu-dev.txt"
-PIP_VERSION = "25.3"  # downloaded where this Python has neither ensurepip nor a pip
+INSTALLERS = ROOT / "scripts" / "installers.txt"  # uv, and the pip for a Python that has none, with their hashes
 # The environment variable that names PyTorch's index of CPU builds, used only if the configured indexes have none.
 TORCH_INDEX = "TORCH_CPU_INDEX_URL"
 # Packages with two kinds of wheel → the module that only the kind with the compiled library has.
@@ -66,8 +67,23 @@ def say(text: str) -> None:
 
 def pins(lock: Path) -> dict[str, str]:
     """Return the versions of a lock by package name."""
-    lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
-    return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
+    return dict(re.findall(r"(?m)^([a-z0-9-]+)==([^\s\\]+)", lock.read_text(encoding="utf-8")))
+
+
+def hashes(lock: Path, name: str) -> list[str]:
+    """Return the SHA-256 digests of a package's files, as a lock has them; none in a lock without hashes."""
+    found = re.search(rf"(?m)^{re.escape(name)}==.*(?:\n +--hash=.*)*", lock.read_text(encoding="utf-8"))
+    return re.findall(r"--hash=sha256:([0-9a-f]{64})", found[0]) if found else []
+
+
+@contextmanager
+def installer_requirement(name: str) -> Iterator[Command]:
+    """Give pip's arguments that install pip or uv: its version, and only a file with one of its hashes."""
+    lines = [f"{name}=={pins(INSTALLERS)[name]}", *(f"--hash=sha256:{digest}" for digest in hashes(INSTALLERS, name))]
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "requirements.txt"
+        file.write_text(" \\\n    ".join(lines) + "\n", encoding="utf-8")
+        yield ["--no-deps", "--require-hashes", "--requirement", file]
 
 
 def takes_cpu_torch(lock: Path) -> bool:
@@ -116,31 +132,37 @@ def bootstrap_pip() -> None:
     """
     if runs(PYTHON, "-m", "ensurepip", "--upgrade", "--default-pip"):
         return
-    if runs(sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", f"pip=={PIP_VERSION}"):
-        return
+    with installer_requirement("pip") as requirement:
+        if runs(sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", *requirement):
+            return
     if "PIP_INDEX_URL" not in os.environ:
         raise InstallError("this Python has neither pip nor ensurepip: install python3-venv, or set PIP_INDEX_URL")
     index = os.environ["PIP_INDEX_URL"].rstrip("/") + "/pip/"
-    say(f"this Python has no ensurepip: fetching pip {PIP_VERSION}")
+    version = pins(INSTALLERS)["pip"]
+    say(f"this Python has no ensurepip: fetching pip {version}")
     try:
         with tempfile.TemporaryDirectory() as directory:
-            wheel = fetch_wheel(index, f"pip-{PIP_VERSION}-py3-none-any.whl", Path(directory))
+            known = hashes(INSTALLERS, "pip")
+            wheel = fetch_wheel(index, f"pip-{version}-py3-none-any.whl", known, Path(directory))
             subprocess.run([PYTHON, wheel / "pip", "install", "--quiet", "--no-index", wheel], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise InstallError(f"no pip: install python3-venv, or make the package index reachable ({error})") from error
 
 
-def fetch_wheel(index: str, name: str, directory: Path) -> Path:
-    """Download a wheel listed on an index's simple page, check its hash, return its path. Raises OSError."""
+def fetch_wheel(index: str, name: str, known: Collection[str], directory: Path) -> Path:
+    """Download a wheel listed on an index's simple page, check its digest, return its path. Raises OSError.
+
+    ``known`` are the SHA-256 digests of which it has to have one, whatever the index says.
+    """
     with urllib.request.urlopen(index, timeout=60) as page:  # noqa: S310 — the user's own index
         links = html.unescape(page.read().decode("utf-8"))
-    link = re.search(rf'href="([^"]*{re.escape(name)})#sha256=([0-9a-f]{{64}})"', links)
+    link = re.search(rf'href="([^"#]*{re.escape(name)})[#"]', links)
     if link is None:
         raise OSError(f"{index} has no {name}")
     with urllib.request.urlopen(urljoin(index, link[1]), timeout=60) as file:  # noqa: S310
         content = file.read()
-    if hashlib.sha256(content).hexdigest() != link[2]:
-        raise OSError(f"{name}: its hash is not the index's")
+    if hashlib.sha256(content).hexdigest() not in known:
+        raise OSError(f"{name}: its hash is none of {INSTALLERS.relative_to(ROOT)}")
     wheel = directory / name
     wheel.write_bytes(content)
     return wheel
@@ -202,13 +224,14 @@ def with_torch_index(lock: Path, configuration: Environment) -> Environment | No
 
 
 def bootstrap_uv() -> bool:
-    """Install the locked uv into .venv; return False if that fails. The user's own uv may be of any version."""
-    version = pins(DEV_LOCK)["uv"]
+    """Install the pinned uv into .venv; return False if that fails. The user's own uv may be of any version."""
+    version = pins(INSTALLERS)["uv"]
     found = subprocess.run([PYTHON, "-m", "uv", "--version"], capture_output=True, text=True)
     if found.returncode == 0 and found.stdout.split()[1:2] == [version]:
         return True
-    command: Command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", f"uv=={version}"]
-    return subprocess.run(command).returncode == 0 and runs(PYTHON, "-m", "uv", "--version")
+    with installer_requirement("uv") as requirement:
+        command: Command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *requirement]
+        return subprocess.run(command).returncode == 0 and runs(PYTHON, "-m", "uv", "--version")
 
 
 def install_lock_with_uv(lock: Path, configuration: Environment) -> None:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from install import DEV_LOCK, LOCKS, PYTHON, ROOT, Command, pins, pip_configuration, uv_environment
+from install import DEV_LOCK, INSTALLERS, LOCKS, PYTHON, ROOT, Command, pins, pip_configuration, uv_environment
 
 HEADER = "# Made by scripts/lock from pyproject.toml, {extras}. Where packages come from is the installer's affair.\n"
 
@@ -17,6 +17,34 @@ def main(arguments: list[str]) -> None:
         lock = LOCKS / f"{name}.txt"
         seed(lock, keep=not arguments)
         write(lock, extras, [])
+        add_hashes(lock)
+    INSTALLERS.write_text(
+        "# What scripts/install.py and the Dockerfile install with. Made by scripts/lock; the pip is chosen here.\n"
+        f"pip=={pins(INSTALLERS)['pip']}\nuv=={pins(DEV_LOCK)['uv']}\n",
+        encoding="utf-8",
+    )
+    add_hashes(INSTALLERS)
+
+
+def add_hashes(lock: Path) -> None:
+    """Add the hashes of all files of each version, as the first index has them, to a lock.
+
+    The lock of the tests has none, because each index has CPU builds of its own, with one version and other bytes.
+    """
+    environment = uv_environment(pip_configuration(dict(os.environ)), dict(os.environ))
+    for name in ("UV_FIND_LINKS", "UV_INDEX"):
+        environment.pop(name, None)
+    comment, _, content = lock.read_text(encoding="utf-8").partition("\n")
+    with tempfile.TemporaryDirectory() as directory:
+        plain, hashed = Path(directory) / "plain.txt", Path(directory) / "hashed.txt"
+        plain.write_text(content, encoding="utf-8")
+        command: Command = [PYTHON, "-m", "uv", "pip", "compile", "--quiet", plain, "--output-file", hashed]
+        command += ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"]
+        command += ["--python-platform", "x86_64-manylinux_2_36", "--python-version", "3.11"]
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        if pins(hashed) != pins(plain):
+            raise SystemExit(f"{lock.name}: the index has other versions than the lock")
+        lock.write_text(f"{comment}\n{hashed.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def seed(lock: Path, *, keep: bool) -> None:

@@ -30,8 +30,7 @@ EXTRAS = {"core": [], "worker-cpu-dev": ["worker-cpu", "gguf", "dev"], "worker-c
 
 
 def pins(lock: str) -> dict[str, str]:
-    lines = (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +66,31 @@ def test_lock_names_versions_and_nothing_else(lock: str) -> None:
     comment, *lines = (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8").splitlines()
     assert comment.startswith("# Made by scripts/lock")
     assert "/" not in comment.replace("scripts/lock", "")
-    for line in lines:
+    hashes = [line for line in lines if re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)]
+    versions = [line.removesuffix(" \\") for line in lines if line not in set(hashes)]
+    for line in versions:
         assert re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][\w.!+]*", line), line
-    assert lines == sorted(lines, key=lambda line: line.split("==")[0])
+    assert versions == sorted(versions, key=lambda line: line.split("==")[0])
+
+
+@pytest.mark.parametrize("lock", ["core", "worker-cuda"])
+def test_every_version_that_is_deployed_has_hashes(installer: ModuleType, lock: str) -> None:
+    file = ROOT / "locks" / f"{lock}.txt"
+    assert installer.pins(file) == pins(lock)
+    assert [name for name in pins(lock) if not installer.hashes(file, name)] == []
+
+
+def test_the_installers_are_pinned_with_hashes(installer: ModuleType) -> None:
+    found = installer.pins(installer.INSTALLERS)
+    assert found.keys() == {"pip", "uv"}
+    assert found["uv"] == pins("worker-cpu-dev")["uv"]
+    for name in found:
+        assert installer.hashes(installer.INSTALLERS, name)
+        with installer.installer_requirement(name) as (*options, file):
+            assert "--require-hashes" in options
+            assert file.read_text(encoding="utf-8").count("--hash=sha256:") == len(
+                installer.hashes(installer.INSTALLERS, name)
+            )
 
 
 @pytest.mark.parametrize("lock", EXTRAS)
@@ -277,18 +298,25 @@ def test_a_fetched_pip_is_checked(
     (directory / "files" / name).write_bytes(b"wheel" if genuine else b"other")
     (directory / "pip").mkdir()
     digest = hashlib.sha256(b"wheel").hexdigest()
+    known = [digest if genuine else "0" * 64]  # the index vouches for its file in either case
     (directory / "pip" / "index.html").write_text(f'<a href="../files/{name}#sha256={digest}">{name}</a>')
     if genuine:
-        assert installer.fetch_wheel(f"{url}/pip/", name, tmp_path).read_bytes() == b"wheel"
+        assert installer.fetch_wheel(f"{url}/pip/", name, known, tmp_path).read_bytes() == b"wheel"
     else:
         with pytest.raises(OSError, match="hash"):
-            installer.fetch_wheel(f"{url}/pip/", name, tmp_path)
+            installer.fetch_wheel(f"{url}/pip/", name, known, tmp_path)
 
 
 @pytest.fixture
 def bare_checkout(tmp_path: Path) -> Path:
     """What scripts/setup looks at before it installs anything."""
-    for name in ("scripts/setup", "scripts/install.py", "locks/core.txt", "locks/worker-cpu-dev.txt"):
+    for name in (
+        "scripts/setup",
+        "scripts/install.py",
+        "scripts/installers.txt",
+        "locks/core.txt",
+        "locks/worker-cpu-dev.txt",
+    ):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
