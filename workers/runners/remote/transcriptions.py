@@ -52,7 +52,9 @@ async def _read(answer: Answer, call: Call) -> OmniModelRunnerOutput:
 
 
 async def _plain(answer: Answer, call: Call) -> OmniModelRunnerOutput:
-    body = await answer.body(MOST_TEXT)
+    body = await answer.body(MOST_TEXT + 1)
+    if len(body) > MOST_TEXT:
+        raise bad_answer(f"it has more text than {MOST_TEXT} characters")
     if body.lstrip()[:1] == b"{":
         document = await read_document(body)
         raise_error(document, call.client)

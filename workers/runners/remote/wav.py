@@ -64,10 +64,11 @@ def _samples(form: bytes, data: memoryview) -> tuple[Samples, int]:
     for begin in range(0, frames, _AT_ONCE):
         end = min(begin + _AT_ONCE, frames)
         block = read(data[begin * frame : end * frame]).reshape(-1, channels)
-        samples[begin:end] = block.mean(axis=1, dtype=np.float64)
-    if not np.isfinite(samples).all():
-        raise bad_answer("the WAV has samples that are no numbers")
-    return np.clip(samples, -1.0, 1.0, out=samples), rate
+        mean = block.mean(axis=1, dtype=np.float64)
+        if not np.isfinite(mean).all():
+            raise bad_answer("the WAV has samples that are no numbers")
+        samples[begin:end] = np.clip(mean, -1.0, 1.0)
+    return samples, rate
 
 
 def _integers(dtype: str, scale: float) -> _Reader:

@@ -439,6 +439,13 @@ async def test_a_transcript_may_come_in_other_ways(openai_server: OpenAIServer, 
     assert (output.text, output.finish_reason, output.usage) == ("Hello there", "stop", None)
 
 
+async def test_a_plain_transcript_is_whole_or_refused(openai_server: OpenAIServer) -> None:
+    openai_server.answers["POST /v1/audio/transcriptions"] = [Answer(b"a " * (3 << 20), content_type="text/plain")]
+    async with remote_runner(openai_server.url, "transcriptions") as runner:
+        with pytest.raises(ModelError, match="more text than"):
+            await runner.run(prompt("transcriptions", files=[RemoteFile("a.wav", "audio/wav", b"")]), Recorded())
+
+
 async def test_a_video_tells_its_progress_or_not(openai_server: OpenAIServer) -> None:
     states = [
         {"status": "queued", "progress": None},
