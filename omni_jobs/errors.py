@@ -99,12 +99,20 @@ class OmniJobsError(Exception):
         field: str | None = None,
         stage: str | None = None,
         key: str | None = None,
+        because: str | None = None,
     ) -> None:
+        """``because``: what only operators may read, such as a driver's words, which name hosts and ports."""
         self.message = message or (type(self).__doc__ or "").strip().splitlines()[0]
         self.field = field
         self.stage = stage
         self.key = key
+        self.because = because
         super().__init__(self.message)
+
+    @property
+    def whole_message(self) -> str:
+        """The message with what only operators may read."""
+        return self.message if self.because is None else f"{self.message}: {self.because}"
 
     def __str__(self) -> str:
         about = [
@@ -112,7 +120,7 @@ class OmniJobsError(Exception):
             for name, value in (("stage", self.stage), ("key", self.key), ("field", self.field))
             if value is not None
         ]
-        return f"{self.message} ({', '.join(about)})" if about else self.message
+        return f"{self.whole_message} ({', '.join(about)})" if about else self.whole_message
 
     def to_dict(self) -> dict[str, Any]:
         """Return the error as JSON: code, message, retryable, and those of its details that are not None."""

@@ -10,6 +10,7 @@ from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
 from omni_jobs.api.protocol import most_connections
+from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.api.tenant_threads import TenantThreads
 from omni_jobs.api.transport import Transport
@@ -66,6 +67,7 @@ class Services:
             most=most,
             most_per_tenant=of_tenant if of_tenant is not None else max(1, connections // 10),
         )
+        self.readiness = ServerReadiness(self.db, self.store, self.broker, self._refused, self._troubles)
         self.bulk_answers = AllAnswers(settings)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
         self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT)
@@ -92,10 +94,24 @@ class Services:
             return ErrorView(**error.to_dict())
         return None
 
+    def _refused(self) -> dict[str, ErrorView]:
+        """Return the pipelines whose files, as they are now, a new process would refuse, with the errors."""
+        errors = {name: self.pipelines.refusal(name) for name in self.pipelines}
+        return {
+            name: ErrorView(code=error.code, message=str(error), field=error.field)
+            for name, error in errors.items()
+            if error is not None
+        }
+
+    def _troubles(self) -> dict[str, ErrorView | None]:
+        """Return for each pipeline why no jobs can be admitted to it, None if they can."""
+        return {name: self.unavailable_reason(pipeline) for name, pipeline in self.pipelines.items()}
+
     async def close(self) -> None:
         """Write the jobs that wait and ring for them, then close all parts."""
         await self.intake.close()
         self.job_waits.release()
+        self.readiness.close()
         await self.callers.close()
         for close in (self.wall.close, self.relay.close, self.broker.close, self.db.close):
             await run_sync(close)

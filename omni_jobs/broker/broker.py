@@ -122,4 +122,4 @@ def _broker_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise BrokerUnavailable(f"the broker {problem}: {error}") from error
+        raise BrokerUnavailable(f"the broker {problem}", because=str(error)) from error

@@ -7,21 +7,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, exc, inspect, make_url, text
+from sqlalchemy import Connection, Engine, exc, inspect, make_url, select, text, update
 
+from omni_jobs.database.clock import now
 from omni_jobs.database.postgresql import PostgreSQL
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
+from omni_jobs.database.tables import WriteCheckRow
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0017"
+REVISION = "0019"
 """The schema's revision that this build needs: the last file in ``migrations`` (a test compares the two)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
+# A process that is stopped within it holds up no other: those write nothing while they see the row locked.
+_WRITE_CHECK = (
+    update(WriteCheckRow)
+    .where(WriteCheckRow.id == select(WriteCheckRow.id).with_for_update(skip_locked=True).limit(1).scalar_subquery())
+    .values(at=now())
+)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -90,7 +98,7 @@ class Database:
                 self._check_retryable(error)
                 wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 — spreads the rivals
                 if time.monotonic() + wait > deadline:
-                    raise DatabaseUnavailable(f"the database does not answer: {error.orig}") from error
+                    raise DatabaseUnavailable("the database does not answer", because=str(error.orig)) from error
                 logger.warning("database: %s; trying again in %.2f s", error.orig, wait)
             time.sleep(wait)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
@@ -105,7 +113,7 @@ class Database:
         if code.startswith(self._backend.stale_connections):
             self._engine.dispose()  # those in use are closed when they come back
         if code.startswith(self._backend.exhausted):
-            raise DatabaseUnavailable(f"the database cannot go on: {error.orig}") from error
+            raise DatabaseUnavailable("the database cannot go on", because=str(error.orig)) from error
         if code.startswith(self._backend.foreign_session):
             prepare_nothing(self._engine.dialect)
         elif not (error.connection_invalidated or code.startswith(self._backend.transient)):
@@ -134,7 +142,7 @@ class Database:
                 has_any = inspect(connection).has_table("alembic_version")
                 revision = connection.execute(_REVISION).scalar() if has_any else None
         except (exc.DBAPIError, exc.TimeoutError) as error:
-            raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+            raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
         if is_read_only:
             self._engine.dispose()
             raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")
@@ -142,6 +150,10 @@ class Database:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"
             )
+
+    def check_writes(self) -> None:
+        """Write a row. Raises DatabaseUnavailable as ``run`` does, and waits as long as other writers do."""
+        self.run(lambda tx: tx.execute(_WRITE_CHECK))
 
     def close(self) -> None:
         """Close the connections of the pool. Those in use are closed when they come back."""

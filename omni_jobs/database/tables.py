@@ -382,3 +382,12 @@ class SessionRow(Base):
     key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))  # with which it was begun
     created_at: Mapped[float] = mapped_column(Seconds)
     ends_at: Mapped[float] = mapped_column(Seconds, index=True)  # refused from then on
+
+
+class WriteCheckRow(Base):
+    """The one row that readiness checks write, to know whether writes work. Nobody reads it."""
+
+    __tablename__ = "write_checks"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    at: Mapped[float] = mapped_column(Seconds)  # of the last check

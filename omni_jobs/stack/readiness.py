@@ -9,7 +9,7 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child
 from omni_jobs.stack.valkey import Valkey
 
-API_LIMIT_S = 6.0  # the API's own checks of database, broker and storage take up to 5 s
+API_LIMIT_S = 6.0
 
 
 class Readiness:
@@ -33,10 +33,14 @@ class Readiness:
         return child.name == RESCUER or self._is_registered(child)
 
     def _api_answers(self) -> bool:
-        """Return True if the API reaches the database; it starts without an S3 server, and tells its clients so."""
-        with suppress(httpx2.HTTPError, ValueError, KeyError):
-            answer = httpx2.get(f"{self._api_url}/readyz", timeout=API_LIMIT_S, trust_env=False)
-            return bool(answer.json()["database"]["ok"])
+        """Return True if the API answers and its database does; it starts without an S3 server, and tells its clients.
+
+        This asks the database itself, because without a key the API does not say what it lacks.
+        """
+        with suppress(httpx2.HTTPError, DatabaseUnavailable):
+            answer = httpx2.get(f"{self._api_url}/healthz", timeout=API_LIMIT_S, trust_env=False)
+            self._jobs.workers()
+            return answer.is_success
         return False
 
     def _is_registered(self, worker: Child) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from omni_jobs.database.database import Database
-from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
+from omni_jobs.errors import Conflict, InvalidRequest, OmniJobsError, Unauthenticated
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
@@ -19,6 +20,8 @@ from omni_jobs.tenants.tenant_store import Tenants
 
 if TYPE_CHECKING:
     from omni_jobs.tenants.request_rates import RequestRates
+
+_KNOWN_WITHIN_S: Final = 1.0
 
 
 class Headers(Protocol):
@@ -56,6 +59,22 @@ class Callers:
         if caller.limits.requests_per_minute is not None:
             await self._check_rate(caller.tenant, caller.limits.requests_per_minute)
         return caller
+
+    async def knows(self, headers: Headers) -> bool:
+        """Return whether a request comes from somebody who may be told what is wrong with the server.
+
+        Where callers have keys, its key counts, or did when the database was last asked, if that does not answer now.
+        """
+        if self.auth != "keys":
+            return True
+        digest = _digest_of_key(headers)
+        if digest is None:
+            return False
+        try:
+            async with asyncio.timeout(_KNOWN_WITHIN_S):
+                return await self._keys.get(digest) is not None
+        except (OmniJobsError, TimeoutError):
+            return self._keys.was_there(digest)
 
     async def begin_session(self, headers: Headers) -> str:
         """Begin a session with the key of a request, and return its id, which only the browser may keep.

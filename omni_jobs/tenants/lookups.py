@@ -55,6 +55,10 @@ class Lookups(Generic[T]):
             self._going[name].add_done_callback(_take_error)
         return await asyncio.shield(self._going[name])  # a request that is cancelled takes the answer from nobody
 
+    def was_there(self, name: str) -> bool:
+        """Return whether the thing of this name was there when it was last looked up, however long ago."""
+        return name in self._there
+
     def forget(self, name: str) -> None:
         """Forget what was found, because it is there no longer."""
         self._there.pop(name, None)
