@@ -108,7 +108,7 @@ def test_jobs_are_taken_while_the_broker_refuses_and_rung_for_when_it_is_back(se
             for _ in range(3):
                 assert post(api, TEXT).status_code == 202
             assert claimable(api) == 3
-            assert ready(api, "broker") == ("degraded", "broker_unavailable")
+            until(lambda: ready(api, "broker") == ("degraded", "broker_unavailable"))
             proxy.clear()
             until(lambda: ready(api, "broker") == ("ready", None))
             before = api.services.broker.depths()["echo.first"]
@@ -156,7 +156,7 @@ def test_a_database_that_refuses_is_named_and_the_server_recovers(settings: Sett
             proxy.set(Fault(refuse=True))
             refused(post(api, TEXT), "database_unavailable")
             refused(api.http.get(first.headers["location"]), "database_unavailable")
-            assert ready(api, "database") == ("unavailable", "database_unavailable")
+            until(lambda: ready(api, "database") == ("unavailable", "database_unavailable"))
             assert api.http.get("/healthz").status_code == 200
             proxy.clear()
             until(lambda: post(api, TEXT).status_code == 202)
@@ -201,10 +201,10 @@ def test_after_a_failover_to_a_replica_submits_are_refused_as_retryable(
         assert post(api, TEXT).status_code == 202
         set_read_only(on=True)
         refused(post(api, TEXT), "database_unavailable")
-        assert ready(api, "database") == ("unavailable", "database_unavailable")
+        until(lambda: ready(api, "database") == ("unavailable", "database_unavailable"))
         set_read_only(on=False)
         assert post(api, TEXT).status_code == 202
-        assert ready(api, "database") == ("ready", None)
+        until(lambda: ready(api, "database") == ("ready", None))
     maintenance.close()
 
 
@@ -234,7 +234,7 @@ def test_an_object_store_that_refuses_is_named_and_concerns_media_only(
             proxy.set(Fault(refuse=True))
             refused(post(api, sound()), "storage_unavailable")
             assert post(api, TEXT).status_code == 202
-            assert ready(api, "storage") == ("unavailable", "storage_unavailable")
+            until(lambda: ready(api, "storage") == ("unavailable", "storage_unavailable"))
             proxy.clear()
             until(lambda: post(api, sound()).status_code == 202)
 
@@ -269,10 +269,10 @@ def test_a_full_disk_under_the_objects_is_named(settings: Settings, small_disk: 
         ballast = fill(small_disk)
         refused(post(api, sound()), "storage_full")
         assert post(api, TEXT).status_code == 202
-        assert ready(api, "storage")[0] == "unavailable"
+        until(lambda: ready(api, "storage")[0] == "unavailable")
         ballast.unlink()
         assert post(api, sound()).status_code == 202
-        assert ready(api, "storage") == ("ready", None)
+        until(lambda: ready(api, "storage") == ("ready", None))
 
 
 def test_the_reserve_of_the_disk_is_kept(settings: Settings, small_disk: Path) -> None:
