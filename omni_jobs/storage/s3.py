@@ -247,7 +247,8 @@ class S3ObjectStore(ObjectStore):
         except (BotoCoreError, HTTPError, CallLimitReached, ResponseParserError) as error:
             endpoint = self._endpoint_url or "AWS"
             reason = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
-            raise StorageUnavailable(f"{action} failed: {reason}", key=key, because=f"the endpoint is {endpoint}") from error
+            where = f"the endpoint is {endpoint}"
+            raise StorageUnavailable(f"{action} failed: {reason}", key=key, because=where) from error
 
 
 def _code(error: ClientError) -> str:
