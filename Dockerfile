@@ -1,7 +1,7 @@
-# Two images from one wheel:
+# Three images from one wheel:
 #   docker build --target api .      control plane: API, rescuer, migrations, CLI; without torch
-#   docker build --target worker .   a stage's worker, with vLLM's CUDA build and the extra pictures; voice and upscale,
-#                                    whose stages need no GPU, are in neither image
+#   docker build --target worker .   a stage's worker, with vLLM's CUDA build and the extra pictures
+#   docker build --target worker-cpu .   a worker of stages that need no GPU: the extras voice and upscale; without torch
 # All packages come from a lock. Their layer stays cached when only the code changes.
 # The locks are made for Debian 12's glibc and Python 3.11 or 3.12: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm
 # To pin the base image by digest, pull it and set PYTHON_IMAGE=python@sha256:…
@@ -16,7 +16,7 @@ ENV PATH=/opt/omni-jobs/bin:$PATH \
     VLLM_NO_USAGE_STATS=1
 RUN groupadd --gid 10001 omni \
     && useradd --uid 10001 --gid omni --create-home omni \
-    && install -d -o omni -g omni /home/omni/.cache
+    && install -d -o omni -g omni /home/omni/.cache /home/omni/load-locks
 WORKDIR /home/omni
 
 FROM base AS builder
@@ -46,6 +46,10 @@ FROM builder AS cuda-packages
 COPY locks/worker-cuda.txt /locks/
 RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /locks/worker-cuda.txt
 
+FROM builder AS cpu-packages
+COPY locks/worker-cpu.txt /locks/
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/worker-cpu.txt
+
 FROM base AS api
 COPY --from=core-packages /opt/omni-jobs /opt/omni-jobs
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
@@ -55,6 +59,15 @@ USER 10001:10001
 ENV OMNI_JOBS_API_HOST=0.0.0.0 OMNI_JOBS_API_PORT=8000
 EXPOSE 8000
 CMD ["omni-jobs", "api"]
+
+FROM base AS worker-cpu
+COPY --from=cpu-packages /opt/omni-jobs /opt/omni-jobs
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    --mount=type=bind,from=builder,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --no-cache --compile-bytecode --no-deps --no-index --python /opt/omni-jobs/bin/python /dist/*.whl
+USER 10001:10001
+ENV CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool
+CMD ["omni-jobs", "worker", "--help"]
 
 FROM base AS worker
 # When an engine starts, Triton compiles launchers with gcc. A Debian release has only one version of it to pin.

@@ -13,7 +13,8 @@ HEADER = "# Made by scripts/lock from pyproject.toml, {extras}. Where packages c
 
 def main(arguments: list[str]) -> None:
     write(DEV_LOCK, ["worker-cpu", "gguf", "voice", "pictures", "upscale", "dev"], arguments)
-    for name, extras in (("core", []), ("worker-cuda", ["worker-cuda", "pictures"])):
+    deployed = {"core": [], "worker-cuda": ["worker-cuda", "pictures"], "worker-cpu": ["voice", "upscale"]}
+    for name, extras in deployed.items():
         lock = LOCKS / f"{name}.txt"
         seed(lock, keep=not arguments)
         write(lock, extras, [])

@@ -124,7 +124,7 @@ def own_tmp() -> str:
 
 def image_environment(target: str) -> dict[str, str]:
     """The variables that the Dockerfile sets in an image, but PATH."""
-    stages = dict(re.findall(r"(?ms)^FROM \S+ AS (\w+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE.read_text()))
+    stages = dict(re.findall(r"(?ms)^FROM \S+ AS ([\w-]+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE.read_text()))
     found: dict[str, str] = {}
     for stage in ("base", target):
         for block in re.findall(r"(?m)^ENV ((?:.*\\\n)*.*)$", stages[stage]):
@@ -135,7 +135,7 @@ def image_environment(target: str) -> dict[str, str]:
 def read_services() -> dict[str, dict[str, Any]]:
     """The services of docker-compose.yml with the variables of .env.example."""
     values = {name: value for name, value in reversed(example(EXAMPLE.read_text())) if value}
-    text = interpolated(COMPOSE.read_text(), {"QWEN2_5_OMNI_DIR": "/srv/qwen"} | values)
+    text = interpolated(COMPOSE.read_text(), {"MODELS_DIR": "/srv/models"} | values)
     found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 

