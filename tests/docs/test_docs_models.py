@@ -1,8 +1,9 @@
 """docs/models.md shows the example packages as they stand in tests/, which tests run, and all fields that there are."""
 
+import ast
 import re
 import shlex
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from omni_jobs.pipelines.declarations import (
 from omni_jobs.pipelines.flows import FLOWS, Flow, TensorField, ValueField
 from omni_jobs.pipelines.outputs import OUTPUTS, Output, OutputFormat
 from workers.runners.ar.component import ArComponent
-from workers.runners.diffusion.model import Cost
+from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.pooling.component import PoolingComponent
+from workers.runners.runner import Runner
+from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 ROOT = Path(__file__).parents[2]
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
@@ -35,7 +38,7 @@ WALKS = {
 FILES = {"toml": "pyproject.toml", "yaml": "*.yaml", "python": "*/*.py"}
 DECLARATIONS = [
     Family, ComponentDeclaration, ProcessorDeclaration, RunnerDeclaration, Flow, TensorField, ValueField, Output,
-    OutputFormat, ArComponent, PoolingComponent, Cost,
+    OutputFormat, ArComponent, PoolingComponent, Cost, RowOutput, Progress, StageInput, OmniModelRunnerOutput,
 ]  # fmt: skip
 
 
@@ -63,8 +66,39 @@ def test_no_code_stands_outside_of_the_walks() -> None:
 
 @pytest.mark.parametrize(("walk", "language", "block"), SHOWN)
 def test_the_shown_code_is_the_examples(walk: str, language: str, block: str) -> None:
-    files = (ROOT / "tests" / WALKS[walk]).glob(FILES[language])
-    assert any(block in path.read_text(encoding="utf-8") for path in files)
+    assert file_of(walk, language, block) is not None
+
+
+def file_of(walk: str, language: str, block: str) -> Path | None:
+    """The file of the walk's example, or of omni-jobs, in which a block stands."""
+    files = [*(ROOT / "tests" / WALKS[walk]).glob(FILES[language]), *(ROOT / "workers" / "models").glob("*/*.py")]
+    return next((path for path in files if block in path.read_text(encoding="utf-8")), None)
+
+
+def imported(code: str) -> set[str]:
+    """The names that a module imports."""
+    found = [node for node in ast.parse(code).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {(alias.asname or alias.name).partition(".")[0] for node in found for alias in node.names}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_what_shown_code_needs_is_imported_before_it(walk: str) -> None:
+    known: set[str] = set()
+    for language, block in blocks(section(walk)):
+        if language == "python":
+            if re.match(r"(import|from) ", block):
+                known |= imported(block)
+            path = file_of(walk, language, block)
+            assert path is not None
+            names = imported(path.read_text(encoding="utf-8"))
+            assert {name for name in names if re.search(rf"\b{name}\b", block)} <= known, block
+    assert known
+
+
+def test_the_members_of_a_runner_are_all_there() -> None:
+    table = section("A runner of one's own").partition("| Member of `Runner` |")[2].partition("\n\n")[0]
+    members = [name for name in vars(Runner) if name == "__init__" or not name.startswith("_")]
+    assert re.findall(r"^\| `(\w+)", table, re.MULTILINE) == members
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -97,13 +131,21 @@ def test_the_groups_are_all_there() -> None:
 def test_the_fields_of_a_declaration_are_all_there(declaration: type[Any]) -> None:
     heading = rf"^\| Field of `{declaration.__name__}` \| Default .*?\n\n"
     [table] = re.findall(heading, MODELS, re.DOTALL | re.MULTILINE)
-    shown = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.MULTILINE)
-    known = fields(declaration)
-    assert [name for name, _ in shown] == [field.name for field in known]
-    required = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
-    assert [name for name, default in shown if not default] == required
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) ?\|", table, re.MULTILINE)
+    shown = [(name, default) for names, default in rows for name in re.findall(r"\w+", names)]
+    known = defaults(declaration)
+    assert [name for name, _ in shown] == list(known)
+    assert [name for name, default in shown if not default] == [name for name in known if known[name] is MISSING]
     of_bools = {name: default for name, default in shown if default in ("true", "false")}
-    assert of_bools == {field.name: str(field.default).lower() for field in known if isinstance(field.default, bool)}
+    assert of_bools == {name: str(value).lower() for name, value in known.items() if isinstance(value, bool)}
+
+
+def defaults(declaration: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass or named tuple with their defaults, MISSING for none; None: a factory's."""
+    if not is_dataclass(declaration):
+        return {name: declaration._field_defaults.get(name, MISSING) for name in declaration._fields}
+    made = {field.name for field in fields(declaration) if field.default_factory is not MISSING}
+    return {field.name: None if field.name in made else field.default for field in fields(declaration)}
 
 
 def test_links_lead_somewhere() -> None:
