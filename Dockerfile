@@ -48,7 +48,7 @@ RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /lock
 
 FROM builder AS cpu-packages
 COPY locks/worker-cpu.txt /locks/
-RUN --mount=type=cache,target=/root/.cache/uv uv pip sync /locks/worker-cpu.txt
+RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /locks/worker-cpu.txt
 
 FROM base AS api
 COPY --from=core-packages /opt/omni-jobs /opt/omni-jobs

@@ -646,7 +646,7 @@ def test_dockerfile_takes_what_is_there() -> None:
 def test_the_images_take_no_file_without_a_hash() -> None:
     commands = re.findall(r"(?:uv )?pip (?:install|sync) .*", DOCKERFILE.read_text())
     fetching = [command for command in commands if "--no-index" not in command]
-    assert len(fetching) == 3
+    assert len(fetching) == 4
     assert all("--require-hashes" in command for command in fetching)
 
 

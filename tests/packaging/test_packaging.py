@@ -26,7 +26,12 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTRAS = {"core": [], "worker-cpu-dev": ["worker-cpu", "gguf", "dev"], "worker-cuda": ["worker-cuda", "pictures"]}
+EXTRAS = {
+    "core": [],
+    "worker-cpu": ["voice", "upscale"],
+    "worker-cpu-dev": ["worker-cpu", "gguf", "dev"],
+    "worker-cuda": ["worker-cuda", "pictures"],
+}
 
 
 def pins(lock: str) -> dict[str, str]:
@@ -73,7 +78,7 @@ def test_lock_names_versions_and_nothing_else(lock: str) -> None:
     assert versions == sorted(versions, key=lambda line: line.split("==")[0])
 
 
-@pytest.mark.parametrize("lock", ["core", "worker-cuda"])
+@pytest.mark.parametrize("lock", ["core", "worker-cpu", "worker-cuda"])
 def test_every_version_that_is_deployed_has_hashes(installer: ModuleType, lock: str) -> None:
     file = ROOT / "locks" / f"{lock}.txt"
     assert installer.pins(file) == pins(lock)
