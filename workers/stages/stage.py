@@ -225,7 +225,8 @@ class Stage:
 
     def _artifacts_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[Artifact]:
         wanted = stage_input.request.get("modalities", ())
-        return [self._artifact(made, output, stage_input) for made in self._encoded_outputs if made.modality in wanted]
+        outputs = [made for made in self._encoded_outputs if made.modality in wanted]
+        return [*(self._artifact(made, output, stage_input) for made in outputs), *output.artifacts]
 
     def _artifact(self, made: Output, output: OmniModelRunnerOutput, stage_input: StageInput) -> Artifact:
         encoded = output.encoded.get(made.modality)

@@ -110,6 +110,16 @@ class EncodedOutput:
     format: str
 
 
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An output that the user may fetch once it is stored."""
+
+    name: str  # "audio.wav"
+    media_type: str  # "audio/wav"
+    data: bytes | memoryview = field(repr=False)  # may be many
+    modality: str  # "audio"
+
+
 class OmniModelRunnerOutput(NamedTuple):
     """The output of a runner for one prompt, of P prompt tokens and N generated ones. ``Stage.finish`` takes it.
 
@@ -123,6 +133,7 @@ class OmniModelRunnerOutput(NamedTuple):
     warnings            for the user: {code, message} each
     usage               {"prompt_tokens", "completion_tokens"} of a runner that counts them itself
     encoded             outputs by modality that the runner gives encoded, to be stored as they are
+    artifacts           files beside the pipeline's outputs, for the user; the stage's name begins their names
     prompt_token_ids    the prompt's [P]; empty where there is none
     room                the part of the worker's memory budget that the hidden states take, until ``free``
     """
@@ -138,22 +149,13 @@ class OmniModelRunnerOutput(NamedTuple):
     warnings: Sequence[Mapping[str, str]] = ()
     usage: Mapping[str, int] | None = None
     encoded: Mapping[str, EncodedOutput] = _NOTHING
+    artifacts: Sequence[Artifact] = ()
     room: ReservedMemory | None = None
 
     def free(self) -> None:
         """Free the hidden states' part of the budget once they are stored or of no use; safe to call twice."""
         if self.room is not None:
             self.room.free()
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """An output that the user may fetch once it is stored."""
-
-    name: str  # "audio.wav"
-    media_type: str  # "audio/wav"
-    data: bytes | memoryview = field(repr=False)  # may be many
-    modality: str  # "audio"
 
 
 class StageResult(NamedTuple):

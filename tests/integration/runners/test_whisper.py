@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from omni_jobs.errors import ConfigError, EngineDead, InvalidRequest, ModelError
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.settings import Settings
 from tests.spoken import noise, silence, speech, tune, wav
@@ -25,6 +26,7 @@ from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import Recording, WhisperPrompt
 from workers.models.whisper.whisper_runner import WhisperRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 T = TypeVar("T")
@@ -182,6 +184,21 @@ def test_each_word_has_its_time_where_it_is_asked_for(listener: Listener) -> Non
     assert 0.7 < times[0] < times[-1] <= transcript["duration_s"]
     assert output.text == transcript["text"] == SENTENCES[0]
     assert output.warnings == []
+
+
+def test_the_subtitles_that_are_asked_for_are_artifacts(listener: Listener) -> None:
+    output = listener.hear(speech(SENTENCES[0]), subtitles=["vtt", "srt"])
+    stage = Stage(load_pipelines(Settings().resolved_stage_configs).named("transcribe"), STAGE, packaged_model())
+    vtt, srt = stage.finish(output, stage_input([], None)).artifacts
+    assert (vtt.name, vtt.media_type, srt.name, srt.media_type) == (
+        "listen.vtt",
+        "text/vtt",
+        "listen.srt",
+        "application/x-subrip",
+    )
+    assert bytes(vtt.data).startswith(b"WEBVTT\n\n00:00:00.")
+    assert bytes(srt.data).startswith(b"1\n00:00:00,")
+    assert all(bytes(each.data).decode().rstrip().endswith(SENTENCES[0]) for each in (vtt, srt))
 
 
 def test_a_language_that_the_model_does_not_know_gets_a_warning(listener: Listener) -> None:

@@ -48,6 +48,17 @@ class WhisperParameters(StageParameters):
 
     words: Annotated[bool, Field(description="whether the transcripts say when each word begins and ends")] = False
 
+    subtitles: list[Literal["srt", "vtt"]] = Field(
+        default_factory=list, max_length=2, description="files of what was heard: SubRip, WebVTT"
+    )
+
+    @field_validator("subtitles")
+    @classmethod
+    def _each_once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a format twice")
+        return value
+
     @field_validator("language")
     @classmethod
     def _known(cls, value: str | None) -> str | None:

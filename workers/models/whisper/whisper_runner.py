@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from workers.models.whisper.doubts import doubts
 from workers.models.whisper.engine_settings import WhisperEngine
+from workers.models.whisper.subtitles import MEDIA_TYPES, subtitles
 from workers.models.whisper.transcript import Segment, Transcript, joined_text, shown, values_of
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from workers.models.whisper.transcriber import Transcriber
@@ -38,6 +39,7 @@ class WhisperRunner:
             raise ConfigError("a Whisper stage needs a model", field="model", stage=args.stage)
         if not isinstance(args.engine, WhisperEngine):
             raise ConfigError("these are not the settings of Whisper's engine", field="engine", stage=args.stage)
+        self._stage = args.stage
         self._path = args.model.path
         self._engine = args.engine
         self._device = args.device
@@ -59,10 +61,11 @@ class WhisperRunner:
         """Transcribe the recordings of a prompt, with progress in seconds of sound and the text so far.
 
         The output's text has a line for each recording, which is empty where nobody spoke; its values are those of
-        ``workers.models.whisper.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. A
-        cancelled run ends at once; the window that a thread has begun, of a second or so, is finished there and
-        dropped. Raises ModelError for another kind of prompt, a language that the model does not know or a recording
-        that breaks it, OutOfMemory, and EngineDead once closed.
+        ``workers.models.whisper.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. Its
+        artifacts are the ``subtitles`` that are asked for, named by the stage: ``listen.srt``. A warning says where the
+        model doubts what it wrote. A cancelled run ends at once; the window that a thread has begun, of a second or so,
+        is finished there and dropped. Raises ModelError for another kind of prompt, a language that the model does not
+        know or a recording that breaks it, OutOfMemory, and EngineDead once closed.
         """
         if not isinstance(prompt, WhisperPrompt):
             raise ModelError(f"the Whisper runner takes a WhisperPrompt, not {type(prompt).__name__}")
@@ -80,6 +83,10 @@ class WhisperRunner:
             values=values_of(transcripts),
             result={"transcripts": shown(transcripts)},
             warnings=doubts(transcripts, self._transcriber.languages),
+            artifacts=[
+                Artifact(f"{self._stage}.{format}", MEDIA_TYPES[format], subtitles(transcripts, format), "text")
+                for format in prompt.parameters.subtitles
+            ],
         )
 
     async def _transcript(
