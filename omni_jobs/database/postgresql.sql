@@ -271,7 +271,7 @@ RETURNING queue
 -- Transitions.
 
 -- name: job_locks
-SELECT id, state, ending, {now} FROM jobs
+SELECT id, state, ending, tenant, {now} FROM jobs
 
 -- name: lock_jobs
 {job_locks} WHERE id = {names} ORDER BY id FOR NO KEY UPDATE
@@ -387,3 +387,29 @@ FROM {rows} AS given(job text, prune_at double precision, payloads_gone boolean,
                      artifacts_gone boolean)
 WHERE jobs.id = given.job AND jobs.id = {key_names}
 RETURNING 1
+
+
+-- Stored bytes.
+
+-- name: add_stored_bytes
+INSERT INTO stored_bytes (tenant, part, bytes)
+SELECT * FROM {rows} AS given(tenant text, part integer, bytes bigint)
+ON CONFLICT (tenant, part) DO UPDATE SET bytes = stored_bytes.bytes + excluded.bytes
+RETURNING 1
+
+-- What omni_jobs.jobs.stored_bytes counts. The first revision that counted has the same for all jobs.
+-- name: stored_bytes_of_jobs
+SELECT tenant, sum(stored) FROM (
+    SELECT tenant, octet_length(request) + octet_length(metadata) AS stored FROM jobs WHERE id = {names}
+    UNION ALL
+    SELECT tenant, (value ->> 'size')::bigint FROM jobs, json_array_elements(media::json) AS each(value) WHERE jobs.id = {names} AND inputs_gone = false
+    UNION ALL
+    SELECT (SELECT tenant FROM jobs WHERE id = job_id),
+           coalesce(octet_length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
+    FROM stage_runs WHERE job_id = {names}
+    UNION ALL
+    SELECT (SELECT tenant FROM jobs WHERE id = job_id), (ref::json ->> 'size')::bigint FROM artifacts WHERE job_id = {names}
+) AS kept GROUP BY tenant
+
+-- name: stored_bytes_of_tenant
+SELECT coalesce(sum(bytes), 0) FROM stored_bytes WHERE tenant = :tenant

@@ -233,7 +233,7 @@ RETURNING queue
 -- Transitions.
 
 -- name: job_locks
-SELECT id, state, ending, {now} FROM jobs
+SELECT id, state, ending, tenant, {now} FROM jobs
 
 -- name: lock_jobs
 {job_locks} WHERE id {names} ORDER BY id
@@ -314,3 +314,27 @@ INSERT INTO garbage (job_id, what) VALUES (:job_id, :what)
 UPDATE jobs
 SET prune_at = :prune_at, payloads_gone = :payloads_gone, inputs_gone = :inputs_gone, artifacts_gone = :artifacts_gone
 WHERE id = :job
+
+
+-- Stored bytes.
+
+-- name: add_stored_bytes
+INSERT INTO stored_bytes (tenant, part, bytes) VALUES (:tenant, :part, :bytes)
+ON CONFLICT (tenant, part) DO UPDATE SET bytes = stored_bytes.bytes + excluded.bytes
+
+-- What omni_jobs.jobs.stored_bytes counts. The first revision that counted has the same for all jobs.
+-- name: stored_bytes_of_jobs
+SELECT tenant, sum(stored) FROM (
+    SELECT tenant, length(request) + length(metadata) AS stored FROM jobs WHERE id {names}
+    UNION ALL
+    SELECT tenant, json_extract(value, '$.size') FROM jobs, json_each(media) WHERE jobs.id {names} AND inputs_gone = 0
+    UNION ALL
+    SELECT (SELECT tenant FROM jobs WHERE id = job_id),
+           coalesce(length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
+    FROM stage_runs WHERE job_id {names}
+    UNION ALL
+    SELECT (SELECT tenant FROM jobs WHERE id = job_id), json_extract(ref, '$.size') FROM artifacts WHERE job_id {names}
+) AS kept GROUP BY tenant
+
+-- name: stored_bytes_of_tenant
+SELECT coalesce(sum(bytes), 0) FROM stored_bytes WHERE tenant = :tenant

@@ -27,6 +27,7 @@ from omni_jobs.jobs import (
     rescue,
     retry_job,
     snapshot,
+    stored_bytes,
     submit,
 )
 from omni_jobs.jobs.values import (
@@ -384,6 +385,10 @@ class Jobs:
     def media_bytes(self, tenant: str) -> int:
         """Return the bytes of the media of a tenant's unfinished jobs together."""
         return self._db.read(lambda tx: counts.media_bytes(tx, tenant))
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Return the bytes that a tenant keeps stored, of all its jobs (``omni_jobs.jobs.stored_bytes``)."""
+        return self._db.read(lambda tx: stored_bytes.of_tenant(tx, tenant))
 
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:
         """Return the number of a stage's stage runs that are queued and due, ``at_most`` if there are more."""

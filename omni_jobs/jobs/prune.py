@@ -32,6 +32,7 @@ from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import bulk, listed
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.jobs import stored_bytes
 from omni_jobs.jobs.transition_sql import INSERT_GARBAGE
 from omni_jobs.jobs.values import Garbage, PruneResult, Retention, StoredSnapshot
 from omni_jobs.states import JobState, StageRunState
@@ -91,6 +92,8 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     events = _prune_events(tx, at - retention.events_s, at_most)
     if not jobs:
         return PruneResult(events=events)
+    ids_of_all = [job.id for job in jobs]
+    before = stored_bytes.of_jobs(tx, ids_of_all)
     deleted = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
     kept = [job for job in jobs if job.finished_at + retention.jobs_s > at]
     payloads = [job for job in kept if not job.payloads_gone and _payloads_due(job, retention) <= at]
@@ -109,6 +112,7 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
     gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
     _SET_PRUNED.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in kept])
+    stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, ids_of_all)))
     return PruneResult(
         checked=len(jobs),
         payloads=len(payloads),
@@ -195,7 +199,9 @@ def delete_job(tx: Connection, job_id: str) -> None:
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
     INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id))])
+    before = stored_bytes.of_jobs(tx, [job_id])
     _delete(tx, [job_id])
+    stored_bytes.add(tx, stored_bytes.change(before, {}))
 
 
 def garbage(tx: Connection, at_most: int, after: int) -> list[Garbage]:

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
 from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
 from omni_jobs.errors import Conflict, InvalidRequest
-from omni_jobs.jobs import quota
+from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import QUOTA, Run
 from omni_jobs.jobs.take_turns import take_turns
@@ -63,15 +63,19 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str)
     runs = {run.stage: run for run in transition.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
     _check_inputs(tx, job_id, runs, again)
+    before = stored_bytes.of_jobs(tx, [job_id])
     _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
     limited = _give_turn(tx, job_id)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
     if limited is not None:
         tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
         quota.forget(tx, [job_id])  # its end under an older build left its row
-        return quota.enter(tx, {job_id: limited})
-    sql.QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
-    return {run.queue for run in ready}
+        queues = quota.enter(tx, {job_id: limited})
+    else:
+        sql.QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
+        queues = {run.queue for run in ready}
+    stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
+    return queues
 
 
 def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:

@@ -2,19 +2,20 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Text, and_, bindparam, select
+from sqlalchemy import Connection, Row, Text, and_, bindparam, select
 
 from omni_jobs.database.clock import as_datetime
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import bulk, listed
 from omni_jobs.database.tables import JobRow, encode_json
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
-from omni_jobs.jobs import quota
+from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs.successors import QUOTA
 from omni_jobs.jobs.take_turns import take_turns
 from omni_jobs.jobs.values import NewJob, NewStage, SubmitResult
@@ -43,6 +44,7 @@ _INSERT_JOBS = bulk(
     "deadline",
     "created_at",
 )
+_REQUEST, _METADATA = 5, 9  # their places in a row of _INSERT_JOBS
 _INSERT_STAGE_RUNS = bulk(
     "insert_stage_runs_unless_there",
     "job_id",
@@ -63,7 +65,7 @@ _INSERT_STAGE_RUNS = bulk(
     "queue_deadline",
     "reason",
 )
-_KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key).where(
+_KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key, JobRow.created_at).where(
     one_of(JobRow.id, bindparam("ids", type_=Text))
     | and_(
         one_of(JobRow.tenant.concat(""), bindparam("tenants", type_=Text)),  # the key's index serves it, no tenant's
@@ -88,6 +90,7 @@ class PreparedJob:
     values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "cost"
     stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
     wish: Wish
+    stored_bytes: int  # omni_jobs.jobs.stored_bytes
 
 
 def prepare(job: NewJob) -> PreparedJob:
@@ -97,7 +100,9 @@ def prepare(job: NewJob) -> PreparedJob:
     """
     stages = tuple(stage.name for stage in job.stages)
     wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, stages, job.cost)
-    return PreparedJob(job, _job_values(job), _stage_run_values(job), wish)
+    values = _job_values(job)
+    stored = len(values[_REQUEST]) + len(values[_METADATA]) + stored_bytes.of_media(job.media)
+    return PreparedJob(job, values, _stage_run_values(job), wish, stored)
 
 
 def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | OmniJobsError]:
@@ -114,13 +119,14 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | O
     in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.job.idempotency_key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
     are_new = written == len(jobs)
-    results: dict[str, SubmitResult | OmniJobsError] = {} if are_new else _results_of_known_keys(tx, jobs)
+    known = [] if are_new else _known_jobs(tx, jobs)
+    results = {} if are_new else _results_of_known_keys(jobs, known)
     # The jobs that are left are new, or written by an earlier try of this transaction whose answer was lost.
     ours = [each for each in jobs if each.job.job_id not in results]
     rows = [
         _whole(run, turns[each.job.job_id], at, each.job.tenant in limited) for each in ours for run in each.stage_runs
     ]
-    _INSERT_STAGE_RUNS.run(tx, rows)
+    inserted = _INSERT_STAGE_RUNS.run(tx, rows)
     queues = quota.enter(tx, {each.job.job_id: each.wish for each in ours if each.job.tenant in limited})
     for each in ours:
         job = each.job
@@ -131,6 +137,13 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | O
         else:
             result = SubmitResult(job.job_id, True, _first_queues(job))
         results[job.job_id] = result
+    if inserted:  # else an earlier try has written and counted them all
+        by_earlier_try = set() if inserted == len(rows) else {row.id for row in known if row.created_at != at}
+        stored: Counter[str] = Counter()
+        for each in ours:
+            if each.job.job_id not in by_earlier_try:
+                stored[each.job.tenant] += each.stored_bytes
+        stored_bytes.add(tx, stored)
     return [results[each.job.job_id] for each in jobs]
 
 
@@ -150,15 +163,21 @@ def _first_queues(job: NewJob) -> set[str]:
     return {queue_of(stage.queue, job.priority) for stage in job.stages if names.isdisjoint(stage.inputs)}
 
 
-def _results_of_known_keys(tx: Connection, jobs: Sequence[PreparedJob]) -> dict[str, SubmitResult | OmniJobsError]:
+def _known_jobs(tx: Connection, jobs: Sequence[PreparedJob]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Return the jobs that have the ids or the keys of these."""
+    ids = [each.job.job_id for each in jobs]
+    keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
+    tenants = {each.job.tenant for each in jobs}
+    return tx.execute(_KNOWN_JOBS, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
+
+
+def _results_of_known_keys(
+    jobs: Sequence[PreparedJob], known: Sequence[Row[*tuple[Any, ...]]]
+) -> dict[str, SubmitResult | OmniJobsError]:
     """Return the results of the jobs whose key another job has, by the id that they would have had.
 
     It is DatabaseUnavailable if the other job has been deleted since, because a second submit would write this one.
     """
-    ids = [each.job.job_id for each in jobs]
-    keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
-    tenants = {each.job.tenant for each in jobs}
-    known = tx.execute(_KNOWN_JOBS, {"ids": listed(ids), "tenants": listed(tenants), "keys": listed(keys)}).all()
     known_ids = {row.id for row in known}
     by_key = {(row.tenant, row.idempotency_key): row for row in known if row.idempotency_key is not None}
     results: dict[str, SubmitResult | OmniJobsError] = {}

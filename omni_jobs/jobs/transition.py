@@ -1,11 +1,13 @@
 """``JobTransition``: changes some jobs under a lock. Every end of a running stage run goes through here.
 
-The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id, then tenants by name.
+The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id, then tenants by name,
+then their rows of stored bytes.
 Whoever ends a running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage
 once. A claim takes no lock of a job that it must wait for. Claims and progress skip rows that are locked, so they wait
 for nobody.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
@@ -16,7 +18,7 @@ from sqlalchemy import Connection
 from omni_jobs.database.statement import execute_pipelined, listed, run_all, statement
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
-from omni_jobs.jobs import quota
+from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.values import Completion, StoredSnapshot
@@ -58,8 +60,10 @@ class JobTransition:
         jobs, runs = execute_pipelined(tx, [(statement(lock), parameters), (statement(read), parameters)])
         self._tx = tx
         self.now: float = jobs[0][-1] if jobs else 0.0
-        self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, _, _ in jobs}
-        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, _ in jobs if ending is not None}
+        self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, *_ in jobs}
+        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, *_ in jobs if ending is not None}
+        self._tenants: dict[str, str] = {job_id: tenant for job_id, *_, tenant, _ in jobs}
+        self._stored_bytes: Counter[str] = Counter()  # the changes of what tenants keep stored
         self.states: dict[str, JobState] = dict(self._stored_states)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
@@ -141,6 +145,9 @@ class JobTransition:
                 self.now,
             )
         )
+        stored = len(completion.result_json) + completion.payload_bytes
+        stored += sum(artifact.ref.size for artifact in completion.artifacts)
+        self._stored_bytes[self._tenants[run.job_id]] += stored
         self._artifacts.extend(
             (run.job_id, artifact.name, run.id, artifact.media_type, artifact.ref.model_dump_json(), self.now)
             for artifact in completion.artifacts
@@ -277,6 +284,10 @@ class JobTransition:
         )
         for _, rows in ended:
             rows.sort(key=_by_first)
+        for run in unneeded:
+            self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0
+        # Tenants' rows are locked before those of stored bytes, by jobs that end and let in others.
+        stored = [] if self._quota_tenants else stored_bytes.rows_of(self._stored_bytes)
         run_all(
             self._tx,
             (
@@ -288,6 +299,7 @@ class JobTransition:
                 (sql.QUEUE_IF_PENDING, [(run.id, self.now) for run in to_queue]),
                 (sql.FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
                 (sql.INSERT_GARBAGE, garbage),
+                (stored_bytes.ADD_STORED_BYTES, stored),
             ),
             exact=len(ended),
         )
@@ -301,6 +313,8 @@ class JobTransition:
         }
         if ended:
             self._let_in = quota.leave(self._tx, ended)
+        if self._quota_tenants:
+            stored_bytes.add(self._tx, self._stored_bytes)
 
     def _unneeded_payloads(self) -> list[Run]:
         """Return the stage runs with payloads that no stage needs any more.

@@ -1,5 +1,7 @@
 """What the tests of omni_jobs.jobs do to jobs, in few words."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -107,3 +109,25 @@ def pass_time(database: Database, seconds: float) -> None:
         tx.execute(text("UPDATE jobs SET finished_at = finished_at - :s, prune_at = prune_at - :s"), {"s": seconds})
         tx.execute(text("UPDATE events SET at = at - :s"), {"s": seconds})
         tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
+
+
+def stored_bytes(database: Database) -> dict[str, int]:
+    """What the rows of each tenant's jobs hold, summed up here; tenants without any are left out."""
+    sums: Counter[str] = Counter()
+    with database.begin() as tx:
+        for job in tx.execute(text("SELECT tenant, request, metadata, media, inputs_gone FROM jobs")):
+            sums[job.tenant] += len(job.request.encode()) + len(job.metadata.encode())
+            sums[job.tenant] += 0 if job.inputs_gone else sum(medium["size"] for medium in json.loads(job.media))
+        of_runs = "SELECT tenant, result, payload_bytes, payload_gone FROM stage_runs JOIN jobs ON jobs.id = job_id"
+        for run in tx.execute(text(of_runs)):
+            sums[run.tenant] += len((run.result or "").encode()) + (0 if run.payload_gone else run.payload_bytes or 0)
+        for artifact in tx.execute(text("SELECT tenant, ref FROM artifacts JOIN jobs ON jobs.id = job_id")):
+            sums[artifact.tenant] += json.loads(artifact.ref)["size"]
+    return {tenant: stored for tenant, stored in sums.items() if stored}
+
+
+def counted_bytes(database: Database) -> dict[str, int]:
+    """What the counters say of each tenant; those that are 0 are left out."""
+    with database.begin() as tx:
+        rows = tx.execute(text("SELECT tenant, sum(bytes) FROM stored_bytes GROUP BY tenant")).tuples()
+        return {tenant: int(stored) for tenant, stored in rows if stored}
