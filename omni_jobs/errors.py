@@ -42,7 +42,8 @@
     │   ├── TooManyJobs             as many jobs wait as may wait
     │   ├── TooManyRunningJobs      as many jobs of the tenant run as may run
     │   ├── TooManyRequests         the tenant has sent as many requests in a minute as it may
-    │   └── TooMuchMedia            the media of the tenant's unfinished jobs have as many bytes as they may
+    │   ├── TooMuchMedia            the media of the tenant's unfinished jobs have as many bytes as they may
+    │   └── TooMuchStored           the tenant keeps as many bytes stored as it may
     ├── TooSlow                 retryable; the client did not send the rest of its request in time
     ├── ServerBusy              retryable; as many connections or bytes of bodies are held as may be
     ├── DecodersUnavailable     retryable; no process can decode media now: all are busy, or none starts
@@ -359,6 +360,10 @@ class TooManyRequests(LimitReached, code="too_many_requests"):
 
 class TooMuchMedia(LimitReached, code="too_much_media"):
     """The media of this tenant's unfinished jobs have as many bytes as they may."""
+
+
+class TooMuchStored(LimitReached, code="too_much_stored"):
+    """This tenant keeps as many bytes stored as it may."""
 
 
 class TooSlow(OmniJobsError, code="too_slow", http_status=408, retryable=True):

@@ -52,7 +52,7 @@ class Services:
         self.wall = MediaWall(settings)
         self.db = Database(settings.resolved_database_url)
         self.callers = Callers(settings, self.db)
-        self.jobs = Jobs(self.db)
+        self.jobs = Jobs(self.db, only_known_tenants=self.callers.auth == "keys")
         self.store = open_store(settings)
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)

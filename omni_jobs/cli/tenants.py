@@ -23,7 +23,8 @@ def create(
     """Make a tenant. Without a limit the settings' limits hold.
 
     Limits: queued_jobs (waiting jobs of a pipeline), running_jobs, requests_per_minute, media_bytes (of unfinished
-    jobs). The weight, 0.001 to 1000, is the tenant's share beside the weights of the others.
+    jobs), stored_bytes (of all jobs that are kept). The weight, 0.001 to 1000, is the tenant's share beside the weights
+    of the others.
 
     \b
     Examples:

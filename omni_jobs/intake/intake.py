@@ -1,6 +1,6 @@
 """``Intake``: the one way by which jobs are submitted.
 
-    admit → reserve room in the backlog → store media → write in a group commit → ring
+    admit → take room → store media → write in a group commit → ring
 
 A route that submits turns its body into ``SubmitRequest``s, and the ``SubmitResult``s of the intake into its answer.
 Each step returns a list in the order of the requests. An error in it stands for a request that was refused, and the
@@ -9,8 +9,6 @@ later steps pass it on, so that a refused request disturbs no other.
 
 import asyncio
 import logging
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,24 +16,20 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, MissingScope, OmniJobsError, StorageError
-from omni_jobs.intake.admissions import Admissions, without_frames
-from omni_jobs.intake.backlog import Backlog, Reservation
+from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError
+from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
-from omni_jobs.intake.media_room import MediaRoom
+from omni_jobs.intake.room import Room
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
 from omni_jobs.priority import Priority
-from omni_jobs.requests import AdmittedRequest, Media, check_deadline, cost_of
+from omni_jobs.requests import AdmittedRequest, Media, cost_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.limits import NO_LIMITS, Limits
 from omni_jobs.views import DEFAULT_TENANT
 
 logger = logging.getLogger(__name__)
-
-Scope = tuple[str, str]
-"""A pipeline and a tenant."""
 
 
 class Intake:
@@ -50,13 +44,8 @@ class Intake:
         self._store = store
         self._relay = relay
         self._commits = GroupCommit(jobs.submit_all, relay.ring)
-        self.backlog = Backlog(
-            jobs.backlog,
-            per_pipeline=settings.max_queued_jobs,
-            per_tenant=settings.max_queued_jobs_per_tenant,
-            running=jobs.running,
-        )
-        self._media_room = MediaRoom(jobs.media_bytes)
+        self._room = Room(settings, jobs)
+        self.backlog = self._room.backlog
 
     async def close(self) -> None:
         """Write the jobs that wait, then end the thread that writes."""
@@ -79,16 +68,13 @@ class Intake:
         Raises DecodersUnavailable if too many requests wait for decoders already, unless these ``wait_for_decoders``.
         """
         admitted = await self._admissions.admit(requests, wait_for_decoders=wait_for_decoders)
-        await self.backlog.refresh()
         with ExitStack() as stack:
-            reservations = self._reserve(requests, admitted, stack)
-            accepted = await self._refuse_beyond(reservations, requests, admitted)
-            accepted = await self._refuse_media(requests, accepted, stack)
-            jobs = await self._new_jobs(requests, accepted)
+            places = await self._room.take(requests, admitted, stack)
+            jobs = await self._new_jobs(requests, places.accepted)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and isinstance(result, SubmitResult) and result.created:
-                    reservations[job.pipeline, job.tenant].taken += 1
+                    places.made(job.pipeline, job.tenant)
         return results
 
     async def retry(
@@ -103,86 +89,16 @@ class Intake:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
         ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
-        a job of high priority. Raises MissingScope, TooManyJobs, TooManyRunningJobs, and the errors of ``Jobs.retry``.
+        a job of high priority. Raises MissingScope, LimitReached, and the errors of ``Jobs.retry``.
         """
         job = await run_sync(self._jobs.get, job_id, tenant)
         if job.priority is Priority.HIGH and not may_be_high:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")
-        await self.backlog.refresh()
-        with self.backlog.reserve(job.pipeline, job.tenant, limits=limits) as reservation:
-            if reservation.refusal is not None:
-                raise reservation.refusal
+        with ExitStack() as stack:
+            reservation = await self._room.take_for_retry(job, limits, stack)
             queues = await run_sync(self._jobs.retry, job_id, from_stage)
             reservation.taken = 1
         self._relay.ring(queues)
-
-    # Reserve.
-
-    def _reserve(
-        self, requests: Sequence[SubmitRequest], admitted: Sequence[AdmittedRequest | OmniJobsError], stack: ExitStack
-    ) -> dict[Scope, Reservation]:
-        """Reserve room for all, as far as there is room, by pipeline and tenant."""
-        wanted = Counter(
-            (each.pipeline.name, request.tenant)
-            for request, each in zip(requests, admitted, strict=True)
-            if isinstance(each, AdmittedRequest)
-        )
-        limits = {request.tenant: request.limits for request in requests}
-        return {
-            (pipeline, tenant): stack.enter_context(self.backlog.reserve(pipeline, tenant, jobs, limits[tenant]))
-            for (pipeline, tenant), jobs in wanted.items()
-        }
-
-    async def _refuse_beyond(
-        self,
-        reservations: Mapping[Scope, Reservation],
-        requests: Sequence[SubmitRequest],
-        admitted: Sequence[AdmittedRequest | OmniJobsError],
-    ) -> list[AdmittedRequest | OmniJobsError]:
-        """Refuse requests whose deadline has passed or lies too far ahead, and requests beyond the reserved room.
-
-        A request whose idempotency key names a job passes all the same, because it makes no job.
-        """
-        left = {scope: reservation.granted for scope, reservation in reservations.items()}
-        accepted: list[AdmittedRequest | OmniJobsError] = []
-        for request, each in zip(requests, admitted, strict=True):
-            refusal: OmniJobsError | None = None
-            if isinstance(each, AdmittedRequest):
-                refusal = _deadline_refusal(each)
-                if refusal is None:  # a request that is refused takes no room from those after it
-                    scope = (each.pipeline.name, request.tenant)
-                    left[scope] -= 1
-                    refusal = reservations[scope].refusal if left[scope] < 0 else None
-                key = request.idempotency_key
-                if refusal is not None and key is not None and await run_sync(self._jobs.is_known, request.tenant, key):
-                    refusal = None
-            accepted.append(each if refusal is None else without_frames(refusal))
-        return accepted
-
-    async def _refuse_media(
-        self,
-        requests: Sequence[SubmitRequest],
-        accepted: Sequence[AdmittedRequest | OmniJobsError],
-        stack: ExitStack,
-    ) -> list[AdmittedRequest | OmniJobsError]:
-        """Refuse requests whose media go beyond their tenant's limit. The others keep their room until ``stack`` ends.
-
-        A request whose idempotency key names a job passes all the same.
-        """
-        left: list[AdmittedRequest | OmniJobsError] = []
-        for request, each in zip(requests, accepted, strict=True):
-            limit = request.limits.media_bytes
-            if limit is None or isinstance(each, OmniJobsError) or not each.media:
-                left.append(each)
-                continue
-            refusal = await self._media_room.take(
-                request.tenant, sum(len(medium.data) for medium in each.media), limit, stack
-            )
-            key = request.idempotency_key
-            if refusal is not None and key is not None and await run_sync(self._jobs.is_known, request.tenant, key):
-                refusal = None
-            left.append(each if refusal is None else without_frames(refusal))
-        return left
 
     # Store media.
 
@@ -240,15 +156,6 @@ class Intake:
             await run_sync(self._delete_media, unused)
         results = iter(written)
         return [job if isinstance(job, OmniJobsError) else next(results) for job in jobs]
-
-
-def _deadline_refusal(admitted: AdmittedRequest) -> InvalidRequest | None:
-    try:
-        if admitted.expires_at is not None:
-            check_deadline(admitted.expires_at, time.time())
-    except InvalidRequest as error:
-        return error
-    return None
 
 
 def new_job(

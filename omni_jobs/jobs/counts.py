@@ -6,6 +6,7 @@ from sqlalchemy import Connection, Row, bindparam, func, or_, select, text
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import JobRow, StageRunRow, literal, state_is, state_seen
+from omni_jobs.jobs.stored_bytes import of_media
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import Counts, StageCount
 
@@ -29,7 +30,11 @@ _STAGE_RUNS_OF_TENANT = (
 )
 
 # No table has the bytes in a column of its own. The states are there for the index.
-_UNFINISHED_MEDIA = "FROM jobs, {each} WHERE state IN ('queued', 'in_progress', 'cancelling') AND tenant = :tenant"
+_UNFINISHED_MEDIA = (
+    "FROM jobs, {each} WHERE state IN ('queued', 'in_progress', 'cancelling') AND tenant = :tenant"
+    " AND NOT CAST(inputs_gone AS boolean)"
+)
+_MEDIA_OF_JOB = select(JobRow.media).where(JobRow.id == bindparam("job_id"), JobRow.inputs_gone.is_(False))
 _MEDIA_BYTES = {
     "sqlite": "SELECT sum(json_extract(value, '$.size')) " + _UNFINISHED_MEDIA.format(each="json_each(media)"),
     "postgresql": "SELECT sum((value ->> 'size')::bigint) "
@@ -91,6 +96,11 @@ def running_jobs(tx: Connection) -> dict[str, int]:
 def media_bytes(tx: Connection, tenant: str) -> int:
     """Return the bytes of the media of a tenant's unfinished jobs together."""
     return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
+
+
+def media_bytes_of(tx: Connection, job_id: str) -> int:
+    """Return the bytes of a job's media that are kept; 0 for a job that is not there."""
+    return of_media(tx.execute(_MEDIA_OF_JOB, {"job_id": job_id}).scalar_one_or_none() or ())
 
 
 def claimable(tx: Connection, pipeline: str, stage: str, at_most: int) -> int:

@@ -133,12 +133,6 @@ def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
     return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
 
 
-def is_known(tx: Connection, tenant: str, idempotency_key: str) -> bool:
-    """Return whether a job of this tenant that still exists was submitted with this idempotency key."""
-    has_key = (JobRow.tenant.concat("") == tenant, JobRow.idempotency_key == idempotency_key)
-    return tx.execute(select(JobRow.id).where(*has_key)).first() is not None
-
-
 def events(tx: Connection, job_id: str, tenant: str | None = None) -> list[EventView]:
     """Return the events of a job that are still kept, the oldest first. Raises NotFound as ``job_view`` does."""
     _row(tx, job_id, tenant)

@@ -61,14 +61,17 @@ class Jobs:
     DatabaseUnavailable.
     """
 
-    def __init__(self, db: Database, *, prune_after_s: float = 0.0) -> None:
+    def __init__(self, db: Database, *, prune_after_s: float = 0.0, only_known_tenants: bool = False) -> None:
         """Keep jobs in this database, whose schema is migrated.
 
+        ``only_known_tenants``: submits and retries for a tenant that no operator has made, or that one has deleted, are
+        refused as Unauthenticated.
         The pruner first reads a job that completed with one attempt a stage ``prune_after_s`` after its end. Give
         ``Retention.completed_s``, because before that nothing is due.
         """
         self._db = db
         self._prune_after_s = prune_after_s
+        self._only_known_tenants = only_known_tenants
 
     # A job's life.
 
@@ -91,7 +94,7 @@ class Jobs:
         if not jobs:
             return []
         prepared = [submit.prepare(job) for job in jobs]  # SQLite's other writers wait for the transaction
-        return self._db.run(lambda tx: submit.submit(tx, prepared))
+        return self._db.run(lambda tx: submit.submit(tx, prepared, self._only_known_tenants))
 
     def claim(
         self,
@@ -203,7 +206,7 @@ class Jobs:
         is to run, and when an input is not kept any longer; its message then says where to retry, or to submit anew.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
-        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token))
+        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
 
     def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job with its events, and note its objects as garbage. Raises NotFound, and Conflict before its end.
@@ -338,9 +341,9 @@ class Jobs:
         """Return those of these ids whose job exists and has not ended."""
         return self._db.read(lambda tx: job_view.unfinished(tx, job_ids))
 
-    def is_known(self, tenant: str, idempotency_key: str) -> bool:
-        """Return whether a job of this tenant has this idempotency key already."""
-        return self._db.read(lambda tx: job_view.is_known(tx, tenant, idempotency_key))
+    def known_keys(self, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of these tenants' idempotency keys (tenant, key) that name a job already."""
+        return self._db.read(lambda tx: submit.known_keys(tx, keys))
 
     def list(
         self,
@@ -385,6 +388,10 @@ class Jobs:
     def media_bytes(self, tenant: str) -> int:
         """Return the bytes of the media of a tenant's unfinished jobs together."""
         return self._db.read(lambda tx: counts.media_bytes(tx, tenant))
+
+    def media_bytes_of(self, job_id: str) -> int:
+        """Return the bytes of a job's media that are kept; 0 for a job that is not there."""
+        return self._db.read(lambda tx: counts.media_bytes_of(tx, job_id))
 
     def stored_bytes(self, tenant: str) -> int:
         """Return the bytes that a tenant keeps stored, of all its jobs (``omni_jobs.jobs.stored_bytes``)."""

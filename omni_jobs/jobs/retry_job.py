@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
 from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
-from omni_jobs.errors import Conflict, InvalidRequest
+from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
 from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs import transition_sql as sql
 from omni_jobs.jobs.successors import QUOTA, Run
@@ -44,9 +44,12 @@ _START_OVER = (
 )
 
 
-def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str) -> set[str]:
+def retry(
+    tx: Connection, job_id: str, from_stage: str | None, retry_token: str, only_known_tenants: bool = False
+) -> set[str]:
     """Run an ended job again, and return the queues to ring; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
 
+    With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant has no row.
     ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
     so that a try whose predecessor was committed changes nothing and returns the same queues.
     """
@@ -65,7 +68,7 @@ def retry(tx: Connection, job_id: str, from_stage: str | None, retry_token: str)
     _check_inputs(tx, job_id, runs, again)
     before = stored_bytes.of_jobs(tx, [job_id])
     _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
-    limited = _give_turn(tx, job_id)
+    limited = _give_turn(tx, job_id, only_known_tenants)
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
     if limited is not None:
         tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
@@ -152,7 +155,7 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     sql.INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
 
 
-def _give_turn(tx: Connection, job_id: str) -> Wish | None:
+def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | None:
     """Give the job a new turn, as if it had been submitted now, and its stage runs the job's pipeline file.
 
     Return its wish for one if its tenant has the limit ``running_jobs``, whose quota gives the turn; else None.
@@ -161,7 +164,9 @@ def _give_turn(tx: Connection, job_id: str) -> Wish | None:
     job = tx.execute(select(*columns).where(JobRow.id == job_id)).one()
     stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
     wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages), job.cost)
-    [turn], _, limited = take_turns(tx, [wish])
+    [turn], _, limited, unknown = take_turns(tx, [wish])
+    if only_known_tenants and unknown:
+        raise Unauthenticated
     values = {"turn": turn, "pipeline_digest": job.pipeline_digest, "is_high": job.priority == Priority.HIGH}
     tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
     return wish if job.tenant in limited else None

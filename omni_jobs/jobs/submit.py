@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from omni_jobs.database.clock import as_datetime
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import bulk, listed
 from omni_jobs.database.tables import JobRow, encode_json
-from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
+from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError, Unauthenticated
 from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs.successors import QUOTA
 from omni_jobs.jobs.take_turns import take_turns
@@ -65,13 +65,14 @@ _INSERT_STAGE_RUNS = bulk(
     "queue_deadline",
     "reason",
 )
-_KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key, JobRow.created_at).where(
-    one_of(JobRow.id, bindparam("ids", type_=Text))
-    | and_(
-        one_of(JobRow.tenant.concat(""), bindparam("tenants", type_=Text)),  # the key's index serves it, no tenant's
-        one_of(JobRow.idempotency_key, bindparam("keys", type_=Text)),
-    )
+_has_key = and_(
+    one_of(JobRow.tenant.concat(""), bindparam("tenants", type_=Text)),  # the key's index serves it, no tenant's
+    one_of(JobRow.idempotency_key, bindparam("keys", type_=Text)),
 )
+_KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.idempotency_key, JobRow.created_at).where(
+    one_of(JobRow.id, bindparam("ids", type_=Text)) | _has_key
+)
+_KNOWN_KEYS = select(JobRow.tenant, JobRow.idempotency_key).where(_has_key)
 
 
 def new_job_id() -> str:
@@ -105,16 +106,32 @@ def prepare(job: NewJob) -> PreparedJob:
     return PreparedJob(job, values, _stage_run_values(job), wish, stored)
 
 
-def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | OmniJobsError]:
+def submit(
+    tx: Connection, jobs: Sequence[PreparedJob], only_known_tenants: bool = False
+) -> list[SubmitResult | OmniJobsError]:
     """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
 
     Where the tenant has used a job's key before, the result is that job, with ``created`` False, or an error:
     IdempotencyKeyReused if it was for another request, DatabaseUnavailable if it was deleted just now. The other jobs
     are written all the same. A job of a tenant with the limit ``running_jobs`` is held, unless it is let in at once;
-    its result names the queues of all jobs that were let in meanwhile, and has no ``created_at``.
+    its result names the queues of all jobs that were let in meanwhile, and has no ``created_at``. With
+    ``only_known_tenants`` the result for a tenant that has no row is Unauthenticated.
     """
-    given, at, limited = take_turns(tx, [each.wish for each in jobs])
+    given, at, limited, unknown = take_turns(tx, [each.wish for each in jobs])
     turns = dict(zip((each.job.job_id for each in jobs), given, strict=True))
+    refused = unknown if only_known_tenants else ()
+    results: dict[str, SubmitResult | OmniJobsError] = {
+        each.job.job_id: Unauthenticated() for each in jobs if each.job.tenant in refused
+    }
+    wanted = [each for each in jobs if each.job.job_id not in results]
+    results |= _write(tx, wanted, turns, at, limited)
+    return [results[each.job.job_id] for each in jobs]
+
+
+def _write(
+    tx: Connection, jobs: Sequence[PreparedJob], turns: Mapping[str, int], at: float, limited: Collection[str]
+) -> dict[str, SubmitResult | OmniJobsError]:
+    """Write these jobs with their turns (by job id), and return their results by job id."""
     # In the order of their keys, so that two transactions that share some do not wait for each other.
     in_order = sorted(jobs, key=lambda each: (each.job.tenant, each.job.idempotency_key or "", each.job.job_id))
     written = _INSERT_JOBS.run(tx, [(*each.values, _deadline(each.job, at), at) for each in in_order])
@@ -144,7 +161,14 @@ def submit(tx: Connection, jobs: Sequence[PreparedJob]) -> list[SubmitResult | O
             if each.job.job_id not in by_earlier_try:
                 stored[each.job.tenant] += each.stored_bytes
         stored_bytes.add(tx, stored)
-    return [results[each.job.job_id] for each in jobs]
+    return results
+
+
+def known_keys(tx: Connection, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of these tenants' idempotency keys (tenant, key) with which a job that exists was submitted."""
+    lists = {"tenants": listed({tenant for tenant, _ in keys}), "keys": listed({key for _, key in keys})}
+    rows: set[tuple[Any, ...]] = set(tx.execute(_KNOWN_KEYS, lists).tuples())
+    return rows.intersection(keys)
 
 
 def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ class Turns(NamedTuple):
     turns: list[int]  # in the order of the wishes; 0 for a tenant in ``limited``, whose quota gives the turn
     at: float  # when they were given: seconds since 1970 by the database's clock
     limited: set[str]  # the tenants that have the limit running_jobs
+    unknown: set[str]  # the tenants that have no row
 
 
 def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
@@ -56,4 +57,4 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
     ]
     changed = [key for key in wanted if key[1] not in limited]
     _SET_TURNS.run(tx, [(*key, lines[key].high, lines[key].normal, lines[key].low) for key in changed])
-    return Turns(turns, at, limited)
+    return Turns(turns, at, limited, {wish.tenant for wish in wishes} - weight_of.keys())

@@ -48,14 +48,11 @@ class Callers:
         self._rates: RequestRates | None = None
 
     async def of(self, headers: Headers, session_id: str | None) -> Caller:
-        """Return the caller of a request, from its headers, or from its session if it has no ``Authorization``.
+        """Return the caller of a request that has come, which counts for its tenant's limit on requests.
 
-        Raises Unauthenticated, InvalidRequest for a malformed header of the proxy, TooManyRequests,
-        DatabaseUnavailable, and ServerBusy if too many unknown keys come.
+        Raises TooManyRequests, and what ``look_up`` raises.
         """
-        if self.auth == "off":
-            return _ANYBODY
-        caller = await (self._of_key(headers, session_id) if self.auth == "keys" else self._of_proxy(headers))
+        caller = await self.look_up(headers, session_id)
         if caller.limits.requests_per_minute is not None:
             await self._check_rate(caller.tenant, caller.limits.requests_per_minute)
         return caller
@@ -75,6 +72,16 @@ class Callers:
                 return await self._keys.get(digest) is not None
         except (OmniJobsError, TimeoutError):
             return self._keys.was_there(digest)
+
+    async def look_up(self, headers: Headers, session_id: str | None = None) -> Caller:
+        """Return the caller from a request's headers, or from its session if it has no ``Authorization``.
+
+        Raises Unauthenticated, InvalidRequest for a malformed header of the proxy, DatabaseUnavailable, and ServerBusy
+        if too many unknown keys come.
+        """
+        if self.auth == "off":
+            return _ANYBODY
+        return await (self._of_key(headers, session_id) if self.auth == "keys" else self._of_proxy(headers))
 
     async def begin_session(self, headers: Headers) -> str:
         """Begin a session with the key of a request, and return its id, which only the browser may keep.

@@ -23,6 +23,7 @@ class Limits(BaseModel):
     running_jobs: _Number | None = None  # in stages' lines and running; further ones wait, or are refused
     requests_per_minute: Annotated[int, Field(ge=1, le=10**6)] | None = None  # to this API
     media_bytes: _Number | None = None  # the media of unfinished jobs together
+    stored_bytes: _Number | None = None  # what is kept of all jobs, whether they have ended or not
 
 
 NO_LIMITS: Final = Limits()

@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow
+from omni_jobs.database.tenant_tables import TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
 from omni_jobs.tenants.limits import Limits, check_limits, check_name, check_weight
@@ -94,6 +95,8 @@ def _set(tx: Connection, name: str, weight: float | None, limits: Mapping[str, i
 
 
 def _delete(tx: Connection, name: str) -> None:
+    # Waits for submits that go on, which hold these rows; later ones wait, and then find no tenant.
+    tx.execute(select(TurnRow.pipeline).where(TurnRow.tenant == name).order_by(TurnRow.pipeline).with_for_update())
     _get(tx, name)
     # By their states, because an index has them.
     is_unfinished = (JobRow.state.in_([state.value for state in JobState if not state.is_final]), JobRow.tenant == name)

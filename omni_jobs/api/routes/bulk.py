@@ -23,11 +23,12 @@ from omni_jobs.api.held_bodies import Body
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import OmniJobsError, RequestTooLarge, ServerBusy, TooSlow
+from omni_jobs.errors import OmniJobsError, RequestTooLarge, ServerBusy, TooSlow, Unauthenticated
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
 from omni_jobs.tenants.caller import Scope
+from omni_jobs.tenants.callers import Headers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -86,6 +87,9 @@ async def submit_bulk(
     answers of all bulks (`server_busy`). Then the last answer has an `error`, which names the last line
     that was submitted.
 
+    The key and the limits are looked up again while the lines come: once the key is revoked or has expired,
+    no further line is submitted.
+
     `Cancel-After` counts from each line's own submit. Sent again with its `Idempotency-Key`, for example
     after a connection was lost, a bulk returns the jobs of the first time and makes the rest.
     """
@@ -93,13 +97,11 @@ async def submit_bulk(
     template = SubmitRequest(
         b"",
         tenant=caller.tenant,
-        limits=caller.limits,
-        may_be_high=caller.may(Scope.PRIORITY),
         idempotency_key=idempotency_key,
         expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
     stream = request.stream()
-    bulk = _Bulk(services, answers, template)
+    bulk = _Bulk(services, answers, template, request.headers)
     await bulk.submit_all(stream, request.state.body)
     if bulk.ended_by is not None:
         await _read_and_drop(stream, services.settings.body_limit_s)
@@ -122,11 +124,15 @@ async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
 class _Bulk:
     """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(self, services: Services, answers: Answers, template: SubmitRequest) -> None:
-        """``template``: the request of each line but for its body. Each line's key is made of the template's key."""
+    def __init__(self, services: Services, answers: Answers, template: SubmitRequest, headers: Headers) -> None:
+        """``template``: the request of each line but for its body. Each line's key is made of the template's key.
+
+        ``headers`` tell who the caller is, whose limits and scopes are those of the moment.
+        """
         self._services = services
         self._answers = answers
         self._template = template
+        self._headers = headers
         self._lines = self._accepted = self._last = 0
         self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
@@ -143,16 +149,23 @@ class _Bulk:
                     self._answers.check_room()
                     await self._submit(group)
                     body.let_go(size_of(group))
-        except (RequestTooLarge, ServerBusy) as error:
+        except (RequestTooLarge, ServerBusy, Unauthenticated) as error:
             if not self._lines:
                 raise
             self.ended_by = error  # no refusal of the whole bulk, because it would hide the jobs that were made
 
     async def _submit(self, group: Sequence[Line]) -> None:
-        """Submit a group of lines and write their answers."""
+        """Submit a group of lines and write their answers. Raises Unauthenticated, and ServerBusy."""
+        caller = await self._services.callers.look_up(self._headers)
         key = self._template.idempotency_key
         requests = [  # no client can send such a key itself, because its own has no space
-            replace(self._template, body=line, idempotency_key=None if key is None else f"{key} {number}")
+            replace(
+                self._template,
+                body=line,
+                limits=caller.limits,
+                may_be_high=caller.may(Scope.PRIORITY),
+                idempotency_key=None if key is None else f"{key} {number}",
+            )
             for number, line in group
             if isinstance(line, bytes)
         ]

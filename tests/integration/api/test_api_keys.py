@@ -1,10 +1,11 @@
 """Keys over HTTP, on both databases: who is refused and how, and that nobody learns of another tenant's jobs."""
 
+import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from omni_jobs.jobs import Completion, NewWorker, StoredArtifact, new_job_id
 from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.key_store import ApiKeys, NewApiKey
+from omni_jobs.tenants.lookups import KEPT_S
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
@@ -317,3 +319,72 @@ def test_high_priority_takes_the_scope(api: ApiServer, keys: ApiKeys) -> None:
     assert (again.status_code, again.json()["error"]["code"]) == (403, "missing_scope")
     assert again.json()["error"]["field"] == "priority"
     assert api.http.post(f"{job}/retry", headers=bearer(permitted)).status_code in (200, 202)
+
+
+def test_a_bulk_ends_once_its_key_is_revoked(api: ApiServer, keys: ApiKeys) -> None:
+    key = keys.create("acme", ["submit", "read"])
+    line = json.dumps(ECHO).encode() + b"\n"
+
+    def lines() -> Iterator[bytes]:
+        yield line * 300
+        until(lambda: len(api.services.jobs.list().jobs) > 0)
+        keys.revoke(key.id)
+        until(lambda: api.http.get("/v1/status", headers=bearer(key)).status_code == 401)
+        yield line * 300
+
+    headers = {**bearer(key), "Content-Type": "application/jsonl"}
+    answer = api.http.post("/v1/jobs/bulk", content=lines(), headers=headers)
+    *answers, last = [json.loads(each) for each in answer.text.splitlines()]
+    assert last["error"]["code"] == "unauthenticated"
+    assert (last["lines"], last["accepted"]) == (len(answers), len(answers))
+    assert 0 < len(answers) <= 300
+    assert f"no line after line {len(answers)} was submitted" in last["error"]["message"]
+    assert api.http.post("/v1/jobs/bulk", content=line, headers=headers).status_code == 401
+
+
+def test_the_limits_of_a_bulk_are_those_of_the_moment(api: ApiServer, keys: ApiKeys, database: Database) -> None:
+    key, tenants = keys.create("acme", ["submit", "read"]), Tenants(database)
+
+    def lines() -> Iterator[bytes]:
+        line = json.dumps(ECHO).encode() + b"\n"
+        yield line * 300
+        until(lambda: len(api.services.jobs.list().jobs) > 0)
+        tenants.set("acme", limits={"queued_jobs": 0})
+        until(lambda: api.http.post("/v1/jobs", json=ECHO, headers=bearer(key)).status_code == 429)
+        yield line * 300
+
+    headers = {**bearer(key), "Content-Type": "application/jsonl"}
+    *answers, last = map(json.loads, api.http.post("/v1/jobs/bulk", content=lines(), headers=headers).text.splitlines())
+    assert last["lines"] == 600
+    assert {each["error"]["code"] for each in answers[300:]} == {"too_many_jobs"}
+
+
+def test_a_deleted_tenants_key_makes_no_job_however_fresh_it_is(
+    api: ApiServer, keys: ApiKeys, database: Database
+) -> None:
+    """Within the seconds for which the server has looked the key up."""
+    key = keys.create("acme", ["submit", "read"])
+    ended = submitted(api, key)
+    assert api.http.post(f"/v1/jobs/{ended}/cancel", headers=bearer(key)).status_code == 200
+    asked = time.monotonic()
+    assert api.http.get("/v1/status", headers=bearer(key)).status_code == 200
+    Tenants(database).delete("acme")
+    bulk = {**bearer(key), "Content-Type": "application/jsonl"}
+    line = json.loads(api.http.post("/v1/jobs/bulk", content=json.dumps(ECHO), headers=bulk).text.splitlines()[0])
+    found = [
+        api.http.post("/v1/jobs", json=ECHO, headers=bearer(key)),
+        api.http.post(f"/v1/jobs/{ended}/retry", headers=bearer(key)),
+    ]
+    assert [answer.status_code for answer in found] == [401, 401]
+    if time.monotonic() - asked < KEPT_S:  # else the key itself was refused
+        assert line["error"]["code"] == "unauthenticated"
+    assert [job.status.is_final for job in api.services.jobs.list().jobs] == [True]
+    other = keys.create("globex", ["submit"])
+    assert api.http.post("/v1/jobs", json=ECHO, headers=bearer(other)).status_code == 202
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

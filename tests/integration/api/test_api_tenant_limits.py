@@ -2,8 +2,11 @@
 
 import io
 import json
+import re
+import time
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from omni_jobs.database.database import Database
+from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
@@ -145,7 +149,103 @@ def test_bytes_of_media(settings: Settings, database: Database, tiny_checkpoint:
         assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
         assert api.http.post("/v1/jobs", json=sound(0.5), headers=few).status_code == 202
         assert api.http.post("/v1/jobs", json=sound(1.0), headers=many).status_code == 202
-        text_alone = {"model": "qwen2_5_omni", "messages": ECHO["messages"]}
-        assert api.http.post("/v1/jobs", json=text_alone, headers=few).status_code == 202
+        saysalone = {"model": "qwen2_5_omni", "messages": ECHO["messages"]}
+        assert api.http.post("/v1/jobs", json=saysalone, headers=few).status_code == 202
         api.http.post(f"/v1/jobs/{first.json()['id']}/cancel", headers=few)
         assert api.http.post("/v1/jobs", json=sound(1.0), headers=few).status_code == 202
+
+
+def of_bulk(api: ApiServer, key: dict[str, str], *bodies: dict[str, Any], name: str = "b") -> list[str]:
+    """What becomes of each line: created, known, or the code of its error."""
+    headers = {**key, "Content-Type": "application/jsonl", "Idempotency-Key": name}
+    content = "\n".join(map(json.dumps, bodies))
+    *lines, _ = map(json.loads, api.http.post("/v1/jobs/bulk", content=content, headers=headers).text.splitlines())
+    return [each["error"]["code"] if "error" in each else "created" if each["created"] else "known" for each in lines]
+
+
+def test_a_bulk_that_is_sent_again_makes_exactly_the_rest(
+    api: ApiServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that are there take no room; one query finds them, however many lines are refused."""
+    few = tenant(database, "few", queued_jobs=10)
+    assert of_bulk(api, few, *[ECHO] * 8) == ["created"] * 8
+    asked: list[int] = []
+    known_keys = Jobs.known_keys
+
+    def counted(jobs: Jobs, keys: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        asked.append(len(keys))
+        return known_keys(jobs, keys)
+
+    monkeypatch.setattr(Jobs, "known_keys", counted)
+    assert of_bulk(api, few, *[ECHO] * 12) == ["known"] * 8 + ["created"] * 2 + ["too_many_jobs"] * 2
+    assert asked == [12]
+    assert of_bulk(api, few, *[ECHO] * 100) == ["known"] * 10 + ["too_many_jobs"] * 90
+    assert asked == [12, 100]
+
+
+def test_a_known_job_is_answered_after_its_deadline(api: ApiServer, database: Database) -> None:
+    few = tenant(database, "few")
+    body = {**ECHO, "expires_at": time.time() + 1.0}
+    headers = {**few, "Idempotency-Key": "k"}
+    first = api.http.post("/v1/jobs", json=body, headers=headers)
+    assert first.status_code == 202
+    while api.http.post("/v1/jobs", json=body, headers=few).status_code == 202:
+        assert time.time() < body["expires_at"] + 30
+    again = api.http.post("/v1/jobs", json=body, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    assert api.http.post("/v1/jobs", json=body, headers={**few, "Idempotency-Key": "l"}).status_code == 422
+
+
+def test_media_of_a_bulk_and_of_a_retry(settings: Settings, database: Database, tiny_checkpoint: Path) -> None:
+    key = tenant(database, "few", media_bytes=3 * 32_044)
+    with serve(settings.model_copy(update={"models": {"qwen2_5_omni": tiny_checkpoint}})) as api:
+        clip, long = sound(1.0), sound(2.0)
+        assert of_bulk(api, key, clip, clip) == ["created"] * 2
+        # The long one has no room, and takes none from the one after it.
+        assert of_bulk(api, key, clip, clip, long, clip, clip) == ["known"] * 2 + [
+            "too_much_media", "created", "too_much_media",
+        ]  # fmt: skip
+        newest, *_ = jobs = [job["id"] for job in api.http.get("/v1/jobs", headers=key).json()["jobs"]]
+        assert len(jobs) == 3
+        api.http.post(f"/v1/jobs/{newest}/cancel", headers=key)
+        assert of_bulk(api, key, clip, name="other") == ["created"]
+        code, message = refusal(api.http.post(f"/v1/jobs/{newest}/retry", headers=key))
+        assert (code, message.rpartition(": ")[2]) == ("too_much_media", "32044 more came")
+        api.http.post(f"/v1/jobs/{jobs[1]}/cancel", headers=key)
+        assert api.http.post(f"/v1/jobs/{newest}/retry", headers=key).status_code == 200
+        refusal(api.http.post(f"/v1/jobs/{jobs[1]}/retry", headers=key))
+
+
+def test_stored_bytes(api: ApiServer, database: Database) -> None:
+    """Texts count, also of jobs that have ended, until they are deleted."""
+    few, many = tenant(database, "few", stored_bytes=25_000), tenant(database, "many")
+    body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 10_000}]}
+    jobs = []
+    for _ in range(2):
+        answer = api.http.post("/v1/jobs", json=body, headers=few)
+        assert answer.status_code == 202
+        jobs.append(answer.json()["id"])
+        api.http.post(f"/v1/jobs/{jobs[-1]}/cancel", headers=few)
+    code, message = refusal(api.http.post("/v1/jobs", json=body, headers=few))
+    assert code == "too_much_stored"
+    assert re.match(
+        r"tenant few keeps 20\d\d\d bytes stored, and may keep 25000: 10\d\d\d more came; deleting", message
+    )
+    assert of_bulk(api, few, body, ECHO, body) == ["too_much_stored", "created", "too_much_stored"]
+    assert api.http.post("/v1/jobs", json=body, headers=many).status_code == 202
+    assert api.http.post(f"/v1/jobs/{jobs[0]}/retry", headers=few).status_code == 200  # it brings nothing
+    Tenants(database).set("few", limits={"stored_bytes": 15_000})
+    api.services.callers._keys._there.clear()  # as after some seconds
+    assert refusal(api.http.post(f"/v1/jobs/{jobs[1]}/retry", headers=few))[0] == "too_much_stored"
+    assert api.http.delete(f"/v1/jobs/{jobs[1]}", headers=few).status_code == 204
+    assert of_bulk(api, few, ECHO, body, name="c") == ["created", "too_much_stored"]
+
+
+def test_stored_bytes_of_many_at_once(api: ApiServer, database: Database) -> None:
+    few = tenant(database, "few", stored_bytes=45_000)
+    body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 10_000}]}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: api.http.post("/v1/jobs", json=body, headers=few).status_code, range(16)))
+    assert answers.count(202) <= 4
+    assert api.services.jobs.stored_bytes("few") <= 45_000
+    assert api.http.post("/v1/jobs", json=body, headers=few).status_code == (429 if answers.count(202) == 4 else 202)

@@ -483,17 +483,17 @@ def test_none_waits_for_a_large_texts_tokens(
 def test_none_waits_for_a_full_queue(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    is_known = Jobs.is_known
+    known_keys = Jobs.known_keys
 
-    def slow(jobs: Jobs, tenant: str, idempotency_key: str) -> bool:
+    def slow(jobs: Jobs, keys: set[tuple[str, str]]) -> set[tuple[str, str]]:
         gate.pass_through()
-        return is_known(jobs, tenant, idempotency_key)
+        return known_keys(jobs, keys)
 
     with serve(settings.model_copy(update={"max_queued_jobs_per_tenant": 6})) as api:
         full = {"X-Tenant": "full"}
         while api.http.post("/v1/jobs", json=ECHO, headers=full).status_code == 202:
             pass
-        monkeypatch.setattr(Jobs, "is_known", slow)
+        monkeypatch.setattr(Jobs, "known_keys", slow)
         headers = {**full, "Idempotency-Key": "k"}
         waiting = [
             pool.submit(api.http.post, "/v1/jobs", json=ECHO, headers=headers, timeout=LIMIT_S) for _ in range(20)

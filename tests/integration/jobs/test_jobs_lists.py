@@ -106,7 +106,7 @@ def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> No
             plans.append("\n".join(str(row[-1]) for row in rows))
 
     assert not jobs.submit(new_job(tenant="a", idempotency_key="k")).created
-    assert jobs.is_known("a", "k")
+    assert jobs.known_keys({("a", "k")}) == {("a", "k")}
     assert len(plans) == 2
     for plan in plans:
         assert "uq_jobs_idempotency_key_tenant" in plan

@@ -1,0 +1,205 @@
+"""``Room``: room for jobs in the backlog, for the media of unfinished jobs, and for what tenants keep stored.
+
+A request that lacks one of them takes nothing of the others from the requests after it. A request whose idempotency key
+names a job takes none, because it makes no job; keys are looked up only where that decides something, all of a group in
+one query.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from anyio.to_thread import run_sync
+
+from omni_jobs.database.tables import encode_json
+from omni_jobs.errors import InvalidRequest, LimitReached, OmniJobsError, TooMuchMedia, TooMuchStored
+from omni_jobs.intake.admissions import without_frames
+from omni_jobs.intake.backlog import Backlog, Reservation
+from omni_jobs.intake.byte_room import ByteRoom, BytesLeft
+from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.jobs import Jobs
+from omni_jobs.requests import AdmittedRequest, check_deadline
+from omni_jobs.settings import Settings
+from omni_jobs.tenants.limits import Limits
+from omni_jobs.views import JobView
+
+_Scope = tuple[str, str]  # a pipeline and a tenant
+
+_MEDIA_RETRY_AFTER_S: Final = 5
+_STORED_RETRY_AFTER_S: Final = 60  # it frees by the pruner, or by hand
+
+
+class _Bytes(NamedTuple):
+    """What a job brings."""
+
+    media: int
+    stored: int  # its media, request and metadata
+
+
+_NO_BYTES: Final = _Bytes(0, 0)
+
+
+class _Left(NamedTuple):
+    """What a tenant has of both kinds."""
+
+    media: BytesLeft
+    stored: BytesLeft
+
+
+@dataclass(slots=True)
+class Places:
+    """The room of a group of requests. Call ``made`` for each job that was made; the rest is given back.
+
+    accepted  each request as it was admitted, or the error of the refusal, in their order
+    """
+
+    accepted: list[AdmittedRequest | OmniJobsError]
+    _reservations: Mapping[_Scope, Reservation]
+
+    def made(self, pipeline: str, tenant: str) -> None:
+        """Note that a job was made."""
+        self._reservations[pipeline, tenant].taken += 1
+
+
+class Room:
+    """Takes room for jobs that are submitted or retried, in one API process. For one event loop."""
+
+    def __init__(self, settings: Settings, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self.backlog = Backlog(
+            jobs.backlog,
+            per_pipeline=settings.max_queued_jobs,
+            per_tenant=settings.max_queued_jobs_per_tenant,
+            running=jobs.running,
+        )
+        self._media = ByteRoom(jobs.media_bytes, _too_much_media)
+        self._stored = ByteRoom(jobs.stored_bytes, _too_much_stored)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of tenants with limits on bytes
+
+    async def take(
+        self,
+        requests: Sequence[SubmitRequest],
+        admitted: Sequence[AdmittedRequest | OmniJobsError],
+        until: ExitStack,
+    ) -> Places:
+        """Take room for these requests, as far as there is, and give it back as ``until`` closes.
+
+        Close it once the jobs are in SQL. Refused are also requests whose deadline has passed or lies too far ahead.
+        Raises DatabaseUnavailable.
+        """
+        await self.backlog.refresh()
+        reservations = self._reserve(requests, admitted, until)
+        late = [_deadline_refusal(each) if isinstance(each, AdmittedRequest) else None for each in admitted]
+        limits = {request.tenant: request.limits for request in requests}
+        bounded = {
+            tenant for tenant, its in limits.items() if its.media_bytes is not None or its.stored_bytes is not None
+        }
+        known: Collection[tuple[str, str | None]] = ()
+        if bounded or any(late) or any(each.refusal is not None for each in reservations.values()):
+            known = await self._known(requests)
+        brings = await run_sync(_bytes_of, admitted) if bounded else [_NO_BYTES] * len(admitted)
+        granted = {scope: reservation.granted for scope, reservation in reservations.items()}
+        accepted: list[AdmittedRequest | OmniJobsError] = []
+        async with AsyncExitStack() as looking:
+            has_media = any(each.media for each in brings)
+            left = {tenant: await self._look(tenant, limits[tenant], has_media, looking) for tenant in sorted(limits)}
+            for request, each, is_late, its_bytes in zip(requests, admitted, late, brings, strict=True):
+                if isinstance(each, OmniJobsError) or (request.tenant, request.idempotency_key) in known:
+                    accepted.append(each)
+                    continue
+                tenant, scope = request.tenant, (each.pipeline.name, request.tenant)
+                refusal = is_late or (reservations[scope].refusal if granted[scope] < 1 else None)
+                refusal = refusal or self._refusal(tenant, left[tenant], its_bytes)
+                if refusal is None:
+                    granted[scope] -= 1
+                    self._take(tenant, left[tenant], its_bytes, until)
+                accepted.append(each if refusal is None else without_frames(refusal))
+        return Places(accepted, reservations)
+
+    async def take_for_retry(self, job: JobView, limits: Limits, until: ExitStack) -> Reservation:
+        """Take room for a job that is to run again, and give it back as ``until`` closes, once it is queued.
+
+        What is stored of it counts already, so it is refused only where its tenant has more than it may have. Raises
+        TooManyJobs, TooManyRunningJobs, TooMuchMedia, TooMuchStored and DatabaseUnavailable.
+        """
+        await self.backlog.refresh()
+        reservation = until.enter_context(self.backlog.reserve(job.pipeline, job.tenant, limits=limits))
+        media = 0 if limits.media_bytes is None else await run_sync(self._jobs.media_bytes_of, job.id)
+        async with AsyncExitStack() as looking:
+            left = await self._look(job.tenant, limits, media > 0, looking)
+            refusal = reservation.refusal or self._refusal(job.tenant, left, _Bytes(media, 0))
+            if refusal is not None:
+                raise refusal
+            self._take(job.tenant, left, _Bytes(media, 0), until)
+        return reservation
+
+    def _reserve(
+        self, requests: Sequence[SubmitRequest], admitted: Sequence[AdmittedRequest | OmniJobsError], until: ExitStack
+    ) -> dict[_Scope, Reservation]:
+        """Reserve room in the backlog for all, as far as there is, by pipeline and tenant."""
+        wanted = Counter(
+            (each.pipeline.name, request.tenant)
+            for request, each in zip(requests, admitted, strict=True)
+            if isinstance(each, AdmittedRequest)
+        )
+        limits = {request.tenant: request.limits for request in requests}
+        return {
+            (pipeline, tenant): until.enter_context(self.backlog.reserve(pipeline, tenant, jobs, limits[tenant]))
+            for (pipeline, tenant), jobs in wanted.items()
+        }
+
+    async def _known(self, requests: Sequence[SubmitRequest]) -> Collection[tuple[str, str | None]]:
+        """Return those tenants' keys that name jobs."""
+        keys = {(each.tenant, each.idempotency_key) for each in requests if each.idempotency_key is not None}
+        return await run_sync(self._jobs.known_keys, keys) if keys else ()
+
+    async def _look(self, tenant: str, limits: Limits, has_media: bool, looking: AsyncExitStack) -> _Left:
+        """Return what a tenant has of both kinds. Nobody else looks for it until ``looking`` closes."""
+        media = limits.media_bytes if has_media else None
+        if media is not None or limits.stored_bytes is not None:
+            await looking.enter_async_context(self._locks.setdefault(tenant, asyncio.Lock()))
+        return _Left(await self._media.look(tenant, media), await self._stored.look(tenant, limits.stored_bytes))
+
+    def _refusal(self, tenant: str, left: _Left, brings: _Bytes) -> LimitReached | None:
+        refusal = self._media.refusal(tenant, left.media, brings.media) if brings.media else None
+        return refusal or self._stored.refusal(tenant, left.stored, brings.stored)
+
+    def _take(self, tenant: str, left: _Left, brings: _Bytes, until: ExitStack) -> None:
+        self._media.take(tenant, left.media, brings.media, until)
+        self._stored.take(tenant, left.stored, brings.stored, until)
+
+
+def _bytes_of(admitted: Sequence[AdmittedRequest | OmniJobsError]) -> list[_Bytes]:
+    """Return what each of these brings. It encodes the requests, which may be long: call it on a thread."""
+    found = []
+    for each in admitted:
+        if isinstance(each, OmniJobsError):
+            found.append(_NO_BYTES)
+            continue
+        media = sum(len(medium.data) for medium in each.media)
+        found.append(_Bytes(media, media + len(encode_json(each.request)) + len(encode_json(dict(each.metadata)))))
+    return found
+
+
+def _deadline_refusal(admitted: AdmittedRequest) -> InvalidRequest | None:
+    try:
+        if admitted.expires_at is not None:
+            check_deadline(admitted.expires_at, time.time())
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _too_much_media(tenant: str, left: BytesLeft, wanted: int) -> TooMuchMedia:
+    message = f"unfinished jobs of tenant {tenant} have {left.used} bytes of media, and may have {left.limit}"
+    return TooMuchMedia(f"{message}: {wanted} more came", retry_after_s=_MEDIA_RETRY_AFTER_S)
+
+
+def _too_much_stored(tenant: str, left: BytesLeft, wanted: int) -> TooMuchStored:
+    message = f"tenant {tenant} keeps {left.used} bytes stored, and may keep {left.limit}: {wanted} more came"
+    return TooMuchStored(f"{message}; deleting jobs frees theirs", retry_after_s=_STORED_RETRY_AFTER_S)
