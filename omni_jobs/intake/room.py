@@ -16,13 +16,12 @@ from weakref import WeakValueDictionary
 
 from anyio.to_thread import run_sync
 
-from omni_jobs.database.tables import encode_json
 from omni_jobs.errors import InvalidRequest, LimitReached, OmniJobsError, TooMuchMedia, TooMuchStored
 from omni_jobs.intake.admissions import without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.byte_room import ByteRoom, BytesLeft
 from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import Jobs, stored_bytes
 from omni_jobs.requests import AdmittedRequest, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.limits import Limits
@@ -182,7 +181,7 @@ def _bytes_of(admitted: Sequence[AdmittedRequest | OmniJobsError]) -> list[_Byte
             found.append(_NO_BYTES)
             continue
         media = sum(len(medium.data) for medium in each.media)
-        found.append(_Bytes(media, media + len(encode_json(each.request)) + len(encode_json(dict(each.metadata)))))
+        found.append(_Bytes(media, media + stored_bytes.of_request(each.request, each.metadata)))
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from omni_jobs.database.statement import bulk, listed, statement
+from omni_jobs.database.tables import encode_json
 
 _PARTS: Final = 16
 ADD_STORED_BYTES = bulk("add_stored_bytes", "tenant", "part", "bytes")
@@ -34,6 +35,11 @@ def add(tx: Connection, changes: Mapping[str, int]) -> None:
 def of_media(media: Sequence[Mapping[str, Any]]) -> int:
     """Return the bytes of a job's media, {key, size, …} each."""
     return sum(int(medium["size"]) for medium in media)
+
+
+def of_request(request: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
+    """Return the bytes of a job's request and metadata as they will be stored. It encodes them, which may take long."""
+    return len(encode_json(dict(request))) + len(encode_json(dict(metadata)))
 
 
 def of_jobs(tx: Connection, job_ids: Iterable[str]) -> dict[str, int]:
