@@ -128,7 +128,7 @@ class Room:
         """
         await self.backlog.refresh()
         reservation = until.enter_context(self.backlog.reserve(job.pipeline, job.tenant, limits=limits))
-        media = 0 if limits.media_bytes is None else await run_sync(self._jobs.media_bytes_of, job.id)
+        media = 0 if limits.media_bytes is None else await run_sync(self._jobs.media_bytes, job.tenant, job.id)
         async with AsyncExitStack() as looking:
             left = await self._look(job.tenant, limits, media > 0, looking)
             refusal = reservation.refusal or self._refusal(job.tenant, left, _Bytes(media, 0))

@@ -34,7 +34,9 @@ _UNFINISHED_MEDIA = (
     "FROM jobs, {each} WHERE state IN ('queued', 'in_progress', 'cancelling') AND tenant = :tenant"
     " AND NOT CAST(inputs_gone AS boolean)"
 )
-_MEDIA_OF_JOB = select(JobRow.media).where(JobRow.id == bindparam("job_id"), JobRow.inputs_gone.is_(False))
+_MEDIA_OF_JOB = select(JobRow.media).where(
+    JobRow.id == bindparam("job_id"), JobRow.tenant == bindparam("tenant"), JobRow.inputs_gone.is_(False)
+)
 _MEDIA_BYTES = {
     "sqlite": "SELECT sum(json_extract(value, '$.size')) " + _UNFINISHED_MEDIA.format(each="json_each(media)"),
     "postgresql": "SELECT sum((value ->> 'size')::bigint) "
@@ -93,14 +95,11 @@ def running_jobs(tx: Connection) -> dict[str, int]:
     return {row.tenant: row.n for row in rows}
 
 
-def media_bytes(tx: Connection, tenant: str) -> int:
-    """Return the bytes of the media of a tenant's unfinished jobs together."""
+def media_bytes(tx: Connection, tenant: str, job_id: str | None = None) -> int:
+    """Return the bytes of the media that are kept of a tenant's unfinished jobs together, or of the job."""
+    if job_id is not None:
+        return of_media(tx.execute(_MEDIA_OF_JOB, {"job_id": job_id, "tenant": tenant}).scalar_one_or_none() or ())
     return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
-
-
-def media_bytes_of(tx: Connection, job_id: str) -> int:
-    """Return the bytes of a job's media that are kept; 0 for a job that is not there."""
-    return of_media(tx.execute(_MEDIA_OF_JOB, {"job_id": job_id}).scalar_one_or_none() or ())
 
 
 def claimable(tx: Connection, pipeline: str, stage: str, at_most: int) -> int:

@@ -104,10 +104,11 @@ def job_view(tx: Connection, job_id: str, tenant: str | None = None, detail: Det
     return _views(tx, [_row(tx, job_id, tenant)], detail=detail)[0]
 
 
-def check_owner(tx: Connection, job_id: str, tenant: str | None) -> None:
-    """Raise NotFound, as for a job that never was, unless the job is this tenant's; do nothing for None."""
+def owned(tx: Connection, job_id: str, tenant: str | None) -> str:
+    """Return the job's id. Raises NotFound, as for a job that never was, unless it is this tenant's (None: any)."""
     if tenant is not None:
         _row(tx, job_id, tenant)
+    return job_id
 
 
 def _row(tx: Connection, job_id: str, tenant: str | None) -> _AnyRow:

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 
-from sqlalchemy import Connection
-
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Fenced, OmniJobsError
 from omni_jobs.jobs import (
@@ -64,8 +62,7 @@ class Jobs:
     def __init__(self, db: Database, *, prune_after_s: float = 0.0, only_known_tenants: bool = False) -> None:
         """Keep jobs in this database, whose schema is migrated.
 
-        ``only_known_tenants``: submits and retries for a tenant that no operator has made, or that one has deleted, are
-        refused as Unauthenticated.
+        ``only_known_tenants``: submits and retries for a tenant without a row are refused as Unauthenticated.
         The pruner first reads a job that completed with one attempt a stage ``prune_after_s`` after its end. Give
         ``Retention.completed_s``, because before that nothing is due.
         """
@@ -190,12 +187,7 @@ class Jobs:
         worker has stopped it. A job that has ended keeps its state. If another job is let in instead, nobody rings
         for it: workers with free slots find it when they poll.
         """
-
-        def cancel(tx: Connection) -> JobState:
-            job_view.check_owner(tx, job_id, tenant)
-            return complete.cancel(tx, job_id)
-
-        return self._db.run(cancel)
+        return self._db.run(lambda tx: complete.cancel(tx, job_view.owned(tx, job_id, tenant)))
 
     def retry(self, job_id: str, from_stage: str | None = None) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
@@ -214,12 +206,7 @@ class Jobs:
         A repeated call returns without an error until the pruner has deleted the objects. With a ``tenant`` it raises
         NotFound, because nothing tells whose the job was, as for the job of another tenant.
         """
-
-        def delete(tx: Connection) -> None:
-            job_view.check_owner(tx, job_id, tenant)
-            prune.delete_job(tx, job_id)
-
-        self._db.run(delete)
+        self._db.run(lambda tx: prune.delete_job(tx, job_view.owned(tx, job_id, tenant)))
 
     # A worker's life.
 
@@ -385,13 +372,9 @@ class Jobs:
         """Return the number of jobs in progress by tenant; tenants without any are left out."""
         return self._db.read(counts.running_jobs)
 
-    def media_bytes(self, tenant: str) -> int:
-        """Return the bytes of the media of a tenant's unfinished jobs together."""
-        return self._db.read(lambda tx: counts.media_bytes(tx, tenant))
-
-    def media_bytes_of(self, job_id: str) -> int:
-        """Return the bytes of a job's media that are kept; 0 for a job that is not there."""
-        return self._db.read(lambda tx: counts.media_bytes_of(tx, job_id))
+    def media_bytes(self, tenant: str, job_id: str | None = None) -> int:
+        """Return the bytes of the media that are kept of a tenant's unfinished jobs together, or of the job."""
+        return self._db.read(lambda tx: counts.media_bytes(tx, tenant, job_id))
 
     def stored_bytes(self, tenant: str) -> int:
         """Return the bytes that a tenant keeps stored, of all its jobs (``omni_jobs.jobs.stored_bytes``)."""
