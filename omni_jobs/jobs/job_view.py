@@ -154,7 +154,7 @@ def artifact(tx: Connection, job_id: str, name: str, tenant: str | None = None) 
 
     Raises NotFound, also for a job of another tenant, and Gone when it is kept no longer.
     """
-    check_owner(tx, job_id, tenant)
+    owned(tx, job_id, tenant)
     row = None
     if job_id.isprintable() and name.isprintable():
         is_it = (ArtifactRow.job_id == job_id, ArtifactRow.name == name)
