@@ -26,7 +26,7 @@ class Needs:
         """Return the caller. Raises MissingScope, and what ``Callers.of`` raises."""
         services: Services = request.app.state.services
         session_id = session_of(request, services.transport) if self.takes_session else None
-        caller = await services.callers.of(request.headers, session_id)
+        caller = await services.callers.of(request.headers, session_id, request.client.host if request.client else "")
         if not caller.may(self.scope):
             raise MissingScope(f"this needs a key with the scope {self.scope}")
         return caller

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -20,6 +21,8 @@ from omni_jobs.tenants.tenant_store import Tenants
 
 if TYPE_CHECKING:
     from omni_jobs.tenants.request_rates import RequestRates
+
+T = TypeVar("T")
 
 _KNOWN_WITHIN_S: Final = 1.0
 
@@ -38,21 +41,21 @@ class Callers:
         """Raises ConfigError if the setting ``auth`` does not fit the others."""
         self.auth = settings.resolved_auth
         self._header = settings.tenant_header
-        self._keys: Lookups[Caller] = Lookups(ApiKeys(db).find)
+        self._keys: Lookups[Caller] = Lookups(ApiKeys(db).find_all)
         self._sessions = Sessions(db)
-        self._browsers: Lookups[Caller] = Lookups(self._sessions.find)
+        self._browsers: Lookups[Caller] = Lookups(_each(self._sessions.find))
         self._for_sessions = CapacityLimiter(1)  # a thread to begin and end them
         tenants = Tenants(db)
-        self._limits: Lookups[Limits] = Lookups(lambda name: (tenants.limits(name), float("inf")))
+        self._limits: Lookups[Limits] = Lookups(_each(lambda name: (tenants.limits(name), float("inf"))))
         self._settings = settings
         self._rates: RequestRates | None = None
 
-    async def of(self, headers: Headers, session_id: str | None) -> Caller:
+    async def of(self, headers: Headers, session_id: str | None, address: str = "") -> Caller:
         """Return the caller of a request that has come, which counts for its tenant's limit on requests.
 
         Raises TooManyRequests, and what ``look_up`` raises.
         """
-        caller = await self.look_up(headers, session_id)
+        caller = await self.look_up(headers, session_id, address)
         if caller.limits.requests_per_minute is not None:
             await self._check_rate(caller.tenant, caller.limits.requests_per_minute)
         return caller
@@ -73,15 +76,15 @@ class Callers:
         except (OmniJobsError, TimeoutError):
             return self._keys.was_there(digest)
 
-    async def look_up(self, headers: Headers, session_id: str | None = None) -> Caller:
+    async def look_up(self, headers: Headers, session_id: str | None = None, address: str = "") -> Caller:
         """Return the caller from a request's headers, or from its session if it has no ``Authorization``.
 
         Raises Unauthenticated, InvalidRequest for a malformed header of the proxy, DatabaseUnavailable, and ServerBusy
-        if too many unknown keys come.
+        if too many unknown keys come, in all or from the client's ``address``.
         """
         if self.auth == "off":
             return _ANYBODY
-        return await (self._of_key(headers, session_id) if self.auth == "keys" else self._of_proxy(headers))
+        return await (self._of_key(headers, session_id, address) if self.auth == "keys" else self._of_proxy(headers))
 
     async def begin_session(self, headers: Headers) -> str:
         """Begin a session with the key of a request, and return its id, which only the browser may keep.
@@ -115,12 +118,12 @@ class Callers:
             self._rates = RequestRates(self._settings)
         await self._rates.check(tenant, per_minute)
 
-    async def _of_key(self, headers: Headers, session_id: str | None) -> Caller:
+    async def _of_key(self, headers: Headers, session_id: str | None, address: str) -> Caller:
         if session_id is not None and not headers.getlist("authorization"):
             digest, found = session_digest(session_id), self._browsers
         else:
             digest, found = _digest_of_key(headers), self._keys
-        caller = None if digest is None else await found.get(digest)
+        caller = None if digest is None else await found.get(digest, address)
         if caller is None:
             raise Unauthenticated
         return caller
@@ -140,6 +143,16 @@ def _digest_of_key(headers: Headers) -> str | None:
     values = headers.getlist("authorization")
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     return digest_of(key) if scheme.lower() == "bearer" else None
+
+
+def _each(find: Callable[[str], tuple[T | None, float]]) -> Callable[[Sequence[str]], dict[str, tuple[T, float]]]:
+    """Return a function that finds several things, one after another."""
+
+    def found(names: Sequence[str]) -> dict[str, tuple[T, float]]:
+        each = {name: find(name) for name in names}
+        return {name: (thing, true_for_s) for name, (thing, true_for_s) in each.items() if thing is not None}
+
+    return found
 
 
 _ANYBODY = Caller(sees_all=True, operates=True)

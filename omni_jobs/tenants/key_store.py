@@ -13,6 +13,8 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.database import Database
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, TenantRow
 from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, NotFound
 from omni_jobs.tenants.caller import Caller, Scope
@@ -102,13 +104,18 @@ class ApiKeys:
         return self._db.run(lambda tx: _revoke(tx, key_id))
 
     def find(self, digest: str) -> tuple[Caller | None, float]:
-        """Return the caller that presents a key, and for how many seconds its key lives on.
+        """Return the caller that presents a key, and for how many seconds its key lives on; None as ``find_all``."""
+        return self.find_all([digest]).get(digest, (None, float("inf")))
 
-        The caller is None for a key that is unknown, revoked or expired, by the database's clock.
+    def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
+        """Return the callers that present these keys, by digest, each with for how many seconds its key lives on.
+
+        Keys that are unknown, revoked or expired, by the database's clock, are left out.
         """
-        row = self._db.read(lambda tx: tx.execute(_FOUND, {"digest": digest}).one_or_none())
-        if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= row.at):
-            return None, float("inf")
+        rows = self._db.read(lambda tx: tx.execute(_FOUND, {"digests": listed(digests)}).all())
+        return {row.digest: self._presented(row) for row in rows if _counts(row)}
+
+    def _presented(self, row: Any) -> tuple[Caller, float]:
         if row.used_at is None or row.used_at < row.at - row.at % _HOUR_S:
             self._note_use(row.id, row.at - row.at % _HOUR_S)
         # A scope of a later build counts for nothing here.
@@ -139,6 +146,7 @@ _KEYS = select(
 _FOUND = (
     select(
         ApiKeyRow.id,
+        ApiKeyRow.digest,
         ApiKeyRow.tenant,
         ApiKeyRow.scopes,
         ApiKeyRow.expires_at,
@@ -148,8 +156,12 @@ _FOUND = (
         now().label("at"),
     )
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
-    .where(ApiKeyRow.digest == bindparam("digest"))
+    .where(one_of(ApiKeyRow.digest, bindparam("digests")))
 )
+
+
+def _counts(row: Any) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > row.at)
 
 
 def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) -> ApiKeyView:

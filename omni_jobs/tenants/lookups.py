@@ -1,13 +1,13 @@
 """``Lookups``: caches what the database says of a key or a tenant for moments, so that requests need not ask it.
 
 What nobody has asked for, or what is not there, cannot hold up the rest: such lookups have a thread of their own, and
-few of them may wait for it.
+few of them may wait for it. All that wait are looked up at once, in turns of a few of each client's address.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from anyio import CapacityLimiter
@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 KEPT_S: Final = 3.0
 _MOST_KEPT = 10_000  # of what is there, and as many of what is not
-_MOST_STRANGERS = 256  # lookups that may go on for what was not there before
+_MOST_STRANGERS = 4096  # lookups that may wait for what was not there before,
+_MOST_OF_ADDRESS = 1024  # and so many for clients of one address
+_AT_ONCE = 256  # of them in one call of look_up,
+_OF_ADDRESS_IN_TURN = 8  # which takes so many of each address in turn
 
 _Kept = OrderedDict[str, tuple[T, float]]
 
@@ -28,30 +31,38 @@ class Lookups(Generic[T]):
     """Looks things up on threads, and keeps what it found for KEPT_S at most. For one event loop."""
 
     def __init__(
-        self, look_up: Callable[[str], tuple[T | None, float]], clock: Callable[[], float] = time.monotonic
+        self,
+        look_up: Callable[[Sequence[str]], Mapping[str, tuple[T, float]]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``look_up`` returns a thing, or None, and for how many seconds it is true. ``clock`` returns seconds."""
+        """``look_up`` returns the things that are there by name, each with for how many seconds it is true.
+
+        ``clock`` returns seconds.
+        """
         self._look_up = look_up
         self._clock = clock
         self._there: _Kept[T] = OrderedDict()  # with the time until which it is kept
         self._missing: _Kept[None] = OrderedDict()
         self._going: dict[str, asyncio.Task[T | None]] = {}
-        self._strangers: set[str] = set()  # of those that go on, the ones that were not there before
+        self._strangers: OrderedDict[str, deque[str]] = OrderedDict()  # that wait, by address; the next address first
+        self._answers: dict[str, asyncio.Future[tuple[T, float] | None]] = {}  # of strangers
+        self._strangers_go_on: asyncio.Task[None] | None = None
         self._for_known = CapacityLimiter(2)
         self._for_strangers = CapacityLimiter(1)
 
-    async def get(self, name: str) -> T | None:
-        """Return the thing of this name, or None. Raises what ``look_up`` raises, and ServerBusy for a stranger."""
+    async def get(self, name: str, address: str = "") -> T | None:
+        """Return the thing of this name, or None. Raises what ``look_up`` raises, and ServerBusy for a stranger.
+
+        ``address``: the client's, among whose strangers this one waits.
+        """
         for kept in (self._there, self._missing):
             if name in kept and self._clock() < kept[name][1]:
                 return kept[name][0]
         if name not in self._going:
             is_known = name in self._there
-            if not is_known and len(self._strangers) >= _MOST_STRANGERS:
-                raise ServerBusy("too many unknown callers are being looked up")
             if not is_known:
-                self._strangers.add(name)
-            self._going[name] = asyncio.create_task(self._find(name))
+                self._line_up(name, address)
+            self._going[name] = asyncio.create_task(self._find(name, is_known))
             self._going[name].add_done_callback(_take_error)
         return await asyncio.shield(self._going[name])  # a request that is cancelled takes the answer from nobody
 
@@ -63,22 +74,62 @@ class Lookups(Generic[T]):
         """Forget what was found, because it is there no longer."""
         self._there.pop(name, None)
 
-    async def _find(self, name: str) -> T | None:
+    def _line_up(self, name: str, address: str) -> None:
+        """Let a stranger wait. Raises ServerBusy if too many do."""
+        of_address = len(self._strangers.get(address, ()))
+        if len(self._answers) >= _MOST_STRANGERS or of_address >= _MOST_OF_ADDRESS:
+            raise ServerBusy("too many unknown callers are being looked up")
+        self._strangers.setdefault(address, deque()).append(name)
+        self._answers[name] = asyncio.get_running_loop().create_future()
+        if self._strangers_go_on is None:
+            self._strangers_go_on = asyncio.create_task(self._find_strangers())
+
+    async def _find_strangers(self) -> None:
+        """Look up strangers until none waits."""
+        try:
+            while self._strangers:
+                names = self._next_strangers()
+                looked_up = run_sync(self._look_up, names, limiter=self._for_strangers)
+                [found] = await asyncio.gather(looked_up, return_exceptions=True)
+                for name in names:
+                    answer = self._answers.pop(name)
+                    if answer.done():  # cancelled, because the server stops
+                        continue
+                    if isinstance(found, BaseException):  # each of those who wait raises it
+                        answer.set_exception(found)
+                    else:
+                        answer.set_result(found.get(name))
+        finally:
+            self._strangers_go_on = None
+
+    def _next_strangers(self) -> list[str]:
+        """Take those that are looked up next: a few of each address in turn."""
+        names: list[str] = []
+        while self._strangers and len(names) < _AT_ONCE:
+            address, waiting = self._strangers.popitem(last=False)
+            for _ in range(min(_OF_ADDRESS_IN_TURN, len(waiting), _AT_ONCE - len(names))):
+                names.append(waiting.popleft())
+            if waiting:
+                self._strangers[address] = waiting
+        return names
+
+    async def _find(self, name: str, is_known: bool) -> T | None:
         began = self._clock()
         try:
-            limiter = self._for_strangers if name in self._strangers else self._for_known
-            found, true_for_s = await run_sync(self._look_up, name, limiter=limiter)
+            if is_known:
+                found = (await run_sync(self._look_up, [name], limiter=self._for_known)).get(name)
+            else:
+                found = await self._answers[name]
         finally:
-            self._strangers.discard(name)
             del self._going[name]
-        until = began + min(KEPT_S, true_for_s)
         if found is None:
             self._there.pop(name, None)
-            _keep(self._missing, name, None, until)
-        else:
-            self._missing.pop(name, None)
-            _keep(self._there, name, found, until)
-        return found
+            _keep(self._missing, name, None, began + KEPT_S)
+            return None
+        thing, true_for_s = found
+        self._missing.pop(name, None)
+        _keep(self._there, name, thing, began + min(KEPT_S, true_for_s))
+        return thing
 
 
 def _take_error(lookup: asyncio.Task[object]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,16 +22,18 @@ class Table:
         self.true_for_s = float("inf")
         self.asked: Counter[str] = Counter()
         self.now = 1000.0
+        self.calls = 0
         self.away = False
         self.open = threading.Event()
         self.open.set()
 
-    def look_up(self, name: str) -> tuple[str | None, float]:
-        self.asked[name] += 1
-        assert name == "a" or self.open.wait(PATIENCE_S)
+    def look_up(self, names: Sequence[str]) -> dict[str, tuple[str, float]]:
+        self.asked.update(names)
+        self.calls += 1
+        assert list(names) == ["a"] or self.open.wait(PATIENCE_S)
         if self.away:
             raise DatabaseUnavailable
-        return self.there.get(name), self.true_for_s
+        return {name: (self.there[name], self.true_for_s) for name in names if name in self.there}
 
     def lookups(self) -> Lookups[str]:
         return Lookups(self.look_up, clock=lambda: self.now)
@@ -87,13 +90,17 @@ async def test_strangers_hold_up_nobody_who_is_known() -> None:
     await found.get("a")
     table.now += KEPT_S
     table.open.clear()
-    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookups._MOST_STRANGERS)]
+    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookups._MOST_OF_ADDRESS)]
     await asyncio.sleep(0)
     with pytest.raises(ServerBusy):
         await found.get("one too many")
     assert await found.get("a") == "one"
+    table.there["elsewhere"] = "two"
+    other = asyncio.create_task(found.get("elsewhere", "another address"))
     table.open.set()
+    assert await other == "two"
     assert set(await asyncio.gather(*strangers)) == {None}
+    assert table.calls < 20
     assert await found.get("one too many") is None
 
 
