@@ -1,12 +1,12 @@
 """A row that readiness checks write.
 
-Revision: 0019
+Revision: 0018
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0019"
+revision = "0018"
 down_revision = "0017"
 branch_labels = None
 depends_on = None
