@@ -177,6 +177,8 @@ class RemoteClient:
             raise Setback(f"no connection: {_words(error)}", unreachable=True) from error
         except httpx2.TimeoutException as error:
             raise Setback(f"silence for {self._engine.silence_s:g} s ({_words(error)})", counts=True) from error
+        except httpx2.InvalidURL as error:  # only what an answer names can be one
+            raise bad_answer(f"it names a URL that is none: {_words(error)}") from None
         except httpx2.HTTPError as error:
             raise Setback(f"the connection broke: {_words(error)}", counts=True, unreachable=True) from error
 
@@ -325,7 +327,8 @@ def _as_text(value: Any) -> str:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    """Return an error of httpx2's in words, which can quote all that the server sent."""
+    return readable(f"{type(error).__name__}: {error}".removesuffix(": "), None)
 
 
 def _origin(parts: Any) -> tuple[str, str | None, int | None]:

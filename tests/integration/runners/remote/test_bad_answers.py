@@ -75,6 +75,11 @@ async def no_http(request: Request, connection: Connection) -> None:
     await connection.closed()
 
 
+async def much_of_no_http(request: Request, connection: Connection) -> None:
+    await connection.send(b"x" * 50_000 + b"\r\n\r\n")
+    await connection.closed()
+
+
 async def half(request: Request, connection: Connection) -> None:
     await connection.head(200, {"Content-Type": "text/event-stream", "Content-Length": "1000"})
     await connection.send(b"data: " + orjson.dumps(piece("Half")) + b"\n\n")
@@ -136,6 +141,7 @@ FINAL: dict[str, tuple[Reply, str]] = {
 LOST: dict[str, tuple[Reply, str]] = {
     "endless head": (endless_head, "connection broke"),
     "endless informations": (endless_informations, "no answer begins within 0.2 s"),
+    "much of no http": (much_of_no_http, "connection broke"),
     "no http": (no_http, "connection broke"),
     "half": (half, "connection broke"),
     "half of a gzip": (
@@ -179,6 +185,7 @@ async def test_a_lost_answer_is_retryable(openai_server: OpenAIServer, name: str
         assert (await runner.run(prompt(), Recorded())).text == "Hi"
     assert caught.value.retryable
     assert KEY not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(

@@ -330,3 +330,11 @@ async def test_an_id_that_is_no_name_is_refused(openai_server: OpenAIServer, nam
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+async def test_a_url_that_is_too_long_is_refused(openai_server: OpenAIServer) -> None:
+    openai_server.answers["POST /v1/images/generations"] = [json_answer({"data": [{"url": "/" + "a" * 70_000}]})]
+    async with remote_runner(openai_server.url, "images") as runner:
+        with pytest.raises(ModelError, match="a URL that is none: InvalidURL") as caught:
+            await runner.run(prompt("images"), Recorded())
+    assert len(str(caught.value)) < 1000
