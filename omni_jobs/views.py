@@ -193,7 +193,8 @@ class WarningView(_View):
     """A warning about the output of a stage that succeeded."""
 
     # cut_short: the output ended at its limit; left_out, nothing_said: a voice could not say words, or any;
-    # uncertain: what was heard may not be what was said; and those of other packages' runners
+    # uncertain: what was heard may not be what was said; refused, tool_calls: a remote model refused, or called tools;
+    # and those of other packages' runners
     code: str
     stage: str
     message: str

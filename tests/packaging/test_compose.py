@@ -593,7 +593,7 @@ def test_overrides_fit(override: str, services: dict[str, dict[str, Any]], tmp_p
     assert result.returncode == 0, result.stdout + result.stderr
     for name, service in yaml.safe_load(override)["services"].items():
         assert service.get("extends", {"service": name})["service"] in services
-        assert set(service.get("environment", {})) <= set(services["thinker"]["environment"])
+        assert set(service.get("environment", {})) <= {*services["thinker"]["environment"], "OMNI_JOBS_SERVERS"}
 
 
 def test_ports_of_the_docs_are_those_of_the_urls(services: dict[str, dict[str, Any]], secrets: Path) -> None:
