@@ -248,11 +248,12 @@ class Run:
         checked = check(stack.engine, objects, records, sampler)
         violations = [*faults.violations, *clients.violations, *checked.violations]
         violations += _unexplained(checked, faults.counts) + _not_flooded(checked, faults.struck)
-        if faults.counts["other_file"] and len(set(sampler.files.values())) < 2:
+        seen = Counter((sampler.pipelines[worker], digest) for worker, digest in sampler.files.items())
+        if faults.counts["other_file"] and len(seen) == len({pipeline for pipeline, _ in seen}):
             violations.append("the driver: workers served with another file, and all that were seen had the same")
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
         report |= {"ran_s": round(time.time() - began, 1), "settled_s": settled_s, "samples": sampler.looks}
-        report["workers_by_file"] = dict(Counter(sampler.files.values()))
+        report["workers_by_file"] = {f"{pipeline} {digest}": count for (pipeline, digest), count in seen.items()}
         return Outcome(checked, faults.struck, violations, report)
 
     def _settle(self, stack: ChaosStack, clients: Clients) -> float | None:

@@ -90,6 +90,7 @@ class Sampler(threading.Thread):
         self.violations: list[str] = []
         self.succeeded: dict[int, tuple[str, int, str | None, float]] = {}  # run → job, attempt, owner, finished
         self.files: dict[str, str] = {}  # worker → digest of its pipeline file
+        self.pipelines: dict[str, str] = {}  # worker → its pipeline
         self.looks = 0
         self._engine = engine
         self._since = 0.0
@@ -114,8 +115,9 @@ class Sampler(threading.Thread):
             found = (row.job_id, row.attempt, row.owner, row.finished_at)
             self.succeeded.setdefault(row.id, found)
             self._since = max(self._since, row.finished_at)
-        for row in connection.execute(text("SELECT id, pipeline_digest FROM workers")):
+        for row in connection.execute(text("SELECT id, pipeline, pipeline_digest FROM workers")):
             self.files[row.id] = row.pipeline_digest
+            self.pipelines[row.id] = row.pipeline
         for what, query in _NEVER.items():
             for row in connection.execute(text(query)):
                 self._say(f"{what}: {dict(row._mapping)}")

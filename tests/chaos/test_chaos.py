@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_a_fault_is_counted_where_it_came_about(tmp_path: Path) -> None:
     for fault, reason in NOTHING_BECAUSE.items():
         assert found["faults"].get(fault, 0) >= 1, found["came_to_nothing"]
         assert all(why.startswith(reason) for why in found["came_to_nothing"].get(fault, ()))
-    assert len(found["workers_by_file"]) == 2
+    files = Counter(key.partition(" ")[0] for key in found["workers_by_file"])
+    assert max(files.values()) == 2, "a pipeline has its file and the other"
 
 
 def test_help_teaches() -> None:

@@ -105,14 +105,12 @@ Picture = tuple[tuple[int, int], bytes]
 
 
 def picture(client: Client, job: JobView) -> Picture:
-    """Return a job's picture, once it is checked that the file tells the job and its seed."""
+    """Return a job's picture, once it is checked that the file tells its seed."""
     assert job.status is JobState.COMPLETED, job.error
     assert [(each.name, each.media_type) for each in job.artifacts] == [("image.png", "image/png")]
     with Image.open(BytesIO(client.artifact(job, "image.png"))) as image:
         image.load()
-        assert image.text == {  # type: ignore[attr-defined]
-            "Software": "omni-jobs", "job_id": job.id, "seed": str(job.seed)
-        }  # fmt: skip
+        assert image.text == {"Software": "omni-jobs", "seed": str(job.seed)}  # type: ignore[attr-defined]
         return image.size, image.tobytes()
 
 

