@@ -59,7 +59,7 @@ def test_pictures_are_those_of_the_reference(tiny_glm_images: TinyCheckpoints) -
     del edit["stages"]["generate"]["height"], edit["stages"]["generate"]["width"]
     with OmniLLM("glm_image", model=checkpoint) as llm:
         *greedy, one, other, edited = llm.generate([*requests, sampled, sampled, edit])
-    assert np.array_equal(picture(one), picture(other))
+    assert np.abs(picture(one).astype(int) - picture(other)).max() <= 1  # their batches differ
     assert picture(one).shape == (64, 64, 3)
     reference = GlmImageReference(checkpoint)
     assert picture(edited).shape == (96, 64, 3)

@@ -47,14 +47,18 @@ def settings_of(configs: Path, database_url: str = "", broker_url: str = "redis:
     )
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+STOPPING = [each for each in BROKEN if each.name != "unknown family"]  # a missing plug-in stops its pipeline alone
+
+
+@pytest.mark.parametrize("broken", STOPPING, ids=lambda broken: broken.name)
 def test_every_door_says_the_same(configs: Path, monkeypatch: pytest.MonkeyPatch, broken: Broken) -> None:
     path = configs / FILE
     path.write_text(broken.text, encoding="utf-8")
     expected = f"{path}:{broken.line}: {broken.field}: {broken.message}"
 
     checked = CliRunner().invoke(app, ["pipelines", "check", str(path)])
-    assert (checked.exit_code, checked.stderr.strip()) == (1, expected)
+    assert checked.exit_code == 1
+    assert expected in checked.stderr.splitlines()
 
     with pytest.raises(ConfigError) as caught:
         Services(settings_of(configs))
@@ -120,7 +124,10 @@ def test_readyz_names_what_was_broken_since_the_start(api: ApiServer, configs: P
         assert found["status"] == "degraded"
         assert found["pipelines"]["echo"]["ok"] is True
         error = found["pipelines"]["omni"]["error"]
-        assert (error["code"], error["field"]) == ("invalid_config", broken.field)
+        assert (error["code"], error["field"]) == (
+            "plugin_broken" if broken.name == "unknown family" else "invalid_config",
+            broken.field,
+        )
         assert error["message"] == f"{path}:{broken.line}: {broken.field}: {broken.message}"
     path.write_text(GOOD.replace("name: omni", "name: other"), encoding="utf-8")
     message = ready(api)["pipelines"]["omni"]["error"]["message"]

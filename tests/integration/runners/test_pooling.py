@@ -186,7 +186,7 @@ async def test_cancelled_prompts_leave_the_engine(runner: PoolingRunner, oracle:
     await begun.wait()
     for task in tasks:
         task.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ends)
     last = prompt(20, 10)

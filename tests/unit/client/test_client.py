@@ -234,7 +234,7 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://"])
 def test_not_a_url(url: str) -> None:
-    with pytest.raises(errors.ConfigError, match="not an http URL"):
+    with pytest.raises(errors.ConfigError, match="not http"):
         Client(url)
 
 
