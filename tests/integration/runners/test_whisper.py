@@ -154,22 +154,25 @@ def test_the_event_loop_runs_on_meanwhile(listener: Listener) -> None:
 def test_a_cancelled_run_ends_at_once_and_frees_its_thread(listener: Listener) -> None:
     sound = np.tile(speech(SENTENCES[0]), 100)
 
-    async def cancel_after_the_first_window() -> float:
+    reports: list[Progress] = []
+
+    async def cancel_after_the_first_window() -> None:
         begun = asyncio.Event()
 
         def progress(report: Progress) -> None:
+            reports.append(report)
             if report.done:
                 begun.set()
 
         run = asyncio.create_task(listener.runner.run(prompt(sound), progress))
         await begun.wait()
-        at = asyncio.get_running_loop().time()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        return asyncio.get_running_loop().time() - at
 
-    assert listener.wait(cancel_after_the_first_window()) < 10
+    listener.wait(cancel_after_the_first_window())
+    assert reports[-1].total is not None
+    assert reports[-1].done < reports[-1].total / 2, "most of the recording was heard for nobody"
     assert listener.hear(speech(SENTENCES[1])).text == SENTENCES[1]
 
 
