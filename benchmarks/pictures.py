@@ -38,7 +38,7 @@ from omni_jobs.settings import Settings, packaged_directory
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from tests.stage_configs import write_stage_configs
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DrawParameters
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
 from workers.offline import OmniLLM
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
@@ -225,7 +225,7 @@ async def _timed_short(runner: DiffusionRunner, width: int) -> float:
 
 def _prompt(width: int, steps: int, seed: int) -> DiffusionPrompt:
     embeds = torch.randn(20, width, generator=torch.Generator().manual_seed(seed))
-    parameters = DenoiseParameters(width=SHORT_SIDE, height=SHORT_SIDE, steps=steps)
+    parameters = DrawParameters(width=SHORT_SIDE, height=SHORT_SIDE, steps=steps)
     return DiffusionPrompt({"prompt_embeds": embeds}, {}, parameters, seed)
 
 

@@ -11,18 +11,20 @@ from omni_jobs.settings import BULK_GROUP_BYTES
 _GROUP_LINES = 256
 _PIECE_BYTES = 2 << 10
 
-Line = tuple[int, bytes | OmniJobsError]
+BulkLine = tuple[int, bytes | OmniJobsError]
 """The number of a line, from 1, and its text; or the error that says why it was not read."""
 
 
-async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, body: Body) -> AsyncGenerator[list[Line]]:
+async def groups_of_lines(
+    chunks: AsyncIterator[bytes], max_line_bytes: int, body: Body
+) -> AsyncGenerator[list[BulkLine]]:
     """Yield the lines that are not blank, in groups of at most 256 lines and some 4 MiB.
 
     A line longer than ``max_line_bytes`` is RequestTooLarge in its place. A group counts as held in ``body``: the
     caller passes its ``size_of`` to ``body.let_go`` once it is done with it. A group ends early where the server has no
     room for more bytes of bodies. The iteration raises ServerBusy if there is no room for a single line.
     """
-    group: list[Line] = []
+    group: list[BulkLine] = []
     size = 0
     async with aclosing(_lines(chunks, max_line_bytes, body)) as lines:
         async for line in lines:
@@ -42,7 +44,7 @@ async def groups_of_lines(chunks: AsyncIterator[bytes], max_line_bytes: int, bod
         yield group
 
 
-def size_of(group: Sequence[Line]) -> int:
+def size_of(group: Sequence[BulkLine]) -> int:
     """Return how many bytes a group's lines hold together; a line that is an error holds none."""
     return sum(len(line) for _, line in group if isinstance(line, bytes))
 
@@ -55,7 +57,7 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await asyncio.sleep(0)
 
 
-async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[Line | None]:
+async def _lines(chunks: AsyncIterator[bytes], max_bytes: int, body: Body) -> AsyncGenerator[BulkLine | None]:
     """Yield the lines that are not empty. A line that is too long is an error in its place, and its text is dropped.
 
     Yields None if there is no room for more of a line: then the receiver lets go of the lines before it. Raises

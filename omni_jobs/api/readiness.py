@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_jobs.api.shared_checks import Check, SharedChecks
+from omni_jobs.api.shared_checks import SharedCheck, SharedChecks
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
@@ -59,10 +59,10 @@ class ServerReadiness:
         self._written_at: float | None = None
         self._checks = SharedChecks(
             {
-                "database": Check(self._check_database, DatabaseUnavailable),
-                "storage": Check(store.check, StorageUnavailable),
-                "broker": Check(broker.depths, BrokerUnavailable),
-                "pipelines": Check(self._check_pipelines, limit_s=_PIPELINES_LIMIT_S),
+                "database": SharedCheck(self._check_database, DatabaseUnavailable),
+                "storage": SharedCheck(store.check, StorageUnavailable),
+                "broker": SharedCheck(broker.depths, BrokerUnavailable),
+                "pipelines": SharedCheck(self._check_pipelines, limit_s=_PIPELINES_LIMIT_S),
             }
         )
 

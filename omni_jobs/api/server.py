@@ -1,4 +1,4 @@
-"""``Server``: uvicorn's HTTP server with bounded connections."""
+"""``BoundedServer``: uvicorn's HTTP server with bounded connections."""
 
 import resource
 import socket
@@ -16,7 +16,7 @@ from omni_jobs.settings import Settings
 _GRACE_S = 5
 
 
-class Server(uvicorn.Server):
+class BoundedServer(uvicorn.Server):
     """Serves the API on the address of the settings ``api_host`` and ``api_port``."""
 
     def __init__(self, settings: Settings, services: Services | None = None, **options: Any) -> None:

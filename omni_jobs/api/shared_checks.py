@@ -18,7 +18,7 @@ _THREADS = 2
 
 
 @dataclass(slots=True)
-class Check:
+class SharedCheck:
     """A check, and what became of it last.
 
     run      raises the OmniJobsError that it finds, on a thread
@@ -41,7 +41,7 @@ class SharedChecks:
     once it has ended; meanwhile it counts as failed.
     """
 
-    def __init__(self, checks: Mapping[str, Check], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, checks: Mapping[str, SharedCheck], clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` returns seconds."""
         self._checks = checks
         self._clock = clock
@@ -66,12 +66,12 @@ class SharedChecks:
             if check.going is not None:
                 check.going.cancel()
 
-    def _outcome(self, check: Check) -> OmniJobsError | None:
+    def _outcome(self, check: SharedCheck) -> OmniJobsError | None:
         if check.going is None or self._clock() < check.began + check.limit_s:
             return check.outcome
         return check.late(f"no answer within {check.limit_s:g} s")
 
-    async def _run(self, name: str, check: Check) -> None:
+    async def _run(self, name: str, check: SharedCheck) -> None:
         try:
             check.outcome = await run_sync(_failure_of, name, check.run, abandon_on_cancel=True, limiter=self._threads)
             check.ended = self._clock()

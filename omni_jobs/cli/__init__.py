@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 import typer
 
 from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants
-from omni_jobs.cli.exits import Exit, Group
+from omni_jobs.cli.exits import Exit, Subcommands
 from omni_jobs.cli.options import CONTEXT
 
 __all__ = ["Exit", "app"]
 
 app = typer.Typer(
-    cls=Group,
+    cls=Subcommands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -21,7 +21,7 @@ class Exit:
     INTERRUPTED = 130
 
 
-class Group(TyperGroup):
+class Subcommands(TyperGroup):
     """The group of subcommands: errors that a user can mend give a line and an exit code.
 
     These are OmniJobsError, a timeout, Ctrl-C, and a file that cannot be read or written. A closed pipe gives 0.

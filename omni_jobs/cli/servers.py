@@ -127,7 +127,7 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs api --host 0.0.0.0
     """
     from omni_jobs.api.allocator import give_freed_memory_back
-    from omni_jobs.api.server import Server, raise_file_limit
+    from omni_jobs.api.server import BoundedServer, raise_file_limit
     from omni_jobs.api.services import Services
     from omni_jobs.errors import ConfigError
     from omni_jobs.servers import check_host
@@ -142,7 +142,7 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
-    server = Server(settings, Services(settings))
+    server = BoundedServer(settings, Services(settings))
     # All threads wait while the collector runs: it skips all that is loaded now, and looks at large bodies less often.
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -1,4 +1,4 @@
-"""``Size``: the width and height of the picture that a job makes, for the stages that have such parameters."""
+"""``PictureSize``: the width and height of the picture that a job makes, for the stages that have such parameters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _OPTION = "--size"
 
 
-class Size(NamedTuple):
+class PictureSize(NamedTuple):
     """Pixels of a picture's sides."""
 
     width: int
     height: int
 
     @classmethod
-    def parse(cls, text: str) -> Size:
+    def parse(cls, text: str) -> PictureSize:
         """Return the size that a text such as ``1024x768`` says. Raises BadParameter."""
         found = re.fullmatch(r"(\d{1,9})[xX×](\d{1,9})", text, re.ASCII)
         if found is None:

@@ -12,7 +12,7 @@ import typer
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show, show_outcome
-from omni_jobs.cli.size import Size
+from omni_jobs.cli.size import PictureSize
 from omni_jobs.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def submit(
         request |= _settings(modalities, voice, param, seed, metadata, priority)
     if previews:
         request["previews"] = True
-    wanted = None if size is None else Size.parse(size)
+    wanted = None if size is None else PictureSize.parse(size)
     with connect(url) as client:
         if body is None:
             request["model"] = pipeline or _only_pipeline(client)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
 import xxhash
-from sqlalchemy import Connection, Dialect, TextClause, exc, text
+from sqlalchemy import Connection, Dialect, Row, TextClause, exc, text
 
 from omni_jobs.database.tables import encode_json
 
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^-- name: (\w+)$\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
-_Rows = list[tuple[Any, ...]]
+AnyRow = Row[*tuple[Any, ...]]
+Rows = list[tuple[Any, ...]]
 _pooled: WeakSet[Dialect] = WeakSet()  # the dialects of engines behind a pooler
 
 
@@ -69,7 +70,7 @@ class Statement:
         self._of_dialect = of_dialect
         self._compiled: dict[str, _Compiled] = {}
 
-    def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> _Rows:
+    def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> Rows:
         """Execute the statement with parameters by name, and return its rows."""
         cursor = self._execute(tx, parameters)
         try:
@@ -120,7 +121,7 @@ def statement(name: str) -> Statement:
     return Statement(lambda dialect: text(_texts(dialect)[name]))
 
 
-Call = tuple[Statement, Mapping[str, Any]]
+BoundStatement = tuple[Statement, Mapping[str, Any]]
 """A statement and its parameters by name."""
 
 
@@ -142,7 +143,7 @@ class BulkStatement:
         of_all, parameters = self.call(rows)
         return len(of_all.rows(tx, parameters))
 
-    def call(self, rows: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, rows: Sequence[tuple[Any, ...]]) -> BoundStatement:
         """Return PostgreSQL's statement, not run, with its parameters; it returns a row for each row that changed."""
         # A value that is left out is NULL as well, and need not be written or read. bytes are written in hex.
         items = [
@@ -187,7 +188,7 @@ def run_all(tx: Connection, work: Sequence[tuple[BulkStatement, Sequence[tuple[A
         raise RuntimeError("rows have changed that this transaction has locked")
 
 
-def execute_pipelined(tx: Connection, calls: Sequence[Call]) -> list[_Rows]:
+def execute_pipelined(tx: Connection, calls: Sequence[BoundStatement]) -> list[Rows]:
     """Execute statements in their order, and return the rows of each. On PostgreSQL they are one message.
 
     Each must return rows, and each parameter must be text.

@@ -61,7 +61,7 @@ class JsonText(TypeDecorator[Any]):
 
 Seconds = Double  # since 1970, UTC
 RETRY_TOKEN = "wish"  # noqa: S105 — the key in a retry's event by which a retry knows its own commit; no password
-Name = String(100)
+NameType = String(100)
 _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in INTEGER PRIMARY KEY
 
 
@@ -127,7 +127,7 @@ class JobRow(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)  # "job-" + UUIDv7: sorts by time
     state: Mapped[str] = mapped_column(String(16))  # JobState
-    pipeline: Mapped[str] = mapped_column(Name)
+    pipeline: Mapped[str] = mapped_column(NameType)
     pipeline_version: Mapped[str] = mapped_column(String(20))
     # Pipeline.digest of the pipeline file it was submitted with; "": unknown, any worker of the stage may claim it.
     pipeline_digest: Mapped[str] = mapped_column(String(64))
@@ -182,8 +182,8 @@ class StageRunRow(Base):
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     position: Mapped[int]  # in the job; every stage comes after its inputs
-    pipeline: Mapped[str] = mapped_column(Name)
-    stage: Mapped[str] = mapped_column(Name)
+    pipeline: Mapped[str] = mapped_column(NameType)
+    stage: Mapped[str] = mapped_column(NameType)
     # JobRow.pipeline_digest. "" until a worker of the stage serves, whose file the stage run then gets.
     pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     queue: Mapped[str] = mapped_column(String(200))  # where its doorbells go
@@ -277,8 +277,8 @@ class WorkerRow(Base):
 
     id: Mapped[str] = mapped_column(String(200), primary_key=True)  # the boot id, new with every start
     slot: Mapped[str] = mapped_column(String(200))  # its Celery node name, which one live worker has at a time
-    pipeline: Mapped[str] = mapped_column(Name)
-    stage: Mapped[str] = mapped_column(Name)
+    pipeline: Mapped[str] = mapped_column(NameType)
+    stage: Mapped[str] = mapped_column(NameType)
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     slots: Mapped[int]  # the number of stage runs that it runs at a time
@@ -303,8 +303,8 @@ class PausedStageRow(Base):
 
     __tablename__ = "paused_stages"
 
-    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
-    stage: Mapped[str] = mapped_column(Name, primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
     at: Mapped[float] = mapped_column(Seconds)  # of the first pause, if several administrators paused it
 
 
@@ -319,8 +319,8 @@ class EstimateRow(Base):
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # in the order in which they were made
     stage_run_id: Mapped[int] = mapped_column(_BigId)
-    pipeline: Mapped[str] = mapped_column(Name)
-    stage: Mapped[str] = mapped_column(Name)
+    pipeline: Mapped[str] = mapped_column(NameType)
+    stage: Mapped[str] = mapped_column(NameType)
     at: Mapped[float] = mapped_column(Seconds)
     point_s: Mapped[float] = mapped_column(Double)  # the expected wait, from which the interval was made
     low_s: Mapped[float] = mapped_column(Double)
@@ -333,8 +333,8 @@ class CalibrationRow(Base):
 
     __tablename__ = "calibrations"
 
-    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
-    stage: Mapped[str] = mapped_column(Name, primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
     low_factor: Mapped[float] = mapped_column(Double)
     high_factor: Mapped[float] = mapped_column(Double)
     low_tail: Mapped[float] = mapped_column(Double)
@@ -359,7 +359,7 @@ class ApiKeyRow(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name", ondelete="CASCADE"), index=True)
-    name: Mapped[str | None] = mapped_column(Name)  # what its maker calls it
+    name: Mapped[str | None] = mapped_column(NameType)  # what its maker calls it
     scopes: Mapped[Any] = mapped_column(JsonText)  # ["submit", …]
     hint: Mapped[str] = mapped_column(String(20))  # the key's first characters, by which its owner knows it again
     digest: Mapped[str] = mapped_column(String(64), unique=True)  # SHA-256 of the key, in hex

@@ -4,7 +4,7 @@ from sqlalchemy import ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import BigInteger, Double, Integer, String
 
-from omni_jobs.database.tables import Base, Name
+from omni_jobs.database.tables import Base, NameType
 
 
 class TurnRow(Base):
@@ -12,7 +12,7 @@ class TurnRow(Base):
 
     __tablename__ = "turns"
 
-    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     high: Mapped[int] = mapped_column(BigInteger)
     normal: Mapped[int] = mapped_column(BigInteger)
@@ -45,7 +45,7 @@ class QuotaTurnRow(Base):
     __tablename__ = "quota_turns"
 
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
-    pipeline: Mapped[str] = mapped_column(Name, primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
     high: Mapped[int] = mapped_column(BigInteger)
     normal: Mapped[int] = mapped_column(BigInteger)
     low: Mapped[int] = mapped_column(BigInteger)

@@ -28,7 +28,7 @@ _PAUSE_PER_COUNT = 100.0  # a count takes a hundredth of the time at most
 _PAUSES_UNTIL_OLD = 10.0
 _RETRY_AFTER_S = 5
 
-Scope = tuple[str, str | None]
+BacklogKey = tuple[str, str | None]
 """A pipeline and one of its tenants; None: all its tenants."""
 
 
@@ -71,14 +71,14 @@ class Backlog:
         self._per_pipeline = per_pipeline
         self._per_tenant = per_tenant
         self._clock = clock
-        self._counted: Counter[Scope] = Counter()
+        self._counted: Counter[BacklogKey] = Counter()
         self._running: Mapping[str, int] = {}
         self._counted_at = -math.inf  # when the last count began
         self._count_at = -math.inf  # when the next count is due
         self._pause_s = _SHORTEST_PAUSE_S
-        self._reserved: Counter[Scope] = Counter()  # granted, and not yet taken or given back
-        self._taken: Counter[Scope] = Counter()  # since the last count began: it may hold some of them
-        self._taken_meanwhile: Counter[Scope] = Counter()  # since the count began that goes on now
+        self._reserved: Counter[BacklogKey] = Counter()  # granted, and not yet taken or given back
+        self._taken: Counter[BacklogKey] = Counter()  # since the last count began: it may hold some of them
+        self._taken_meanwhile: Counter[BacklogKey] = Counter()  # since the count began that goes on now
         self._counting: asyncio.Task[None] | None = None
         self._threads = CapacityLimiter(1)  # of its own, because a slow count must not wait for other threads
 
@@ -102,7 +102,7 @@ class Backlog:
         Call ``refresh`` before. It raises nothing if there is no room: the reservation then has a ``refusal``. A block
         that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
         """
-        scopes: tuple[Scope, Scope] = ((pipeline, None), (pipeline, tenant))
+        scopes: tuple[BacklogKey, BacklogKey] = ((pipeline, None), (pipeline, tenant))
         per_tenant = self._per_tenant if limits.queued_jobs is None else limits.queued_jobs
         bounds = dict(zip(scopes, (self._per_pipeline, per_tenant), strict=True))
         waiting = {scope: self._counted[scope] + self._taken[scope] + self._reserved[scope] for scope in scopes}
@@ -136,7 +136,7 @@ class Backlog:
         began = self._clock()
         self._count_at = began + self._pause_s
         self._taken_meanwhile.clear()
-        counted: Counter[Scope] = Counter()
+        counted: Counter[BacklogKey] = Counter()
         queued, running = await run_sync(lambda: (self._count(), self._count_running()), limiter=self._threads)
         for (pipeline, tenant), jobs in queued.items():
             counted[pipeline, None] += jobs
@@ -152,7 +152,7 @@ class Backlog:
             logger.warning("the backlog cannot be counted: %s", error)
 
 
-def _refusal(scope: Scope, waiting: int, limit: int) -> TooManyJobs:
+def _refusal(scope: BacklogKey, waiting: int, limit: int) -> TooManyJobs:
     pipeline, tenant = scope
     if tenant is None:  # no number, because a tenant may not learn of the jobs of others
         return TooManyJobs(f"as many jobs wait in pipeline {pipeline} as may wait", retry_after_s=_RETRY_AFTER_S)

@@ -27,7 +27,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.tenants.limits import Limits
 from omni_jobs.views import JobView
 
-_Scope = tuple[str, str]  # a pipeline and a tenant
+_TenantKey = tuple[str, str]  # a pipeline and a tenant
 
 _MEDIA_RETRY_AFTER_S: Final = 5
 _STORED_RETRY_AFTER_S: Final = 60  # it frees by the pruner, or by hand
@@ -58,7 +58,7 @@ class Places:
     """
 
     accepted: list[AdmittedRequest | OmniJobsError]
-    _reservations: Mapping[_Scope, Reservation]
+    _reservations: Mapping[_TenantKey, Reservation]
 
     def made(self, pipeline: str, tenant: str) -> None:
         """Note that a job was made."""
@@ -139,7 +139,7 @@ class Room:
 
     def _reserve(
         self, requests: Sequence[SubmitRequest], admitted: Sequence[AdmittedRequest | OmniJobsError], until: ExitStack
-    ) -> dict[_Scope, Reservation]:
+    ) -> dict[_TenantKey, Reservation]:
         """Reserve room in the backlog for all, as far as there is, by pipeline and tenant."""
         wanted = Counter(
             (each.pipeline.name, request.tenant)

@@ -1,16 +1,14 @@
 """The numbers of jobs and stage runs in each state that is not final, and the bytes of their media."""
 
-from typing import Any
-
-from sqlalchemy import Connection, Row, bindparam, func, or_, select, text
+from sqlalchemy import Connection, bindparam, func, or_, select, text
 
 from omni_jobs.database.clock import now
+from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import JobRow, StageRunRow, literal, state_is, state_seen
 from omni_jobs.jobs.stored_bytes import of_media
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import Counts, StageCount
 
-_AnyRow = Row[*tuple[Any, ...]]
 _ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
 _UNFINISHED = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
 
@@ -61,9 +59,9 @@ def counts(tx: Connection, tenant: str | None = None) -> Counts:
     return Counts(jobs=jobs, stage_runs=stage_runs)
 
 
-def _stage_runs(tx: Connection) -> list[_AnyRow]:
+def _stage_runs(tx: Connection) -> list[AnyRow]:
     """Return the counts of all tenants' unfinished stage runs. The partial index of each state serves its query."""
-    rows: list[_AnyRow] = []
+    rows: list[AnyRow] = []
     for state in _UNFINISHED:
         query = (
             select(StageRunRow.pipeline, StageRunRow.stage, literal(state).label("state"), func.count().label("n"))

@@ -3,14 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, Text, bindparam, select
+from sqlalchemy import Connection, Text, bindparam, select
 
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.one_of import one_of
-from omni_jobs.database.statement import listed
+from omni_jobs.database.statement import AnyRow, listed
 from omni_jobs.database.tables import (
     RETRY_TOKEN,
     ArtifactRow,
@@ -37,8 +36,6 @@ from omni_jobs.views import (
     WarningView,
     merge_results,
 )
-
-_AnyRow = Row[*tuple[Any, ...]]
 
 # Built once, because SQLAlchemy would visit every part of them with every call.
 _ids = bindparam("ids", type_=Text)
@@ -111,7 +108,7 @@ def owned(tx: Connection, job_id: str, tenant: str | None) -> str:
     return job_id
 
 
-def _row(tx: Connection, job_id: str, tenant: str | None) -> _AnyRow:
+def _row(tx: Connection, job_id: str, tenant: str | None) -> AnyRow:
     """Return the shown columns of a job. Raises NotFound."""
     # PostgreSQL's text refuses NUL characters and surrogates.
     row = None
@@ -166,7 +163,7 @@ def artifact(tx: Connection, job_id: str, name: str, tenant: str | None = None) 
     return StoredArtifact(name, row.media_type, ObjectRef.model_validate(row.ref))
 
 
-def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, detail: Detail | None = None) -> list[JobView]:
+def _views(tx: Connection, rows: Sequence[AnyRow], brief: bool = False, detail: Detail | None = None) -> list[JobView]:
     """Return the views of the jobs whose shown columns these are, in their order.
 
     ``brief`` views have no results. With a ``detail`` a view says for how long its job waits.
@@ -175,7 +172,7 @@ def _views(tx: Connection, rows: Sequence[_AnyRow], brief: bool = False, detail:
     if not ids:
         return []
     stage_runs = _STAGE_RUNS_BUT_RESULTS if brief else _STAGE_RUNS
-    runs: dict[str, list[_AnyRow]] = defaultdict(list)
+    runs: dict[str, list[AnyRow]] = defaultdict(list)
     for run in sorted(tx.execute(stage_runs, {"ids": listed(ids)}), key=lambda run: run.position):
         runs[run.job_id].append(run)
     retried = {row.id for row in rows if row.retries}  # their failures began to count anew, their errors stayed
@@ -211,8 +208,8 @@ def _errors(tx: Connection, stage_run_ids: Sequence[int]) -> dict[int, list[Atte
 
 
 def _view(
-    row: _AnyRow,
-    runs: Sequence[_AnyRow],
+    row: AnyRow,
+    runs: Sequence[AnyRow],
     errors: Mapping[int, list[AttemptErrorView]],
     artifacts: list[ArtifactView],
     waiting: WaitingView | None,
@@ -261,7 +258,7 @@ def _view(
     )
 
 
-def _progress(run: Row[Any]) -> ProgressView | None:
+def _progress(run: AnyRow) -> ProgressView | None:
     """Return the stage run's progress, whole if it succeeded, though the last report may have come earlier.
 
     Its preview is of no use once the stage run has ended.
@@ -275,7 +272,7 @@ def _progress(run: Row[Any]) -> ProgressView | None:
     return progress.model_copy(update={"picture": None} | ({"done": progress.total} if is_whole else {}))
 
 
-def _reason(run: _AnyRow, waiting: WaitingView | None) -> str | None:
+def _reason(run: AnyRow, waiting: WaitingView | None) -> str | None:
     """Return why a stage run waits; None if it does not, or waits for its turn."""
     if waiting is None or waiting.stage != run.stage:
         return run.reason  # type: ignore[no-any-return]

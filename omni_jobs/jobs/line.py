@@ -25,7 +25,7 @@ class Line(NamedTuple):
     pipeline_digest: str
 
 
-class Standing(NamedTuple):
+class QueuedRun(NamedTuple):
     """A queued stage run in its line."""
 
     turn: int
@@ -142,7 +142,7 @@ _LAST_STANDING = _standing.where(*_IN_LINE).order_by(*(each.desc() for each in _
 _LENGTH = select(func.count()).select_from(select(StageRunRow.id).where(*_IN_LINE).limit(COUNTED).subquery())
 
 
-def place(tx: Connection, line: Line, standing: Standing) -> Place:
+def place(tx: Connection, line: Line, standing: QueuedRun) -> Place:
     """Return what stands before a stage run in its line.
 
     Behind those that are counted, others are assumed to stand as close to each other as they do.
@@ -154,7 +154,7 @@ def place(tx: Connection, line: Line, standing: Standing) -> Place:
     return Place(before, row.high)
 
 
-def position(tx: Connection, line: Line, standing: Standing, tenant: str) -> Position:
+def position(tx: Connection, line: Line, standing: QueuedRun, tenant: str) -> Position:
     """Return how many stage runs of its tenant stand before a stage run in its line, COUNTED at the most.
 
     At most COUNTED queued jobs of the tenant and as many that are in progress are looked at, the oldest.
@@ -220,8 +220,8 @@ def length(tx: Connection, line: Line) -> int:
     return tx.execute(_LENGTH, line._asdict()).scalar_one()
 
 
-def standing_at(tx: Connection, line: Line, numbers: Sequence[int]) -> set[Standing]:
+def standing_at(tx: Connection, line: Line, numbers: Sequence[int]) -> set[QueuedRun]:
     """Return the stage runs with so many before them in a line, and the last one of the line; none of an empty line."""
     rows = [tx.execute(_FIRST_STANDING, line._asdict() | {"number": number}).one_or_none() for number in numbers]
     rows.append(tx.execute(_LAST_STANDING, line._asdict()).one_or_none())
-    return {Standing(*row) for row in rows if row is not None}
+    return {QueuedRun(*row) for row in rows if row is not None}

@@ -8,12 +8,10 @@ is longer, it checks the job early and computes ``prune_at`` anew; if shorter, `
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Text,
     and_,
     bindparam,
@@ -29,7 +27,7 @@ from sqlalchemy import (
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.one_of import one_of
-from omni_jobs.database.statement import bulk, listed
+from omni_jobs.database.statement import AnyRow, bulk, listed
 from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs import stored_bytes
@@ -37,8 +35,6 @@ from omni_jobs.jobs.transition_sql import INSERT_GARBAGE
 from omni_jobs.jobs.values import Garbage, PruneResult, Retention, StoredSnapshot
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
-
-_AnyRow = Row[*tuple[Any, ...]]
 
 _ids = bindparam("ids", type_=Text)
 _SET_PRUNED = bulk("set_pruned", "job", "prune_at", "payloads_gone", "inputs_gone", "artifacts_gone")
@@ -154,13 +150,13 @@ def _is_due(retention: Retention, at: float) -> ColumnElement[bool]:
     return or_(JobRow.finished_at <= at - retention.jobs_s, *(and_(gone.is_(False), is_over) for gone, is_over in kept))
 
 
-def _payloads_due(job: _AnyRow, retention: Retention) -> float:
+def _payloads_due(job: AnyRow, retention: Retention) -> float:
     kept_s = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
     return float(job.finished_at) + kept_s
 
 
 def _after(
-    job: _AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
+    job: AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
 ) -> tuple[str, float, bool, bool, bool]:
     """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
     gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from omni_jobs.database.statement import execute_pipelined, listed, run_all, statement
+from omni_jobs.database.statement import Rows, execute_pipelined, listed, run_all, statement
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs import quota, stored_bytes
@@ -30,7 +30,6 @@ _HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}
 _JOB_STATES = {state.value: state for state in JobState}
 _STAGE_RUN_STATES = {state.value: state for state in StageRunState}
 _by_first = itemgetter(0)
-_Rows = list[tuple[Any, ...]]
 
 
 class JobTransition:
@@ -74,14 +73,14 @@ class JobTransition:
         self._delayed: set[int] = set()
         self._job_errors: dict[str, Mapping[str, Any]] = {}
         # Rows for the statements of the same names in transition_sql.
-        self._succeeded: _Rows = []
-        self._ended: _Rows = []
-        self._requeued: _Rows = []
-        self._errors: _Rows = []
-        self._artifacts: _Rows = []
-        self._job_changes: _Rows = []
-        self._events: _Rows = []
-        self._garbage: _Rows = []
+        self._succeeded: Rows = []
+        self._ended: Rows = []
+        self._requeued: Rows = []
+        self._errors: Rows = []
+        self._artifacts: Rows = []
+        self._job_changes: Rows = []
+        self._events: Rows = []
+        self._garbage: Rows = []
 
     @classmethod
     def of_job(cls, tx: Connection, job_id: str) -> Self:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from omni_jobs.database.statement import execute_pipelined, statement
 from omni_jobs.priority import Priority
 
-_Line = tuple[str, str, tuple[str, ...]]
+_LineKey = tuple[str, str, tuple[str, ...]]
 
 
 class Wish(NamedTuple):
@@ -22,7 +22,7 @@ class Wish(NamedTuple):
     cost: float = 1.0  # 1: a plain job's
 
     @property
-    def line(self) -> _Line:
+    def line(self) -> _LineKey:
         """What tells the virtual time that the job is measured by from others."""
         return self.pipeline, self.pipeline_digest, self.stages
 
@@ -31,9 +31,9 @@ class Wish(NamedTuple):
         return {"pipeline": self.pipeline, "stage": stage, "digest": self.pipeline_digest}
 
 
-def virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_Line, int]:
+def virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_LineKey, int]:
     """Return the virtual time of each line that these jobs join. Call it under the lock of the tenants' lines."""
-    times: dict[_Line, int] = {}
+    times: dict[_LineKey, int] = {}
     lines = {wish.line: wish for wish in wishes}
     for line, wish in lines.items():
         first = [(statement("first_turn"), wish.of_stage(stage)) for stage in wish.stages]

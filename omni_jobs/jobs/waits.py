@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.jobs import line, quota
 from omni_jobs.jobs.estimates import coarse
-from omni_jobs.jobs.line import Line, Standing, Wait
+from omni_jobs.jobs.line import Line, QueuedRun, Wait
 from omni_jobs.jobs.pause import paused_stages
 from omni_jobs.jobs.successors import ACTIVE, QUOTA
 from omni_jobs.priority import Priority
@@ -31,7 +32,6 @@ class Detail(Enum):
     FINE = auto()  # to operators
 
 
-_AnyRow = Row[*tuple[Any, ...]]
 _Stage = tuple[str, str]  # pipeline, stage
 _Files = dict[str, str]  # the versions of pipeline files, by digest
 
@@ -53,7 +53,7 @@ _FILES = (
 
 
 def waits(
-    tx: Connection, jobs: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]], detail: Detail | None
+    tx: Connection, jobs: Sequence[AnyRow], runs: Mapping[str, Sequence[AnyRow]], detail: Detail | None
 ) -> dict[str, WaitingView]:
     """Return why these jobs wait, by job id; jobs that do not are left out. With a ``detail``: and for how long.
 
@@ -81,7 +81,7 @@ def waits(
     return found
 
 
-def _held(tx: Connection, jobs: Sequence[_AnyRow], runs: Mapping[str, Sequence[_AnyRow]]) -> dict[str, WaitingView]:
+def _held(tx: Connection, jobs: Sequence[AnyRow], runs: Mapping[str, Sequence[AnyRow]]) -> dict[str, WaitingView]:
     """Return the views of those of these active jobs that are held, by job id."""
     held = {job.id: run for job in jobs for run in reversed(runs[job.id]) if run.reason == QUOTA}
     if not held:
@@ -111,7 +111,7 @@ class _Stages:
             files = self._loading if row.is_loading else self._serving
             files[row.pipeline, row.stage][row.pipeline_digest] = row.pipeline_version
 
-    def obstacle(self, job: _AnyRow, run: _AnyRow) -> WaitingView | None:
+    def obstacle(self, job: AnyRow, run: AnyRow) -> WaitingView | None:
         """Return why a queued stage run could not be claimed whatever its turn; None if it could."""
         stage = job.pipeline, run.stage
         if stage in self._paused:
@@ -131,7 +131,7 @@ def _has_file(files: _Files, digest: str) -> bool:
     return digest in files or (not digest and bool(files))
 
 
-def _no_worker(job: _AnyRow, stage: str, others: _Files) -> str:
+def _no_worker(job: AnyRow, stage: str, others: _Files) -> str:
     """Say that no worker has the job's pipeline file; ``others`` are those of live workers."""
     if not others:
         return f"no worker of stage {stage} serves"
@@ -143,13 +143,13 @@ def _no_worker(job: _AnyRow, stage: str, others: _Files) -> str:
     )
 
 
-def _turn(tx: Connection, job: _AnyRow, run: _AnyRow, detail: Detail | None) -> WaitingView:
+def _turn(tx: Connection, job: AnyRow, run: AnyRow, detail: Detail | None) -> WaitingView:
     """Say that a stage run waits for its turn; with a detail also what stands before it, and for how long."""
     if detail is None:
         return _view(job, run, "turn", f"it waits for its turn at stage {run.stage}")
     its = Line(job.pipeline, run.stage, job.pipeline_digest)
     is_high = job.priority == Priority.HIGH
-    standing = Standing(run.turn, run.id, is_high)
+    standing = QueuedRun(run.turn, run.id, is_high)
     position, place = line.position(tx, its, standing, job.tenant), line.place(tx, its, standing)
     wait = line.expected_wait(place, line.pace(tx, its), line.factors_of(tx, its), is_high)
     own = f"{position.own}{'' if position.is_exact else ' or more'}"
@@ -173,7 +173,7 @@ def _estimate(wait: Wait, detail: Detail) -> EstimateView:
     return EstimateView(low_s=low_s, high_s=high_s, basis=_BASIS if wait.point_s else _BASIS_OF_FREE_SLOT)
 
 
-def _view(job: _AnyRow, run: _AnyRow, reason: str, message: str, **more: Any) -> WaitingView:
+def _view(job: AnyRow, run: AnyRow, reason: str, message: str, **more: Any) -> WaitingView:
     return WaitingView(
         reason=reason,  # type: ignore[arg-type]
         stage=run.stage,

@@ -34,7 +34,7 @@ _PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characte
 _PLAIN_LINES = _PLAIN + b"\r\n\t"
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
-Path = tuple[str | int, ...]
+JsonPath = tuple[str | int, ...]
 Long = Mapping[str, memoryview]
 """Media in base64, as the ASCII between the quotes, by the names that stand in their places in the tree."""
 
@@ -192,7 +192,7 @@ def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: i
     Raises InvalidRequest and RequestTooLarge.
     """
     text_bytes = 0
-    waiting: list[tuple[Any, Path]] = [(tree, ())]
+    waiting: list[tuple[Any, JsonPath]] = [(tree, ())]
     while waiting:
         container, within = waiting.pop()
         if len(within) >= _MAX_DEPTH:
@@ -226,7 +226,7 @@ def _fits_64_bits(value: float | None) -> bool:
     return value is None or -(1 << 63) <= value < 1 << 64
 
 
-def _is_medium(path: Path) -> bool:
+def _is_medium(path: JsonPath) -> bool:
     """Return whether media in base64 may stand there."""
     match path:
         case ("messages", int(), "content", int(), "input_audio", "data"):
@@ -236,7 +236,7 @@ def _is_medium(path: Path) -> bool:
     return path == ("prompt_embeds", "data")
 
 
-def _check_string(value: str, path: Path) -> None:
+def _check_string(value: str, path: JsonPath) -> None:
     if "\0" in value:
         raise InvalidRequest("the text contains the character U+0000", field=_dotted(path))
     if not value.isascii():
@@ -249,7 +249,7 @@ def _check_string(value: str, path: Path) -> None:
             ) from None
 
 
-def _dotted(path: Path) -> str:
+def _dotted(path: JsonPath) -> str:
     return ".".join(_shown(str(name)) for name in path)
 
 

@@ -1,4 +1,4 @@
-"""``Readiness``: tells whether a child of the embedded stack serves."""
+"""``ChildReadiness``: tells whether a child of the embedded stack serves."""
 
 from contextlib import suppress
 
@@ -12,7 +12,7 @@ from omni_jobs.stack.valkey import Valkey
 API_LIMIT_S = 6.0
 
 
-class Readiness:
+class ChildReadiness:
     """Asks the children of one embedded stack whether they serve, for the supervisor."""
 
     def __init__(self, valkey: Valkey, api_url: str, jobs: Jobs) -> None:

@@ -16,7 +16,7 @@ from omni_jobs.errors import OmniJobsError, StackError
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState
-from omni_jobs.stack.readiness import Readiness
+from omni_jobs.stack.readiness import ChildReadiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
 
@@ -112,7 +112,7 @@ class Supervisor:
     def _run(self) -> None:
         try:
             with closing(Database(self._settings.resolved_database_url)) as database:
-                readiness = Readiness(self._valkey, self._api_url, Jobs(database))
+                readiness = ChildReadiness(self._valkey, self._api_url, Jobs(database))
                 self._start_all(database, readiness)
                 self._on_ready()
                 self._settled.set()
@@ -130,7 +130,7 @@ class Supervisor:
                 self._ended.set()
                 self._settled.set()
 
-    def _start_all(self, database: Database, readiness: Readiness) -> None:
+    def _start_all(self, database: Database, readiness: ChildReadiness) -> None:
         valkey, *others = self._children
         self._start(valkey)
         database.migrate()
@@ -144,7 +144,7 @@ class Supervisor:
         self._sessions.add(pid)
         self._sentinel.send(f"session {pid}")
 
-    def _await_ready(self, children: Sequence[Child], readiness: Readiness, limit_s: float) -> None:
+    def _await_ready(self, children: Sequence[Child], readiness: ChildReadiness, limit_s: float) -> None:
         """Wait until all these children serve. One that ends meanwhile, or is late, is given up.
 
         Late is who still waits when for ``limit_s`` none has turned ready. Raises StackError if nothing is left to
@@ -195,7 +195,7 @@ class Supervisor:
         child, pid = event
         return child if child.pid == pid and child.state is not ChildState.FAILED else None
 
-    def _keep_running(self, readiness: Readiness) -> None:
+    def _keep_running(self, readiness: ChildReadiness) -> None:
         """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped."""
         while True:
             unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]

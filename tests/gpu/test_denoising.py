@@ -11,7 +11,7 @@ from tests.gpu.conftest import Record
 from tests.gpu.rows import alone, caller, engine, largest_differences, run, synchronize
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import unpack
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DrawParameters
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniModelConfig
@@ -26,7 +26,7 @@ def prompt(seed: int, *, steps: int, tokens: int = 9, scale: float = 4.0, side: 
     tensors = {"prompt_embeds": torch.randn(tokens, WIDTH, generator=generator)}
     if scale > 1:
         tensors["negative_prompt_embeds"] = torch.randn(5, WIDTH, generator=generator)
-    parameters = DenoiseParameters(width=side, height=64, steps=steps, true_cfg_scale=scale)
+    parameters = DrawParameters(width=side, height=64, steps=steps, true_cfg_scale=scale)
     return DiffusionPrompt(tensors, {}, parameters, seed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from omni_jobs.api.server import Server
+from omni_jobs.api.server import BoundedServer
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 from omni_jobs.views import RequestErrorView
@@ -86,7 +86,7 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
         assert not thread.is_alive(), "the API did not stop"
 
 
-class _Server(Server):
+class _Server(BoundedServer):
     def __init__(self, settings: Settings, started: threading.Event) -> None:
         super().__init__(settings, log_level="warning")
         self._started = started

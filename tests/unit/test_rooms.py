@@ -1,7 +1,10 @@
 """docs/architecture.md says which room imports which: it must be so, room by room, and each name in it must exist."""
 
 import ast
+import builtins
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +129,56 @@ def test_files_and_functions_are_short(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def kinds_of(path: Path) -> set[str]:
+    """Return the names of the classes and type aliases that a module defines at its top."""
+    body = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    names: set[str] = set()
+    while body:
+        node = body.pop()
+        if isinstance(node, ast.If):
+            body += node.body + node.orelse
+        elif isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {each.id for each in targets if isinstance(each, ast.Name) and names_a_kind(each.id)}
+    return names
+
+
+def names_a_kind(name: str) -> bool:
+    word = name.lstrip("_")
+    return word[:1].isupper() and word != word.upper()
+
+
+KINDS = {module: kinds_of(path) for module, path in MODULES.items()}
+
+
+def test_each_public_name_of_a_class_or_type_is_defined_once() -> None:
+    modules = Counter(name for names in KINDS.values() for name in names if not name.startswith("_"))
+    assert [name for name, times in modules.items() if times > 1] == []
+
+
+@pytest.mark.parametrize("room", sorted({room_of(module) for module in MODULES}))
+def test_a_room_has_no_two_classes_or_types_of_one_name(room: str) -> None:
+    """A private name is no other's, public or private, in the same room."""
+    modules = Counter(name.lstrip("_") for module, names in KINDS.items() if room_of(module) == room for name in names)
+    assert [name for name, times in modules.items() if times > 1] == []
+
+
+def names_of_python() -> set[str]:
+    """Return the built-in names, and those that a module of ours imports from Python's library."""
+    names = set(dir(builtins))
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in sys.stdlib_module_names:
+                names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_no_class_or_type_has_a_name_of_pythons() -> None:
+    assert set().union(*KINDS.values()) & names_of_python() == set()
 
 
 def test_each_room_has_its_tests_where_its_name_says() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _PictureFormat:
     """A format as Pillow knows it; ``longest`` is its longest side in pixels, ``transparent`` whether it can be so."""
 
     name: str
@@ -34,11 +34,11 @@ class _Format:
     options: Mapping[str, Any]
 
 
-_FORMATS: Mapping[str, _Format] = {
-    "png": _Format("PNG", 65_500, True, {"compress_level": 6}),
+_FORMATS: Mapping[str, _PictureFormat] = {
+    "png": _PictureFormat("PNG", 65_500, True, {"compress_level": 6}),
     # A model's picture is often text or flat colour, whose edges blur where colours have half the resolution.
-    "jpeg": _Format("JPEG", 65_500, False, {"quality": 90, "subsampling": "4:4:4"}),
-    "webp": _Format("WEBP", 16_383, True, {"quality": 90, "method": 4}),
+    "jpeg": _PictureFormat("JPEG", 65_500, False, {"quality": 90, "subsampling": "4:4:4"}),
+    "webp": _PictureFormat("WEBP", 16_383, True, {"quality": 90, "method": 4}),
 }
 
 

@@ -35,7 +35,7 @@ _THREADS = 2  # never by the number of cores, because x264's bytes depend on it
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _VideoFormat:
     """FFmpeg's muxer and encoder with their options, and the number to whose multiples both sides are rounded up."""
 
     muxer: str
@@ -45,16 +45,18 @@ class _Format:
     multiple: int
 
 
-_FORMATS: Mapping[str, _Format] = {
+_FORMATS: Mapping[str, _VideoFormat] = {
     # cpu-independent: x264's fast estimates of how far a block is reused differ from run to run.
-    "mp4": _Format(
+    "mp4": _VideoFormat(
         "mp4",
         {"movflags": "+faststart"},
         "libx264",
         {"preset": "medium", "crf": "20", "x264-params": "cpu-independent=1"},
         multiple=2,
     ),
-    "webm": _Format("webm", {}, "libvpx-vp9", {"crf": "31", "b": "0", "deadline": "good", "cpu-used": "4"}, multiple=1),
+    "webm": _VideoFormat(
+        "webm", {}, "libvpx-vp9", {"crf": "31", "b": "0", "deadline": "good", "cpu-used": "4"}, multiple=1
+    ),
 }
 
 
@@ -91,7 +93,7 @@ def _frame_rate(values: Mapping[str, Any]) -> Fraction:
     return Fraction(rate).limit_denominator(_DENOMINATOR)
 
 
-def _write(pixels: NDArray[Any], rate: Fraction, format: _Format, file: io.BytesIO) -> None:
+def _write(pixels: NDArray[Any], rate: Fraction, format: _VideoFormat, file: io.BytesIO) -> None:
     # Bit-exact: no version and no random number in the file.
     options = {"fflags": "+bitexact", **format.muxer_options}
     with av.open(file, "w", format=format.muxer, options=options, io_open=lambda *_: _Reader(file)) as container:
@@ -101,7 +103,7 @@ def _write(pixels: NDArray[Any], rate: Fraction, format: _Format, file: io.Bytes
         container.mux(stream.encode(None))
 
 
-def _stream(container: OutputContainer, pixels: NDArray[Any], rate: Fraction, format: _Format) -> VideoStream:
+def _stream(container: OutputContainer, pixels: NDArray[Any], rate: Fraction, format: _VideoFormat) -> VideoStream:
     added = container.add_stream(format.codec, rate=rate, options={"flags": "+bitexact", **format.codec_options})
     stream = cast("VideoStream", added)
     codec = stream.codec_context

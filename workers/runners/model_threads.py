@@ -44,7 +44,7 @@ class ModelThreads:
         if self._threads is None:
             raise EngineDead("the runner is closed", stage=self._stage)
         loop = asyncio.get_running_loop()
-        work = _Call(call, CURRENT_RUN.get())
+        work = _ThreadCall(call, CURRENT_RUN.get())
         future = loop.run_in_executor(self._threads, lambda: work.make(lambda by: self._tell(loop, work, by)))
         try:
             return await asyncio.shield(future)
@@ -56,18 +56,18 @@ class ModelThreads:
             await self._gone(work, future)
             raise
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, work: "_Call[T]", by: int) -> None:
+    def _tell(self, loop: asyncio.AbstractEventLoop, work: "_ThreadCall[T]", by: int) -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._note, work, by)
 
-    def _note(self, work: "_Call[T]", by: int) -> None:
+    def _note(self, work: "_ThreadCall[T]", by: int) -> None:
         """Note that a call has begun or ended: the threads move."""
         work.has_begun = True
         self._in_threads[work.stage_run] += by
         for leaving in self._leaving:
             _resolve(leaving)
 
-    async def _gone(self, work: "_Call[T]", future: "asyncio.Future[T]") -> None:
+    async def _gone(self, work: "_ThreadCall[T]", future: "asyncio.Future[T]") -> None:
         if not work.has_begun and not future.done():
             leaving = asyncio.get_running_loop().create_future()
             self._leaving.add(leaving)
@@ -92,7 +92,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """A call, from its coroutine to its thread."""
 
     def __init__(self, call: Callable[[], T], stage_run: int) -> None:

@@ -12,13 +12,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.pipelines.engine_settings import Device
 
 logger = logging.getLogger(__name__)
-
-Device = Literal["cpu", "cuda"]
 
 # The least Linux driver of each major version of CUDA (NVIDIA's CUDA Compatibility guide: minor version compatibility).
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}

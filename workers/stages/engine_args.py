@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.engine_settings import EngineSettings
+from omni_jobs.pipelines.engine_settings import Device, EngineSettings
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
-from workers.stages.devices import Device, resolve_device
+from workers.stages.devices import resolve_device
 
 
 @dataclass(frozen=True, slots=True)

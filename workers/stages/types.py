@@ -96,7 +96,7 @@ class Snapshot(NamedTuple):
 
 
 class ReservedMemory(Protocol):
-    """Memory that a runner keeps for an output until ``free``; ``Reservation`` implements it."""
+    """Memory that a runner keeps for an output until ``free``; ``CaptureShare`` implements it."""
 
     def free(self) -> None:
         """Give the memory back; safe to call twice."""

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
-from omni_jobs.api.bulk_lines import Line, groups_of_lines, size_of
+from omni_jobs.api.bulk_lines import BulkLine, groups_of_lines, size_of
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.held_bodies import Body
@@ -154,7 +154,7 @@ class _Bulk:
                 raise
             self.ended_by = error  # no refusal of the whole bulk, because it would hide the jobs that were made
 
-    async def _submit(self, group: Sequence[Line]) -> None:
+    async def _submit(self, group: Sequence[BulkLine]) -> None:
         """Submit a group of lines and write their answers. Raises Unauthenticated, and ServerBusy."""
         caller = await self._services.callers.look_up(self._headers)
         key = self._template.idempotency_key

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DrawParameters
 from workers.runners.diffusion.model import DiffusionModel, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 
@@ -25,7 +25,7 @@ def prompt(
     if negative is not None:
         tensors["negative_prompt_embeds"] = embeds(negative, 77) if isinstance(negative, int) else negative
     given = {"width": 64, "height": 48, "steps": 4} | parameters
-    return DiffusionPrompt(tensors, {}, DenoiseParameters(**given), seed)
+    return DiffusionPrompt(tensors, {}, DrawParameters(**given), seed)
 
 
 @torch.inference_mode()

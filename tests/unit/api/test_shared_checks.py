@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_jobs.api.shared_checks import Check, SharedChecks
+from omni_jobs.api.shared_checks import SharedCheck, SharedChecks
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 
 PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ class Clock:
 
 
 def shared(part: Part, clock: Clock, limit_s: float = PATIENCE_S) -> SharedChecks:
-    return SharedChecks({"part": Check(part.check, BrokerUnavailable, limit_s)}, lambda: clock.now)
+    return SharedChecks({"part": SharedCheck(part.check, BrokerUnavailable, limit_s)}, lambda: clock.now)
 
 
 async def test_an_outcome_is_kept_for_a_second(part: Part) -> None:
@@ -73,7 +73,7 @@ async def test_many_who_ask_at_once_share_a_check(part: Part) -> None:
 
 async def test_a_check_that_hangs_has_failed_and_is_not_begun_again(part: Part) -> None:
     part.open.clear()
-    checks = SharedChecks({"part": Check(part.check, BrokerUnavailable, LIMIT_S)})
+    checks = SharedChecks({"part": SharedCheck(part.check, BrokerUnavailable, LIMIT_S)})
     for _ in range(3):
         found = await asyncio.wait_for(checks.outcomes(), PATIENCE_S)
         assert isinstance(found["part"], BrokerUnavailable)
@@ -89,7 +89,11 @@ async def test_what_hangs_leaves_a_thread_to_the_others(part: Part) -> None:
     part.open.clear()
     well = Part()
     checks = SharedChecks(
-        {"hangs": Check(part.check, BrokerUnavailable, LIMIT_S), "well": Check(well.check), "too": Check(well.check)}
+        {
+            "hangs": SharedCheck(part.check, BrokerUnavailable, LIMIT_S),
+            "well": SharedCheck(well.check),
+            "too": SharedCheck(well.check),
+        }
     )
     found = await asyncio.wait_for(checks.outcomes(), PATIENCE_S)
     assert isinstance(found["hangs"], BrokerUnavailable)

@@ -19,7 +19,7 @@ from tests.oracles import samples
 from workers.models.glm_image.parameters import GenerateParameters
 from workers.models.pictures.sides import Sides
 from workers.models.qwen2_5_omni.parameters import OdeParameters
-from workers.models.qwen_image.parameters import SIDES, DenoiseParameters
+from workers.models.qwen_image.parameters import SIDES, DrawParameters
 from workers.runners.ar.parameters import ArParameters
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
@@ -98,7 +98,7 @@ def test_the_bounds_are_those_of_the_class_within_the_limits(tmp_path: Path) -> 
 
 NUMBERS = [
     (kind, name)
-    for kind in (ArParameters, OdeParameters, DenoiseParameters, GenerateParameters)
+    for kind in (ArParameters, OdeParameters, DrawParameters, GenerateParameters)
     for name, bounds in own_bounds(kind).items()
     if name in kind.model_fields and bounds.multiple_of is None
 ]
@@ -121,7 +121,7 @@ def test_what_a_limit_lets_pass_the_class_does_too(number: tuple[Any, str], data
 
 @given(pixels=st.integers(-100, 2200), low=st.integers(1, 60), high=st.integers(60, 128))
 def test_the_nearest_sizes_keep_the_limit(pixels: int, low: int, high: int) -> None:
-    bounds = own_bounds(DenoiseParameters)["width"].narrowed(Limit(at_least=16 * low, at_most=16 * high))
+    bounds = own_bounds(DrawParameters)["width"].narrowed(Limit(at_least=16 * low, at_most=16 * high))
     found = bounds.problem(pixels)
     if found is None:  # the class says the rest
         assert 16 * low <= pixels <= 16 * high

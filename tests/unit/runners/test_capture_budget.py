@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omni_jobs.errors import PayloadTooLarge
 from workers.runners.ar import capture_budget
-from workers.runners.ar.capture_budget import ENLARGE_SPOOL, CaptureBudget, Reservation, default_capture_bytes
+from workers.runners.ar.capture_budget import ENLARGE_SPOOL, CaptureBudget, CaptureShare, default_capture_bytes
 
 
 async def _turn() -> None:
@@ -151,10 +151,10 @@ Step = tuple[int, int, bool]
 def test_whatever_happens_the_budget_holds_and_comes_back_whole(steps: list[Step]) -> None:
     async def play() -> None:
         budget = CaptureBudget(100)
-        asked: list[asyncio.Task[Reservation]] = []
+        asked: list[asyncio.Task[CaptureShare]] = []
         started: list[int] = []
 
-        async def ask(number: int, need: int) -> Reservation:
+        async def ask(number: int, need: int) -> CaptureShare:
             room = await budget.reserve(need)
             started.append(number)
             return room

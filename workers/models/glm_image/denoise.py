@@ -12,7 +12,7 @@ from omni_jobs.errors import ConfigError, ModelError
 from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
 from workers.models.glm_image.grids import PIXELS, SIDES
 from workers.models.glm_image.parameters import DenoiseParameters
-from workers.models.glm_image.schedule import Schedules
+from workers.models.glm_image.schedule import GlmSchedules
 from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.models.glm_image.vae import load_colours
@@ -51,7 +51,7 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
     return Denoise(
         transformer,
         glyphs,
-        Schedules(model.path),
+        GlmSchedules(model.path),
         fingerprint(model.path, _PARTS),
         colours=lambda: load_colours(model.path, device),
     )
@@ -92,7 +92,7 @@ class Denoise:
         self,
         transformer: Transformer,
         glyphs: GlyphEncoder,
-        schedules: Schedules,
+        schedules: GlmSchedules,
         fingerprint: str,
         colours: Callable[[], Colours],
     ) -> None:

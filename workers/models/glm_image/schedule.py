@@ -1,4 +1,4 @@
-"""``Schedules``: the times that GLM-Image takes for a picture's steps.
+"""``GlmSchedules``: the times that GLM-Image takes for a picture's steps.
 
 The formulas are those of Diffusers' ``GlmImagePipeline``. Its version 0.40 conditions the transformer on shifted times,
 because its scheduler drops the times that the pipeline gives it (github.com/huggingface/diffusers/issues/14461). The
@@ -16,7 +16,7 @@ import torch
 from workers.models.pictures.schedule import Schedule, read_euler_config
 
 
-class Schedules:
+class GlmSchedules:
     """Makes the schedules of one checkpoint, by its own scheduler's settings."""
 
     def __init__(self, checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""``Denoiser`` turns noise into mels for code2wav's requests, their rows packed end to end.
+"""``MelDenoiser`` turns noise into mels for code2wav's requests, their rows packed end to end.
 
 A layer of the diffusion transformer attends at most one block of 24 frames back or ahead, and all its other
 operations are per frame. So rows of any length share a forward without padding: attention runs from block to block,
@@ -93,7 +93,7 @@ class MelRow:
         return guided + (guided - unguided) * self.parameters.guidance_scale
 
 
-class Denoiser:
+class MelDenoiser:
     """Takes the steps of rows with code2wav's diffusion transformer.
 
     Shapes: F is the number of frames of all lanes of R rows, end to end. For attention they lie in N blocks of S
@@ -192,7 +192,7 @@ def _modulation(norm: Any, time_embeds: torch.Tensor, packing: _Packing, parts: 
     return of_frames.chunk(parts, dim=1)
 
 
-def _attention(attention: Any, hidden: torch.Tensor, window: _Window, packing: _Packing) -> torch.Tensor:
+def _attention(attention: Any, hidden: torch.Tensor, window: _Surroundings, packing: _Packing) -> torch.Tensor:
     """Compute ``DiTAttention.forward`` of each block's queries with its window's keys: [F, E] → [F, E]."""
     query, key, value = (
         project(hidden).unflatten(-1, (attention.heads, -1))
@@ -219,7 +219,7 @@ class _Packing:
     frames: list[int]  # of each row, in all its lanes
     row_of_frame: torch.Tensor  # int64 [F] in 0 … R
     rotation: tuple[torch.Tensor, torch.Tensor]  # [F, 1, D]: cosines and sines of the rotary positions
-    windows: dict[tuple[int, int], _Window]  # by the blocks back and ahead
+    windows: dict[tuple[int, int], _Surroundings]  # by the blocks back and ahead
     unfilled: torch.Tensor  # int64 [F] in 0 … N x S: the frames in their blocks
 
     @classmethod
@@ -231,7 +231,7 @@ class _Packing:
         cos, sin = dit.rotary_embed(torch.empty(0, device=device), positions[None])
         reaches = {(0, 0)} | {(layer.look_backward_block, layer.look_ahead_block) for layer in dit.transformer_blocks}
         block = int(dit.block_size)
-        windows = {(back, ahead): _Window.of(lengths, block, back, ahead, device) for back, ahead in reaches}
+        windows = {(back, ahead): _Surroundings.of(lengths, block, back, ahead, device) for back, ahead in reaches}
         return cls(
             frames,
             torch.repeat_interleave(torch.tensor(frames)).to(device),
@@ -242,14 +242,14 @@ class _Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _Surroundings:
     """The W frames that each of N blocks attends to: its own, and those of some blocks back and ahead."""
 
     frames: torch.Tensor  # int64 [N, W] in 0 … F
     visible: torch.Tensor  # bool [N, W]: inside the block's own lane
 
     @classmethod
-    def of(cls, lanes: Sequence[int], block: int, back: int, ahead: int, device: torch.device) -> _Window:
+    def of(cls, lanes: Sequence[int], block: int, back: int, ahead: int, device: torch.device) -> _Surroundings:
         """Compute the windows of all blocks; ``lanes`` has the frames of each lane, ``block`` the frames of a block."""
         around = torch.arange(-back * block, (1 + ahead) * block)
         frames, visible, begin = [], [], 0

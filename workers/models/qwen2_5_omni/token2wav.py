@@ -19,7 +19,7 @@ import torch
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
 from workers.models.checkpoint_weights import read_weights
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser, MelRow, Speaker
+from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.saved_row import weights_fingerprint
 
@@ -86,7 +86,7 @@ class Token2Wav:
         self._vocoder: Any = model.code2wav_bigvgan_model
         self.device = next(model.parameters()).device
         self.fingerprint = weights_fingerprint(model)
-        self.denoiser = Denoiser(self._dit, self.device)
+        self.denoiser = MelDenoiser(self._dit, self.device)
         self._speakers = {name: self._encode(speaker) for name, speaker in speakers.items()}
 
     def check(self, codes: torch.Tensor, voice: str) -> None:

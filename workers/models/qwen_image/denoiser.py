@@ -20,8 +20,8 @@ from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.schedule import Schedule
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
-from workers.models.qwen_image.parameters import DenoiseParameters, EditParameters
-from workers.models.qwen_image.schedule import Schedules
+from workers.models.qwen_image.parameters import DrawParameters, EditParameters
+from workers.models.qwen_image.schedule import QwenSchedules
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
@@ -60,7 +60,7 @@ def load_editor(model: OmniModelConfig, device: torch.device, dtype: str | None)
 
 def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, edits: bool) -> Denoiser:
     torch_dtype = denoising_dtype(dtype, device)
-    schedules = Schedules(model.path)
+    schedules = QwenSchedules(model.path)
     transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
     file = str(model.path / "transformer" / "config.json")
     for setting in _OTHER_MODELS if edits else (*_OTHER_MODELS, _EDITS):
@@ -104,14 +104,14 @@ class Denoiser:
     """A ``ResumableModel`` and ``PreviewingModel``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
-    ``Sources``. Its parameters are ``DenoiseParameters``, or ``EditParameters`` with a size. The output is ``latents``
+    ``Sources``. Its parameters are ``DrawParameters``, or ``EditParameters`` with a size. The output is ``latents``
     float32 [16, H / 8, W / 8].
     """
 
     def __init__(
         self,
         transformer: Any,
-        schedules: Schedules,
+        schedules: QwenSchedules,
         identity: str,
         load_colours: Callable[[], Colours],
         *,
@@ -322,13 +322,13 @@ def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor |
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
 
 
-def _parameters(prompt: DiffusionPrompt) -> DenoiseParameters | EditParameters:
-    if not isinstance(prompt.parameters, DenoiseParameters | EditParameters):
+def _parameters(prompt: DiffusionPrompt) -> DrawParameters | EditParameters:
+    if not isinstance(prompt.parameters, DrawParameters | EditParameters):
         raise ModelError("these are no parameters of Qwen-Image's denoising", field="parameters")
     return prompt.parameters
 
 
-def _size(parameters: DenoiseParameters | EditParameters) -> Size:
+def _size(parameters: DrawParameters | EditParameters) -> Size:
     return Size.of({"height": parameters.height, "width": parameters.width})
 
 

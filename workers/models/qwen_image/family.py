@@ -14,7 +14,7 @@ QWEN_IMAGE = Family(
             produces=frozenset({"latents"}),
             needs=frozenset({"embeds"}),
             dtypes=frozenset({"auto", "float32", "bfloat16"}),
-            parameters=f"{_HERE}.parameters:DenoiseParameters",
+            parameters=f"{_HERE}.parameters:DrawParameters",
             implementation=f"{_HERE}.denoiser:load_denoiser",
             resumable=True,
         ),

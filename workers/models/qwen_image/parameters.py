@@ -37,7 +37,7 @@ class StepParameters(StageParameters):
     ] = 4.0
 
 
-class DenoiseParameters(StepParameters):
+class DrawParameters(StepParameters):
     """Parameters of a denoising that draws."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
@@ -52,7 +52,7 @@ class DenoiseParameters(StepParameters):
         return self.width * self.height
 
 
-_Side = Annotated[
+_EditSide = Annotated[
     Annotated[int, SIDES] | None,
     Field(description="pixels, a multiple of 16; null: that of the last picture at 1024 x 1024 pixels"),
 ]
@@ -64,8 +64,8 @@ class EditParameters(StepParameters):
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
     work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
 
-    width: _Side = None
-    height: _Side = None
+    width: _EditSide = None
+    height: _EditSide = None
 
     @property
     def pixels(self) -> int | None:

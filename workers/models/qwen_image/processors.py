@@ -9,7 +9,7 @@ from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DrawParameters
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
 from workers.models.qwen_image.template import PREFIX_TOKENS
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -60,7 +60,7 @@ class Embeds2LatentsProcessor:
 
         Raises PayloadCorrupt naming the key and the field that is missing or not finite, and ModelError.
         """
-        if not isinstance(stage_input.parameters, DenoiseParameters):
+        if not isinstance(stage_input.parameters, DrawParameters):
             raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
         tensors = embeds_of(stage_input.upstream[self._upstream])
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)

@@ -1,4 +1,4 @@
-"""``Schedules``: the times that Qwen-Image takes for a picture's steps.
+"""``QwenSchedules``: the times that Qwen-Image takes for a picture's steps.
 
 The transformer was trained on sigma x 1000, so on times that are shifted as the sigmas are.
 """
@@ -14,7 +14,7 @@ from workers.models.pictures.schedule import Schedule, read_euler_config
 from workers.models.qwen_image.size import Size
 
 
-class Schedules:
+class QwenSchedules:
     """Makes the schedules of one checkpoint, by its own scheduler's settings."""
 
     def __init__(self, checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
     CaptureBudget,
-    Reservation,
+    CaptureShare,
     default_capture_bytes,
 )
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
@@ -125,7 +125,7 @@ class ARRunner:
             raise ModelError(f"an AR stage takes no {type(prompt).__name__}", field="kind")
         engine = self._running()
         key = uuid.uuid4().hex
-        reservation: Reservation | None = None
+        share: CaptureShare | None = None
         options: dict[str, Any] = {}
         vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
         try:
@@ -136,28 +136,28 @@ class ARRunner:
                 tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
                 # One row for each token of the prompt and each generated one.
                 rows = min(tokens + prompt.parameters.max_tokens, engine.max_model_len)
-                reservation = await self._reserve(rows, prompt.parameters.max_tokens, progress)
+                share = await self._reserve(rows, prompt.parameters.max_tokens, progress)
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)
             output = await self._generate(prompt, vllm_prompt, key, options, progress)
-            if reservation is not None:
-                output = await self._take(output, key, reservation)
+            if share is not None:
+                output = await self._take(output, key, share)
             return self._component.finish(prompt, output)
         except BaseException as error:
-            await self._clean_up(key, reservation, error)
+            await self._clean_up(key, share, error)
             raise
         finally:
             self._spool.remove(key)
 
-    async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> Reservation:
+    async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> CaptureShare:
         """Wait for the bytes of that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
         nbytes = 2 * rows * self._row_bytes
         if nbytes > self._budget.limit or self._budget.has_room(nbytes):
             return await self._budget.reserve(nbytes)
         progress(Progress(0, None, WAITING))
-        reservation = await self._budget.reserve(nbytes)
+        share = await self._budget.reserve(nbytes)
         progress(Progress(0, max_tokens, "tokens"))
-        return reservation
+        return share
 
     async def close(self) -> None:
         """End the engine; runs in progress raise EngineDead. Safe to call twice."""
@@ -191,17 +191,17 @@ class ARRunner:
             raise EngineDead("the engine is not running", stage=self._args.stage)
         return self._engine
 
-    async def _clean_up(self, key: str, reservation: Reservation | None, error: BaseException) -> None:
+    async def _clean_up(self, key: str, share: CaptureShare | None, error: BaseException) -> None:
         """Return once the engine has forgotten a request that failed or was cancelled; name the stage in its error."""
         if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
             error.stage = error.stage or self._args.stage
         # A task of its own, because the caller may be cancelled again while it runs.
-        task = asyncio.create_task(self._forget(key, reservation))
+        task = asyncio.create_task(self._forget(key, share))
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)
         await settled(task)
 
-    async def _forget(self, key: str, reservation: Reservation | None) -> None:
+    async def _forget(self, key: str, share: CaptureShare | None) -> None:
         engine = self._engine
         try:
             if engine is None or not engine.healthy:
@@ -212,8 +212,8 @@ class ARRunner:
         except EngineDead:
             return
         finally:
-            if reservation is not None:
-                reservation.free()
+            if share is not None:
+                share.free()
 
     async def _inform(self, prompt: _Prompt, key: str) -> dict[str, Any]:
         """Send the additional information to the engine; return the sampling option that names it, if there is any.
@@ -267,17 +267,17 @@ class ARRunner:
             prompt_token_ids=prompt_token_ids,
         )
 
-    async def _take(self, output: OmniModelRunnerOutput, key: str, reservation: Reservation) -> OmniModelRunnerOutput:
+    async def _take(self, output: OmniModelRunnerOutput, key: str, share: CaptureShare) -> OmniModelRunnerOutput:
         """Add the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool, to ``output``.
 
-        They keep ``reservation`` until the output is freed. Raises ModelError when a row is missing, and StorageFull.
+        They keep ``share`` until the output is freed. Raises ModelError when a row is missing, and StorageFull.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
         outputs = self._spool.read(key)
         values = {"mrope_delta": outputs.pop("mrope_delta")} if "mrope_delta" in outputs else {}
         hidden_states = outputs.pop("hidden_states")
-        return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=reservation)
+        return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
 
     def _sampling(self, prompt: _Prompt, options: Mapping[str, Any]) -> SamplingParams:
         from vllm import SamplingParams

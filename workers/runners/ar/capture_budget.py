@@ -46,7 +46,7 @@ class CaptureBudget:
         """Return whether ``reserve(nbytes)`` would return at once, without a wait."""
         return not self._line and self.reserved + nbytes <= self.limit
 
-    async def reserve(self, nbytes: int) -> Reservation:
+    async def reserve(self, nbytes: int) -> CaptureShare:
         """Wait for ``nbytes`` bytes and return their reservation; a cancelled wait leaves nothing reserved.
 
         Raises PayloadTooLarge for more than the limit.
@@ -59,7 +59,7 @@ class CaptureBudget:
             )
         if self.has_room(nbytes):
             self.reserved += nbytes
-            return Reservation(self, nbytes)
+            return CaptureShare(self, nbytes)
         granted: asyncio.Future[None] = self._loop.create_future()
         self._line.append((nbytes, granted))
         try:
@@ -72,7 +72,7 @@ class CaptureBudget:
                     self._line.remove((nbytes, granted))
                 self._admit()  # those behind it may fit
             raise
-        return Reservation(self, nbytes)
+        return CaptureShare(self, nbytes)
 
     def _give_back(self, nbytes: int) -> None:
         self.reserved -= nbytes
@@ -86,8 +86,8 @@ class CaptureBudget:
                 granted.set_result(None)
 
 
-class Reservation:
-    """Bytes of a ``CaptureBudget`` that one request has, until ``free`` is called or this object is deleted."""
+class CaptureShare:
+    """The bytes of a ``CaptureBudget`` that one request has, until ``free`` is called or this object is deleted."""
 
     def __init__(self, budget: CaptureBudget, nbytes: int) -> None:
         self.nbytes = nbytes

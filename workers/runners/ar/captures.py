@@ -129,11 +129,11 @@ class CaptureStore:
         return sum(capture.nbytes for capture in self._by_key.values())
 
 
-Part = tuple[Capture, int, int, int]
+CapturePart = tuple[Capture, int, int, int]
 """A capture, the position of its first row, and where its rows begin and end in the step's rows."""
 
 
-class Event(Protocol):
+class DeviceMark(Protocol):
     """A mark in a device's queue of work: the part of ``torch.Event`` that ``CopyRing`` uses. Tests fake it."""
 
     def record(self) -> None:
@@ -158,7 +158,7 @@ class CopyRing:
         allocate: Callable[[int, torch.Tensor], torch.Tensor] = lambda rows, like: torch.empty(
             rows, like.shape[1], dtype=like.dtype, pin_memory=True
         ),
-        event: Callable[[torch.device], Event] = torch.Event,
+        event: Callable[[torch.device], DeviceMark] = torch.Event,
     ) -> None:
         """Make an empty ring; its buffers are allocated when they are first needed.
 
@@ -178,7 +178,7 @@ class CopyRing:
         """The number of rows of all buffers together, once each is allocated."""
         return self._buffers * self._max_rows
 
-    def push(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+    def push(self, rows: torch.Tensor, parts: Sequence[CapturePart]) -> None:
         """Start the copy of one step's rows [n, H] to the host; each of ``parts`` is a capture and its rows of them."""
         if not self._buffers:
             _write_rows(rows, parts)
@@ -201,12 +201,12 @@ class CopyRing:
 class _Copy:
     """A buffer of the ring, and the step whose rows are copied into it."""
 
-    def __init__(self, host: torch.Tensor, event: Event) -> None:
+    def __init__(self, host: torch.Tensor, event: DeviceMark) -> None:
         self._host = host
         self._event = event
-        self._parts: Sequence[Part] = ()
+        self._parts: Sequence[CapturePart] = ()
 
-    def start(self, rows: torch.Tensor, parts: Sequence[Part]) -> None:
+    def start(self, rows: torch.Tensor, parts: Sequence[CapturePart]) -> None:
         self._host[: len(rows)].copy_(rows, non_blocking=True)
         self._event.record()
         self._parts = parts
@@ -219,7 +219,7 @@ class _Copy:
             self._parts = ()
 
 
-def _write_rows(rows: torch.Tensor, parts: Sequence[Part]) -> None:
+def _write_rows(rows: torch.Tensor, parts: Sequence[CapturePart]) -> None:
     data = _as_bytes(rows)
     for capture, position, begin, end in parts:
         capture.write(position, rows, data, begin, end)

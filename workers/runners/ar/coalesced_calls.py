@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-Call = tuple[Any, ...]
+CallArguments = tuple[Any, ...]
 """The arguments of one call."""
 
 
@@ -18,10 +18,10 @@ class CoalescedCalls:
     All calls are made on one event loop.
     """
 
-    def __init__(self, send: Callable[[Sequence[Call]], Awaitable[Sequence[Sequence[Any]]]]) -> None:
+    def __init__(self, send: Callable[[Sequence[CallArguments]], Awaitable[Sequence[Sequence[Any]]]]) -> None:
         """Take ``send``, which sends the arguments of several calls and returns, per rank, one answer to each call."""
         self._send = send
-        self._waiting: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        self._waiting: list[tuple[CallArguments, asyncio.Future[list[Any]]]] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def __call__(self, *args: Any) -> list[Any]:
@@ -38,7 +38,7 @@ class CoalescedCalls:
             self._sending.cancel()
 
     async def _send_all(self) -> None:
-        batch: list[tuple[Call, asyncio.Future[list[Any]]]] = []
+        batch: list[tuple[CallArguments, asyncio.Future[list[Any]]]] = []
         try:
             while batch := [(args, future) for args, future in self._waiting if not future.done()]:
                 self._waiting.clear()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureStore, CopyRing, Part
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CapturePart, CaptureStore, CopyRing
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
 from workers.runners.ar.model_interface import SupportsNamedOutputs
 from workers.stages.tensors import is_tensor_tree
@@ -24,7 +24,7 @@ _OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "toke
 class _CapturedStep:
     """The rows of one step to capture, noted before the model's forward pass."""
 
-    parts: list[Part]
+    parts: list[CapturePart]
     index: slice | torch.Tensor  # the rows' places on the step's token axis
     embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
 
@@ -125,7 +125,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
             embeds = model.embed_input_ids(input_ids)
         return _CapturedStep(parts, index, _without_media(parts, embeds[index]))
 
-    def _parts(self, rows: list[StepRows]) -> list[Part]:
+    def _parts(self, rows: list[StepRows]) -> list[CapturePart]:
         parts = []
         done = 0
         for request_id, begin, end, position in rows:
@@ -141,7 +141,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.counts["captured_steps"] += 1
 
 
-def _without_media(parts: Sequence[Part], embeds: torch.Tensor) -> torch.Tensor:
+def _without_media(parts: Sequence[CapturePart], embeds: torch.Tensor) -> torch.Tensor:
     """Return a copy of the rows' embeddings [n, H], zeroed at media positions."""
     zeroed = np.zeros(len(embeds), dtype=np.bool_)
     for capture, position, begin, end in parts:

@@ -36,7 +36,7 @@ class SteppingRow(Protocol):
         """Whether the model keeps it already."""
 
 
-Row = TypeVar("Row", bound=SteppingRow)
+RowT = TypeVar("RowT", bound=SteppingRow)
 
 
 class StepBatching:
@@ -53,7 +53,7 @@ class StepBatching:
         self._budget = budget
         self._owed = 0  # units of steps without the oldest row since the last one with it
 
-    def choose(self, rows: Sequence[Row]) -> list[Row]:
+    def choose(self, rows: Sequence[RowT]) -> list[RowT]:
         """Return the rows of the next step, its leader first; ``rows`` are all that wait for one, the oldest first."""
         if not rows:
             return []
@@ -70,7 +70,7 @@ class StepBatching:
         self._owed += self._weight(step)
         return step
 
-    def _fill(self, leader: Row, second: Row, rows: Sequence[Row]) -> list[Row]:
+    def _fill(self, leader: RowT, second: RowT, rows: Sequence[RowT]) -> list[RowT]:
         """Return a step of the leader and of as many others of its group as the budget has room for."""
         step, units = [leader], leader.cost.units
         begun = [row for row in rows if row.begun]
@@ -84,7 +84,7 @@ class StepBatching:
                 units += row.cost.units
         return step
 
-    def _weight(self, step: Sequence[Row]) -> int:
+    def _weight(self, step: Sequence[RowT]) -> int:
         return max(sum(row.cost.units for row in step), self._budget.units // _LEAST_PART)
 
 

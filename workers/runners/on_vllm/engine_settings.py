@@ -15,7 +15,7 @@ from omni_jobs.pipelines.engine_settings import Device, EngineSettings
 from workers.runners.on_vllm.recorded_arguments import STRICT, one_of, recorded_arguments, type_of
 from workers.runners.on_vllm.refused_arguments import REFUSED, refused_parts
 
-Medium = Literal["text", "audio", "image", "video"]
+Modality = Literal["text", "audio", "image", "video"]
 
 _AtLeast0 = Annotated[int, Field(ge=0)]
 
@@ -30,7 +30,7 @@ _BOUNDED: Mapping[str, Any] = {
     "gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
     "kv_cache_memory_bytes": Annotated[int, Field(ge=1 << 20)],
     "tensor_parallel_size": Annotated[int, Field(ge=1)],
-    "limit_mm_per_prompt": dict[Medium, _MediaLimit],  # type: ignore[valid-type]
+    "limit_mm_per_prompt": dict[Modality, _MediaLimit],  # type: ignore[valid-type]
     "max_loras": Annotated[int, Field(ge=1, le=64)],
     "max_cpu_loras": Annotated[int, Field(ge=1)],
 }

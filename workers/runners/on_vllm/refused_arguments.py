@@ -175,10 +175,10 @@ UNSAFE_KEYS: Mapping[str, str] = {
 }
 """A key at any depth of an argument's value, ``hf_overrides`` for example → the reason why it is refused."""
 
-Path = tuple[str | int, ...]
+ArgumentPath = tuple[str | int, ...]
 
 
-def refused_parts(name: str, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def refused_parts(name: str, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
     """Yield (where, why) for each part of an argument's value that is refused; ``where`` begins with ``name``.
 
     ``refused``: the runner's refused arguments, ``REFUSED`` among them, each with its reason.
@@ -186,7 +186,7 @@ def refused_parts(name: str, value: Any, refused: Mapping[str, str]) -> Iterator
     yield from _refused((name,), value, refused)
 
 
-def _refused(at: Path, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _refused(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
     dotted = ".".join(map(str, at))
     if dotted in refused:
         yield at, refused[dotted]

@@ -20,7 +20,7 @@ MOST_TEXT = 4 << 20
 """Characters of one text, and of all pieces of a text together."""
 _SMALL = 32 << 10  # bytes that cannot hold too much of anything, and are parsed in a tenth of a millisecond
 
-Step = str | int
+PathStep = str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Document:
     value: Any
     long: Mapping[str, memoryview] = field(default_factory=dict)
 
-    def at(self, *path: Step) -> Any:
+    def at(self, *path: PathStep) -> Any:
         """Return the value at a path of keys and positions; None for null, and where nothing is.
 
         Raises ModelError naming a part on the way that is neither null nor an object or list as the path says.
@@ -52,7 +52,7 @@ class Document:
             raise bad_answer(f"{_dotted(path[:depth])}: no {wanted}")
         return value
 
-    def text(self, *path: Step) -> str | None:
+    def text(self, *path: PathStep) -> str | None:
         """Return the string at a path. Raises ModelError for another type, and for more than 4 Mi characters."""
         value = self.at(*path)
         if value is None:
@@ -66,7 +66,7 @@ class Document:
             return str(whole, "ascii")
         return value
 
-    def peek(self, *path: Step) -> Any:
+    def peek(self, *path: PathStep) -> Any:
         """Return the value at a path as ``at`` does, and None where a part on the way is of another type."""
         value = self.value
         for step in path:
@@ -78,12 +78,12 @@ class Document:
                 return None
         return value
 
-    def word(self, *path: Step) -> str | None:
+    def word(self, *path: PathStep) -> str | None:
         """Return the string at a path if there is one that is neither empty nor long; None for anything else."""
         value = self.peek(*path)
         return value if isinstance(value, str) and value and value not in self.long else None
 
-    async def medium(self, *path: Step) -> memoryview | None:
+    async def medium(self, *path: PathStep) -> memoryview | None:
         """Return the bytes of the base64 at a path, which may stand in a data: URL.
 
         Raises ModelError for a value of another type, for what is no base64, and for no bytes.
@@ -101,7 +101,7 @@ class Document:
         except InvalidRequest as error:
             raise bad_answer(f"{_dotted(path)}: {error.message}") from None
 
-    def is_data_url(self, *path: Step) -> bool:
+    def is_data_url(self, *path: PathStep) -> bool:
         """Return whether a data: URL is at a path."""
         value = self.peek(*path)
         if not isinstance(value, str):
@@ -131,5 +131,5 @@ def _parsed(data: bytes | bytearray) -> Document:
         raise bad_answer(f"not JSON: {error.msg if long else error}") from None
 
 
-def _dotted(path: tuple[Step, ...]) -> str:
+def _dotted(path: tuple[PathStep, ...]) -> str:
     return ".".join(str(step) for step in path) or "all of it"

@@ -5,7 +5,7 @@ from typing import Any
 
 from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
-from workers.runners.remote.document import MOST_TEXT, Document, Step
+from workers.runners.remote.document import MOST_TEXT, Document, PathStep
 from workers.runners.remote.failures import Setback, bad_answer
 from workers.stages.types import OmniModelRunnerOutput
 
@@ -102,7 +102,7 @@ def _warning(code: str, message: str) -> Mapping[str, str]:
     return {"code": code, "message": message}
 
 
-def add_content(reply: Reply, document: Document, *path: Step, tokens: int | None = None) -> None:
+def add_content(reply: Reply, document: Document, *path: PathStep, tokens: int | None = None) -> None:
     """Add a message's content to a reply: a string, or a list of parts, of which those of other kinds are passed over.
 
     Raises ModelError for content of another type.
@@ -126,7 +126,7 @@ def add_content(reply: Reply, document: Document, *path: Step, tokens: int | Non
                 reply.reason(document.text(*path, place, "thinking", within, "text"))
 
 
-def usage_of(document: Document, *path: Step) -> Mapping[str, int] | None:
+def usage_of(document: Document, *path: PathStep) -> Mapping[str, int] | None:
     """Return {"prompt_tokens", "completion_tokens"}; None if the server counts neither, or one of them unusably."""
     counts: dict[str, int] = {}
     for ours, others in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):

@@ -13,7 +13,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import load_renderer
-from workers.models.qwen_image.parameters import DenoiseParameters
+from workers.models.qwen_image.parameters import DrawParameters
 from workers.models.qwen_image.processors import (
     DescribeProcessor,
     Embeds2LatentsProcessor,
@@ -69,12 +69,12 @@ def test_a_description_becomes_token_ids(
     assert prompt.drop == 34
     assert tokens == (None if prompt.negative_token_ids is None else len(prompt.negative_token_ids))
     with pytest.raises(ModelError):
-        processor(stage_input({}, DenoiseParameters()))
+        processor(stage_input({}, DrawParameters()))
 
 
 def test_embeddings_become_the_denoisings_prompt(pipeline: Pipeline) -> None:
     processor = Embeds2LatentsProcessor(pipeline.stage("denoise"), None)
-    parameters = DenoiseParameters(steps=3)
+    parameters = DrawParameters(steps=3)
     given = payload(ROWS, negative_prompt_embeds=ROWS[:2])
     prompt = processor(stage_input({"encode": given}, parameters))
     assert (prompt.parameters, prompt.seed) == (parameters, 11)
@@ -99,7 +99,7 @@ def test_embeddings_become_the_denoisings_prompt(pipeline: Pipeline) -> None:
 def test_embeddings_that_do_not_fit(pipeline: Pipeline, given: Payload, field: str) -> None:
     processor = Embeds2LatentsProcessor(pipeline.stage("denoise"), None)
     with pytest.raises(PayloadCorrupt) as refused:
-        processor(stage_input({"encode": given}, DenoiseParameters()))
+        processor(stage_input({"encode": given}, DrawParameters()))
     assert (refused.value.field, refused.value.key) == (field, "payloads/job-1")
 
 
