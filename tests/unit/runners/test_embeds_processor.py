@@ -66,20 +66,17 @@ def test_the_rows_become_the_prompt(tiny_causal_lm: Path, width: int) -> None:
     [
         (None, PayloadCorrupt, "prompt_embeds"),
         (np.zeros((4, 3), np.float32), ModelError, "prompt_embeds.shape"),
-        (np.nan, OmniJobsError, "prompt_embeds"),
-        (np.inf, OmniJobsError, "prompt_embeds"),
     ],
 )
 def test_rows_that_the_engine_would_die_of_are_refused(
     tiny_causal_lm: Path,
     width: int,
-    rows: NDArray[np.float32] | float | None,
+    rows: NDArray[np.float32] | None,
     error: type[OmniJobsError],
     field: str,
 ) -> None:
-    found = np.full((4, width), rows, np.float32) if isinstance(rows, float) else rows
     with pytest.raises(error) as caught:
-        prompt(tiny_causal_lm, payload(found))
+        prompt(tiny_causal_lm, payload(rows))
     assert str(caught.value.field).startswith(field)
 
 

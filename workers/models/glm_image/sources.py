@@ -54,12 +54,7 @@ def sources_of(stage_input: StageInput, stage: StageConfig) -> list[Source]:
         raise PayloadCorrupt("missing", field="additional_information")
     grids = to_torch(information.tensor("grids", dtypes=frozenset({"I64"}), rank=2))
     token_ids = to_torch(information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1))
-    encoded = information.tensor("latents", dtypes=FLOATS, rank=2)
-    if not encoded.is_finite():
-        raise PayloadCorrupt(
-            "a latent is not finite", field="tensors.latents", key=information.key, stage=information.stage
-        )
-    latents = to_torch(encoded)
+    latents = to_torch(information.tensor("latents", dtypes=FLOATS, rank=2))
     sizes: list[tuple[int, int]] = [(int(height), int(width)) for height, width in grids]
     counts = [height * width for height, width in sizes]
     if min((side for size in sizes for side in size), default=1) < 1 or sum(counts) != len(token_ids):

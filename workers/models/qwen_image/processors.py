@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.payloads import Payload, Tensor
+from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
@@ -58,7 +58,7 @@ class Embeds2LatentsProcessor:
     def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
         """Return the prompt: ``prompt_embeds`` [T, H], and ``negative_prompt_embeds`` [U, H] where there are some.
 
-        Raises PayloadCorrupt naming the key and the field that is missing or not finite, and ModelError.
+        Raises PayloadCorrupt naming the key and the field that is missing or wrong, and ModelError.
         """
         if not isinstance(stage_input.parameters, DrawParameters):
             raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
@@ -69,28 +69,20 @@ class Embeds2LatentsProcessor:
 def embeds_of(payload: Payload) -> dict[str, torch.Tensor]:
     """Return ``prompt_embeds`` [T, H] of a payload ``embeds``, and ``negative_prompt_embeds`` [U, H] if it has some.
 
-    Raises PayloadCorrupt naming the key and the field that is missing or not finite.
+    Raises PayloadCorrupt naming the key and the field that is missing or wrong.
     """
     if payload.prompt_embeds is None:
         raise PayloadCorrupt("missing", field="prompt_embeds", key=key_of(payload))
-    tensors = {"prompt_embeds": finite(payload.prompt_embeds.embeds, "prompt_embeds", payload)}
+    tensors = {"prompt_embeds": to_torch(payload.prompt_embeds.embeds)}
     information = payload.additional_information
     if information is not None and NEGATIVE in information.tensors:
-        negative = information.tensor(NEGATIVE, dtypes=FLOATS, rank=2)
-        tensors[NEGATIVE] = finite(negative, f"tensors.{NEGATIVE}", payload)
+        tensors[NEGATIVE] = to_torch(information.tensor(NEGATIVE, dtypes=FLOATS, rank=2))
     return tensors
 
 
 def input_of(stage: StageConfig, flow: str) -> str:
     """Return the name of the stage whose payload of this flow a stage takes."""
     return next(name for name, each in stage.inputs.items() if each == flow)
-
-
-def finite(tensor: Tensor, field: str, payload: Payload) -> torch.Tensor:
-    """Return a payload's tensor. Raises PayloadCorrupt naming key and field if an element is not finite."""
-    if not tensor.is_finite():  # it would spread through the batch
-        raise PayloadCorrupt("an element is not finite", field=field, key=key_of(payload))
-    return to_torch(tensor)
 
 
 def key_of(payload: Payload) -> str | None:

@@ -9,7 +9,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
 from workers.models.qwen_image.parameters import EditParameters
-from workers.models.qwen_image.processors import embeds_of, finite, input_of, key_of
+from workers.models.qwen_image.processors import embeds_of, input_of, key_of
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image_edit.parameters import SourcesParameters
 from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
@@ -19,6 +19,7 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
 
@@ -95,7 +96,7 @@ class EditProcessor:
         """Return the prompt: embeddings as ``embeds2latents`` does, ``source_tokens`` [S, 64] and ``source_sizes``.
 
         Sides of the result that the job leaves open are those of the payload's ``default_size``. Raises PayloadCorrupt
-        naming the key and the field that is missing, wrong or not finite, and ModelError.
+        naming the key and the field that is missing or wrong, and ModelError.
         """
         parameters = stage_input.parameters
         if not isinstance(parameters, EditParameters):
@@ -104,12 +105,11 @@ class EditProcessor:
         information = payload.additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information", key=key_of(payload))
-        tokens = information.tensor("source_tokens", dtypes=FLOATS, rank=2)
         default = _default_size(payload)
         return DiffusionPrompt(
             {
                 **embeds_of(stage_input.upstream[self._embeds]),
-                "source_tokens": finite(tokens, "tensors.source_tokens", payload),
+                "source_tokens": to_torch(information.tensor("source_tokens", dtypes=FLOATS, rank=2)),
             },
             {"source_sizes": information.value("source_sizes", list)},
             parameters.model_copy(update={**default._asdict(), **parameters.model_dump(exclude_none=True)}),

@@ -24,7 +24,7 @@ class EmbedsProcessor:
         self._hidden_size = load_renderer(model.family, model.path).hidden_size
 
     def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
-        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width or NaN."""
+        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width."""
         if not isinstance(stage_input.parameters, ArParameters):
             raise ModelError("embeds makes input for an AR stage", field="kind")
         payload = stage_input.upstream[self._upstream].prompt_embeds
@@ -32,7 +32,6 @@ class EmbedsProcessor:
             raise PayloadCorrupt("missing", field="prompt_embeds", stage=self._upstream)
         if payload.embeds.shape[1] != self._hidden_size:  # the engine would die of it
             raise ModelError(f"rows of {payload.embeds.shape[1]}, not {self._hidden_size}", field="prompt_embeds.shape")
-        payload.check_finite()
         return OmniTokensPrompt(
             prompt_token_ids=(),
             additional_information={},

@@ -200,10 +200,6 @@ def test_a_pipeline_without_the_stage_that_encodes_draws(pipeline: Pipeline, tin
             payload(grids=torch.tensor([[-2, -2]]), token_ids=torch.arange(4), latents=torch.zeros(16, 64)),
             "tensors.grids",
         ),
-        (
-            payload(grids=torch.tensor([[2, 2]]), token_ids=torch.arange(4), latents=torch.full((16, 64), torch.inf)),
-            "tensors.latents",
-        ),
     ],
 )
 def test_source_pictures_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:
@@ -224,6 +220,12 @@ def test_the_flow_knows_how_many_latents_a_token_has(tokens: int, positions: int
     assert (problem and problem.field) == field
 
 
+def test_the_flow_refuses_latents_that_are_no_numbers() -> None:
+    latents = torch.full((16, 64), torch.inf)
+    given = payload(grids=torch.tensor([[2, 2]]), token_ids=torch.arange(4), latents=latents)
+    assert flow("source_pictures").problem(given) == ("an element is not finite", "tensors.latents")
+
+
 # latents2pixels
 
 
@@ -241,7 +243,6 @@ def test_latents_become_a_prompt(pipeline: Pipeline) -> None:
         (payload(), "tensors.latents"),
         (payload(latents=torch.zeros(16, 8)), "tensors.latents"),
         (payload(latents=torch.zeros(16, 8, 8, dtype=torch.int64)), "tensors.latents.dtype"),
-        (payload(latents=torch.full((16, 8, 8), torch.nan)), "tensors.latents"),
     ],
 )
 def test_latents_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -62,7 +63,6 @@ def test_payloads_become_the_denoisings_prompt(
         (sources(None), "tensors.source_tokens"),
         (sources(TOKENS.long()), "tensors.source_tokens.dtype"),
         (sources(TOKENS[None]), "tensors.source_tokens.shape"),
-        (sources(TOKENS / 0), "tensors.source_tokens"),
         (sources(source_sizes=None), "values.source_sizes"),
         (sources(source_sizes="64x64"), "values.source_sizes"),
         (sources(default_size=None), "values.default_size"),
@@ -76,6 +76,10 @@ def test_sources_that_do_not_fit(pipeline: Pipeline, given: Payload, field: str)
     with pytest.raises(PayloadCorrupt) as refused:
         processor(stage_input({"encode": payload_of_embeds(ROWS), "sources": given}, EditParameters()))
     assert (refused.value.field, refused.value.key) == (field, "payloads/job-1")
+
+
+def test_the_flow_refuses_sources_that_are_no_numbers() -> None:
+    assert flow("source_tokens").problem(sources(TOKENS / 0)) == ("an element is not finite", "tensors.source_tokens")
 
 
 def test_a_stage_without_pictures_wall_or_model_says_so(pipeline: Pipeline) -> None:
