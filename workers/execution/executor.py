@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from omni_jobs.errors import EngineDead, Fenced, StageError
-from omni_jobs.jobs import Claim, Claims, Failure, ProgressReport
+from omni_jobs.errors import Fenced, StageError
+from omni_jobs.jobs import Claim, Claims, ProgressReport
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
@@ -79,9 +79,8 @@ class Executor:
         self._llm = llm
         self._stage = llm.stage
         self._ledger = ledger
-        self._worker_id = ledger.worker.worker_id
         self._handoff = HandOff(
-            self._stage, store, self._worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
+            self._stage, store, ledger.worker.worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
         )
         self._snapshots = StageSnapshots(self._stage, store, ledger, llm.snapshot_origin)
         self._ends = RunEnds(llm, ledger, take_no_more=self._take_no_more, on_broken=on_broken)
@@ -207,7 +206,7 @@ class Executor:
         self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
         self.slots.take(claim.is_high)
-        run.task = self._loop.create_task(self._run_one(run), name=f"stage run {claim.stage_run_id}")
+        run.task = self._loop.create_task(self._run_one(run), name=_task_name(claim))
 
     # Load → run → store → complete.
 
@@ -348,21 +347,20 @@ class Executor:
         For another thread. The stage run of that task is to blame, and the others are handed back. If it is none's,
         all are to blame, because a job that blocks its workers must not come back for ever.
         """
-        runs = [run for run in tuple(self._in_flight.values()) if not run.reporting]
-        blamed = [run for run in runs if run.task.get_name() == task] or runs
-        for run in runs:
-            run.reporting = run.hangs = True
-        error = EngineDead(reason, stage=self._stage.name)
-        failures = [Failure(run.claim.stage_run_id, run.claim.attempt, self._worker_id, error) for run in blamed]
-        others = [(run.claim.stage_run_id, run.claim.attempt) for run in runs if run not in blamed]
-        self._ledger.give_up(failures, others)
+        claims = self._leave_all()
+        blamed = [claim.stage_run_id for claim in claims if _task_name(claim) == task]
+        self._ends.give_up(reason, claims, blamed or [claim.stage_run_id for claim in claims])
 
     def _end_hung(self, hang: Hang) -> None:
         """Record the end of all that runs, because this worker's engine or one of its stage runs hangs."""
-        hanging = [run for run in self._in_flight.values() if not run.reporting]
-        for run in hanging:
+        self._giving_up = self._loop.create_task(self._ends.hung(hang, self._leave_all()))
+
+    def _leave_all(self) -> list[Claim]:
+        """Return the claims whose ends are to be recorded now, whatever becomes of them here. For any thread."""
+        runs = [run for run in tuple(self._in_flight.values()) if not run.reporting]
+        for run in runs:
             run.reporting = run.hangs = True
-        self._giving_up = self._loop.create_task(self._ends.hung(hang, [run.claim for run in hanging]))
+        return [run.claim for run in runs]
 
     def _announce_room(self) -> None:
         """Use free slots in the loop's next turn: all that are free by then, in one claim."""
@@ -374,3 +372,7 @@ class Executor:
         self._room_announced = False
         self._claim_next()
         self._on_room()
+
+
+def _task_name(claim: Claim) -> str:
+    return f"stage run {claim.stage_run_id}"

@@ -156,19 +156,23 @@ class Ledger:
         """
         await self._ask(self._asked.releases, (stage_run_id, attempt))
 
-    def give_up(self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]) -> None:
-        """Report failures, and attempts to hand back, of which the event loop cannot tell. For any thread.
+    def give_up(
+        self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]
+    ) -> Sequence[asyncio.Future[Any]]:
+        """Report failures, and attempts to hand back. For any thread, because the event loop may stand still.
 
-        Nobody gets an answer. ``close`` writes them.
+        Return a future for each, as ``fail`` and ``release`` would answer, for the loop; none once no report counts.
+        ``close`` writes them too.
         """
-        if self._loop is not None:
-            future = self._loop.create_future
-            self._thread.put(
-                LedgerBatch(
-                    failures=[Ask(failure, future()) for failure in failures],
-                    releases=[Ask(attempt, future()) for attempt in releases],
-                )
-            )
+        if self._loop is None or self._fenced is not None:
+            return ()
+        future = self._loop.create_future
+        batch = LedgerBatch(
+            failures=[Ask(failure, future()) for failure in failures],
+            releases=[Ask(attempt, future()) for attempt in releases],
+        )
+        self._thread.put(batch)
+        return [ask.future for asks in batch.asks for ask in asks]
 
     async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
         """Record an attempt's stored snapshot, and return whether it is; False: the attempt is over.

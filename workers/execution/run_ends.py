@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
 from omni_jobs.jobs import Claim, Failure
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnds:
-    """Records for one executor that stage runs failed, or are handed back. All methods run on its event loop."""
+    """Records for one executor that stage runs failed, or are handed back, on its event loop unless a method says else."""
 
     def __init__(
         self,
@@ -42,25 +43,28 @@ class RunEnds:
             await self.fail(claim, EngineDead())
 
     async def hung(self, hang: Hang, claims: Collection[Claim]) -> None:
-        """Record the ends of all claims that an engine that hangs has in it, and end the worker.
-
-        Those to blame have failed with it. The others are handed back, so that nothing is counted against them.
-        """
+        """Record the ends of all claims that an engine that hangs has in it, and end the worker."""
         logger.critical("%s", hang.reason)
         self._take_no_more()
-        blamed = [claim for claim in claims if claim.stage_run_id in hang.blamed]
-        others = [claim for claim in claims if claim.stage_run_id not in hang.blamed]
-        await asyncio.gather(
-            *(self.fail(claim, EngineDead(hang.reason), ends_worker=False) for claim in blamed),
-            *(self.hand_back(claim) for claim in others),
-        )
+        await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
         self._on_broken(hang.reason)
 
-    async def fail(self, claim: Claim, exception: BaseException, *, ends_worker: bool = True) -> None:
-        """Record the error of a stage run. That of an engine ends the worker, unless ``ends_worker`` is false."""
+    def give_up(self, reason: str, claims: Collection[Claim], blamed: Collection[int]) -> Sequence[asyncio.Future[Any]]:
+        """Report the ends of all claims to the ledger, and return its answers to come. For any thread.
+
+        The stage runs to blame have failed. The others are handed back, so that nothing is counted against them.
+        """
+        error = EngineDead(reason, stage=self._stage)
+        failed = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id in blamed]
+        others = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id not in blamed]
+        logger.warning("stage runs given up: %s have failed, %s are handed back", failed, others)
+        return self._ledger.give_up([Failure(*attempt, self._worker_id, error) for attempt in failed], others)
+
+    async def fail(self, claim: Claim, exception: BaseException) -> None:
+        """Record the error of a stage run. That of an engine ends the worker."""
         error = self._as_error(claim, exception)
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
-        engine_dead = ends_worker and (isinstance(error, EngineDead) or not self._llm.runner.healthy)
+        engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
             # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()

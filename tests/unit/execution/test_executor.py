@@ -97,9 +97,12 @@ class RecordingLedger:
     async def release(self, stage_run_id: int, attempt: int) -> None:
         self._answer("release", stage_run_id, attempt)
 
-    def give_up(self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]) -> None:
+    def give_up(
+        self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]
+    ) -> Sequence[asyncio.Future[Any]]:
         self.reports += [("fail", each.stage_run_id, each.attempt, each.error.code) for each in failures]
         self.reports += [("release", *attempt) for attempt in releases]
+        return ()
 
     def report_progress(self, report: ProgressReport) -> None:
         self.progress.append(report)
