@@ -205,7 +205,7 @@ def decode_base64(encoded: str | memoryview, field: str, *, is_url: bool = False
             if is_padded and digits:
                 raise binascii.Error("Excess data after padding")
             data += base64.b64decode(digits[:whole], validate=True)
-            is_padded = whole > 0 and digits[whole - 1 : whole] == b"="
+            is_padded = is_padded or digits[:whole].endswith(b"=")
         left = left.rstrip(b"=") + escape
         if left and is_padded:
             raise binascii.Error("Excess data after padding")

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnds:
-    """Records for one executor that stage runs failed, or are handed back, on its event loop unless a method says else."""
+    """Records for one executor that stage runs failed, or are handed back. For its event loop, but for ``give_up``."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class ModelThreads:
     @property
     def computing(self) -> Collection[int]:
         """The stage runs whose calls are in threads now."""
-        return +self._in_threads
+        return set(self._in_threads)
 
     async def run(self, call: Callable[[], T]) -> T:
         """Return the result of a call, or raise its error: ModelError in place of SystemExit and its like.
@@ -64,6 +64,7 @@ class ModelThreads:
         """Note that a call has begun or ended: the threads move."""
         work.has_begun = True
         self._in_threads[work.stage_run] += by
+        self._in_threads += Counter()  # forget stage runs without any
         for leaving in self._leaving:
             _resolve(leaving)
 

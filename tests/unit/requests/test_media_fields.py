@@ -47,7 +47,8 @@ def test_every_length_of_padding(size: int) -> None:
     "encoded",
     ["", " \n", "A", "QUFB*", "QQ==QQ==", "QUFBé", "%41%41", "data:audio/wav,QUFB", "data:;base64,",
      "data:;base64,QQ%4",
-     "https://example.com/a.wav", PLAIN + "A", PLAIN[:65_535] + "=" + PLAIN],
+     "https://example.com/a.wav", PLAIN + "A", PLAIN[:65_535] + "=" + PLAIN,
+     "QQ==" + 200_000 * " " + "QQ=="],
 )  # fmt: skip
 def test_what_is_no_base64_is_refused(encoded: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -52,6 +52,17 @@ async def test_a_cancelled_call_ends_with_its_thread_and_holds_up_those_behind_i
     assert set(threads.computing) == set()
 
 
+async def test_nothing_is_kept_of_the_stage_runs_whose_calls_have_ended() -> None:
+    threads = ModelThreads(2, "stage")
+    for stage_run in range(100):
+        CURRENT_RUN.set(stage_run)
+        await threads.run(lambda: None)
+    await threads.close()
+    await asyncio.sleep(0)  # the last call's end is told
+    assert not threads.computing
+    assert not threads._in_threads
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration])
 async def test_what_would_end_a_loop_or_leave_it_waiting_is_an_error_of_the_model(error: type[BaseException]) -> None:
     def escape() -> None:

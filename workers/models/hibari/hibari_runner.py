@@ -79,7 +79,7 @@ class HibariRunner:
         """Run a TextPrompt (``acoustic``) or a FeaturesPrompt (``vocoder``), with progress in sentences.
 
         Of a text the output has the tensors and values of the flow ``acoustic_features``, of features those of
-        ``waveform``. A cancelled run ends at once; the sentence that a thread has begun is finished there and dropped.
+        ``waveform``. A cancelled run ends with the sentence that a thread has begun, which is dropped.
         What the voice cannot say is left out, and a warning names it. An answer of a model in which there is nothing to
         say becomes silence, and of one that takes longer than ``max_speech_s`` the begin is said; both with a warning.
         Raises ModelError for another prompt, an unknown voice, another text in which there is nothing to say or that

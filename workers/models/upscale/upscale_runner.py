@@ -63,12 +63,11 @@ class UpscaleRunner:
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Return ``pixels`` uint8 [4H, 4W, 3] of a prompt's picture, with progress in tiles.
 
-        A prompt with an opacity also has ``opacity`` uint8 [4H, 4W].
+        A prompt with an opacity also has ``opacity`` uint8 [4H, 4W]. The values name the network. A cancelled run ends
+        with the tiles that threads have begun, of a second or two, which are dropped.
 
-        The values name the network. A cancelled run ends at once; the tiles that threads have begun, of a second or
-        two, are finished there and dropped. Raises ModelError for another kind of prompt, a network that the stage does
-        not list, more than ``MOST_PIXELS`` or a picture that breaks the network; OutOfMemory; and EngineDead before the
-        start and once closed.
+        Raises ModelError for another kind of prompt, a network that the stage does not list, more than ``MOST_PIXELS``
+        or a picture that breaks the network; OutOfMemory; and EngineDead before the start and once closed.
         """
         if not isinstance(prompt, UpscalePrompt):
             raise ModelError(f"the upscale runner takes an UpscalePrompt, not {type(prompt).__name__}")

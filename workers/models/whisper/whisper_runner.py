@@ -63,8 +63,8 @@ class WhisperRunner:
         The output's text has a line for each recording, which is empty where nobody spoke; its values are those of
         ``workers.models.whisper.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. Its
         artifacts are the ``subtitles`` that are asked for, named by the stage: ``listen.srt``. A warning says where the
-        model doubts what it wrote. A cancelled run ends at once; the window that a thread has begun, of a second or so,
-        is finished there and dropped. Raises ModelError for another kind of prompt, a language that the model does not
+        model doubts what it wrote. A cancelled run ends with the window that a thread has begun, of a second or so,
+        which is dropped. Raises ModelError for another kind of prompt, a language that the model does not
         know or a recording that breaks it, OutOfMemory, and EngineDead once closed.
         """
         if not isinstance(prompt, WhisperPrompt):
