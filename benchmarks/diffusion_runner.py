@@ -21,7 +21,7 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import StageError
 from workers.models.qwen2_5_omni.code2wav import Code2Wav
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser
+from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.token2wav import Token2Wav
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
@@ -151,7 +151,7 @@ def _until_done(runner: GPUDiffusionModelRunner, prompt: DiffusionPrompt) -> Non
 
 def _compiled(ours: Token2Wav, runs: int) -> list[Figure]:
     """One evaluation of the transformer, plain and compiled with dynamic shapes, on batches of three shapes."""
-    plain = Denoiser._velocities
+    plain = MelDenoiser._velocities
     compiled: Any = torch.compile(plain, dynamic=True)
     moment = torch.tensor(0.3)
     found, differences, compiling = [], [], 0.0

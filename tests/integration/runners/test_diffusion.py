@@ -24,7 +24,7 @@ from tests.integration.runners.codec_prompts import (
     waveform,
 )
 from tests.oracles.reference import Reference, seeded_randn
-from workers.models.qwen2_5_omni.denoising import CodecRequest, Denoiser, MelRow
+from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters, OdeSolver
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.ar.parameters import ArParameters
@@ -54,9 +54,9 @@ class Gate:
         self.reached = asyncio.Event()
         self.steps: list[list[int]] = []  # of each step the frames of its rows
         self._open = threading.Event()
-        step = Denoiser.step
+        step = MelDenoiser.step
 
-        def held(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+        def held(denoiser: MelDenoiser, rows: Sequence[MelRow]) -> None:
             if len(self.steps) == at_step:
                 self.loop.call_soon_threadsafe(self.reached.set)
                 if not self._open.wait(60):
@@ -64,7 +64,7 @@ class Gate:
             self.steps.append([len(row.mel) for row in rows])
             step(denoiser, rows)
 
-        monkeypatch.setattr(Denoiser, "step", held)
+        monkeypatch.setattr(MelDenoiser, "step", held)
 
     def open(self) -> None:
         self._open.set()
@@ -276,16 +276,16 @@ def test_a_step_that_fails_is_tried_row_by_row(
     model: Token2Wav, monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[OmniJobsError]
 ) -> None:
     """Only the row that cannot run even alone fails, and no row starts over."""
-    step = Denoiser.step
+    step = MelDenoiser.step
 
-    def fails_for_long_rows(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+    def fails_for_long_rows(denoiser: MelDenoiser, rows: Sequence[MelRow]) -> None:
         if any(len(row.mel) == 2 * 64 and row.steps_done == 1 for row in rows):
             raise raised
         step(denoiser, rows)
 
     prompts = ragged(FAST)
     whole = run_together(model, prompts)
-    monkeypatch.setattr(Denoiser, "step", fails_for_long_rows)
+    monkeypatch.setattr(MelDenoiser, "step", fails_for_long_rows)
     partly = run_together(model, prompts)
     assert isinstance(partly[3].result, error)
     for row in (0, 1, 2, 4):
@@ -320,15 +320,15 @@ def test_what_fails_at_the_beginning_or_the_end_fails_alone(model: Token2Wav, mo
 
 def test_after_a_lack_of_memory_steps_are_smaller(model: Token2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fits one by one and not together costs one more try, not one for each step."""
-    steps, step = list[int](), Denoiser.step
+    steps, step = list[int](), MelDenoiser.step
 
-    def fits_two(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+    def fits_two(denoiser: MelDenoiser, rows: Sequence[MelRow]) -> None:
         steps.append(len(rows))
         if len(rows) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(denoiser, rows)
 
-    monkeypatch.setattr(Denoiser, "step", fits_two)
+    monkeypatch.setattr(MelDenoiser, "step", fits_two)
     budget = StepBudget(1000, 8)
     rows = run_together(model, [prompt(10, seed=n, parameters=OdeParameters(steps=4)) for n in range(4)], budget=budget)
     assert [row.seen for row in rows] == [[1, 2, 3, 4]] * 4
@@ -337,10 +337,10 @@ def test_after_a_lack_of_memory_steps_are_smaller(model: Token2Wav, monkeypatch:
 
 
 async def test_a_dead_device_ends_the_runner(runner: DiffusionRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(_: Denoiser, rows: Sequence[MelRow]) -> None:
+    def dies(_: MelDenoiser, rows: Sequence[MelRow]) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
 
-    monkeypatch.setattr(Denoiser, "step", dies)
+    monkeypatch.setattr(MelDenoiser, "step", dies)
     results = await asyncio.gather(*(runner.run(wanted, nothing) for wanted in ragged(FAST)), return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in results)
     assert not runner.healthy

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from omni_jobs.errors import EngineDead, ModelError
 from tests.integration.runners.codec_prompts import codec_prompt, prompt, run_together
 from workers.models.qwen2_5_omni.code2wav import Code2Wav
-from workers.models.qwen2_5_omni.denoising import Denoiser, MelRow
+from workers.models.qwen2_5_omni.denoising import MelDenoiser, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters, OdeSolver
 from workers.models.qwen2_5_omni.token2wav import Token2Wav, load_token2wav
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
@@ -89,15 +89,15 @@ def crowds(draw: st.DrawFn) -> Crowd:
 )
 @given(crowds())
 def test_a_row_is_what_it_is_alone(model: Token2Wav, crowd: Crowd) -> None:
-    steps, step = itertools.count(), Denoiser.step
+    steps, step = itertools.count(), MelDenoiser.step
 
-    def lacks_memory(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+    def lacks_memory(denoiser: MelDenoiser, rows: Sequence[MelRow]) -> None:
         if next(steps) in crowd.lacks and len(rows) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(denoiser, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Denoiser, "step", lacks_memory)
+        patch.setattr(MelDenoiser, "step", lacks_memory)
         budget = StepBudget(crowd.budget, 8)
         together = run_together(model, crowd.prompts, crowd.leaves, arrives=crowd.arrives, budget=budget)
     for n, row in enumerate(together):
@@ -212,9 +212,9 @@ class Held:
         self.first_step = asyncio.Event()
         self.go_on = threading.Event()
         self._seen: weakref.WeakSet[MelRow] = weakref.WeakSet()
-        step = Denoiser.step
+        step = MelDenoiser.step
 
-        def noted(denoiser: Denoiser, rows: Sequence[MelRow]) -> None:
+        def noted(denoiser: MelDenoiser, rows: Sequence[MelRow]) -> None:
             self._seen.update(rows)
             self.loop.call_soon_threadsafe(self.first_step.set)
             if not self.go_on.wait(60):
@@ -223,7 +223,7 @@ class Held:
                 raise RuntimeError("the kernel is not implemented")
             step(denoiser, rows)
 
-        monkeypatch.setattr(Denoiser, "step", noted)
+        monkeypatch.setattr(MelDenoiser, "step", noted)
 
     def count(self) -> int:
         gc.collect()
