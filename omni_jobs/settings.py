@@ -8,7 +8,7 @@ reads its own file, ``AWS_SHARED_CREDENTIALS_FILE``.
 import ipaddress
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -318,8 +318,14 @@ def _read_secret(variable: str, path: str) -> str:
     return text
 
 
-def read_settings() -> Settings:
-    """Read the settings from the environment and the files of secrets. Raises ConfigError, naming the variable."""
+def read_settings(on_unknown: Callable[[str], None] | None = None) -> Settings:
+    """Read the settings from the environment and the files of secrets. Raises ConfigError, naming the variable.
+
+    ``on_unknown`` is told a line of text for each variable that looks like a setting and is none.
+    """
+    if on_unknown is not None:
+        for line in unknown_variables(os.environ):
+            on_unknown(line)
     try:
         return Settings(**_secrets_of_files())
     except ValidationError as error:

@@ -118,7 +118,7 @@ class AttemptErrorView(ErrorView):
 class ProgressView(_View):
     """The progress of a stage run: ``done`` of ``total``, in ``unit``; ``total`` is null when it is unknown.
 
-    Of a stage run that succeeded, ``done`` is ``total``, also where fewer were needed, as of tokens.
+    Of tokens, ``total`` is as many as the stage run may make. Once it has succeeded, ``done`` is what it has made.
     """
 
     done: int

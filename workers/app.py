@@ -14,7 +14,7 @@ from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
 
 try:
-    settings = read_settings()
+    settings = read_settings(lambda line: print(f"celery worker: {line}", file=sys.stderr))
     app = OmniCelery(settings, load_pipelines(settings.resolved_stage_configs))
 except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback

@@ -15,6 +15,7 @@ def connect(url: str | None) -> Client:
     Without ``url`` it is the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
     Raises ConfigError for a URL that is not http, and without ``url`` also for a wrong setting.
     """
+    from omni_jobs.cli.exits import notice
     from omni_jobs.client import Client
     from omni_jobs.errors import ConfigError
     from omni_jobs.servers import check_base_url
@@ -22,7 +23,7 @@ def connect(url: str | None) -> Client:
     from omni_jobs.stack.data_directory import running_stack
 
     if url is None:
-        url = running_stack(read_settings().data_dir)
+        url = running_stack(read_settings(notice).data_dir)
     else:
         try:
             check_base_url(url, may_have_user=True)

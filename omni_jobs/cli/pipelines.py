@@ -51,11 +51,12 @@ def list_(as_json: JsonOption = False) -> None:
       omni-jobs pipelines list
       OMNI_JOBS_STAGE_CONFIGS=/etc/omni-jobs/stage_configs omni-jobs pipelines list --json
     """
+    from omni_jobs.cli.exits import notice
     from omni_jobs.cli.tables import table_of
     from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import read_settings
 
-    known = load_pipelines(read_settings().resolved_stage_configs)
+    known = load_pipelines(read_settings(notice).resolved_stage_configs)
     rows = (
         (each.name, each.version, ", ".join(each.accepts), ", ".join(each.outputs), " → ".join(each.stages))
         for each in known.values()

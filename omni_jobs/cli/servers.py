@@ -69,17 +69,15 @@ def up(
             stack.stop()
 
 
-def _read_settings() -> Settings:
+def _read_settings(*, tell_unknown: bool = True) -> Settings:
     """Read the settings, and tell of variables that look like one and are none. Raises ConfigError."""
     from omni_jobs.cli.exits import notice
-    from omni_jobs.settings import read_settings, unknown_variables
+    from omni_jobs.settings import read_settings
 
-    for line in unknown_variables(os.environ):
-        notice(line)
-    return read_settings()
+    return read_settings(notice if tell_unknown else None)
 
 
-def _settings_for_one_user(*, with_objects: bool = True) -> Settings:
+def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = True) -> Settings:
     """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
     The data directory is made where the database lies in it, or the objects; these do not count without
@@ -91,7 +89,7 @@ def _settings_for_one_user(*, with_objects: bool = True) -> Settings:
     from omni_jobs.stack.data_directory import make_private
 
     os.umask(UMASK)
-    current = _read_settings()
+    current = _read_settings(tell_unknown=tell_unknown)
     if current.database_url is None or (with_objects and current.storage_url is None):
         try:
             make_private(current.data_dir.expanduser().resolve())
@@ -175,7 +173,7 @@ def worker(
         say(as_shell_line(command, POOL_ENVIRONMENT))
         return
     check_worker_installed(config, stage)
-    _settings_for_one_user()
+    _settings_for_one_user(tell_unknown=False)  # the worker's process tells of them
     environment = {**os.environ, "OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT}
     for name in ("OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE"):  # a worker calls no API
         environment.pop(name, None)

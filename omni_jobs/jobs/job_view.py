@@ -259,17 +259,28 @@ def _view(
 
 
 def _progress(run: AnyRow) -> ProgressView | None:
-    """Return the stage run's progress, whole if it succeeded, though the last report may have come earlier.
+    """Return the stage run's progress; None where nothing tells how much one that succeeded has made.
 
-    Its preview is of no use once the stage run has ended.
+    The last report may have come before the end. The preview is of no use after it.
     """
     if run.progress is None:
         return None
     progress = ProgressView(**run.progress)
     if run.state == StageRunState.RUNNING:
         return progress
-    is_whole = run.state == StageRunState.SUCCEEDED and progress.total is not None
-    return progress.model_copy(update={"picture": None} | ({"done": progress.total} if is_whole else {}))
+    done = _made(run, progress) if run.state == StageRunState.SUCCEEDED else progress.done
+    return None if done is None else progress.model_copy(update={"picture": None, "done": done})
+
+
+def _made(run: AnyRow, progress: ProgressView) -> int | None:
+    """Return how much a stage run has made that succeeded: all of its total, except of the tokens of a model.
+
+    Their total is as many as it may make, so its usage tells; None where that is unknown, or was not read.
+    """
+    if progress.unit != "tokens" or run.finish_reason is None:
+        return progress.total
+    usage = (getattr(run, "result", None) or {}).get("usage", {}).get(run.stage, {})
+    return usage.get("completion_tokens")  # type: ignore[no-any-return]
 
 
 def _reason(run: AnyRow, waiting: WaitingView | None) -> str | None:

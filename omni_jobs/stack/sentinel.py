@@ -87,7 +87,7 @@ def end_sessions(sessions: Collection[int], *, grace_s: float) -> list[int]:
         _signal(processes_of(sessions), signal.SIGTERM)
         _wait_gone(sessions, grace_s)
     # A resource tracker of Python outlives the processes it serves for a moment, to remove their shared memory.
-    _signal([pid for pid in processes_of(sessions) if not _is_resource_tracker(pid)], signal.SIGKILL)
+    _signal([pid for pid in processes_of(sessions) if not is_resource_tracker(pid)], signal.SIGKILL)
     if _wait_gone(sessions, TRACKERS_S):
         _signal(processes_of(sessions), signal.SIGKILL)
     return _wait_gone(sessions, KILL_S)
@@ -99,7 +99,8 @@ def _signal(pids: Collection[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """Return whether a process is a resource tracker of Python, which cleans up once those it serves have ended."""
     try:
         return b"multiprocessing.resource_tracker" in Path("/proc", str(pid), "cmdline").read_bytes()
     except OSError:

@@ -154,9 +154,18 @@ def test_no_variable_that_is_read_is_told_to_be_unknown() -> None:
     assert unknown_variables(settings.to_environment() | files | client) == []
 
 
-def test_a_command_tells_of_a_misspelt_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        (("omni_jobs.cli", "migrate"), "omni-jobs"),
+        (("omni_jobs.cli", "pipelines", "list"), "omni-jobs"),
+        (("omni_jobs.cli", "worker", "-p", "echo", "-s", "first", "--log-level", "wrong"), "celery worker"),
+        (("celery", "-A", "workers.app", "report"), "celery worker"),
+    ],
+)
+def test_a_command_tells_of_a_misspelt_variable_once(arguments: tuple[str, ...], program: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OMNI_JOBS_DATA_DIR": str(tmp_path / "data"), "OMNI_JOBS_LEESE_S": "5"}
-    command = [sys.executable, "-m", "omni_jobs.cli", "migrate"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    told = "omni-jobs: nothing reads the variable OMNI_JOBS_LEESE_S: is OMNI_JOBS_LEASE_S meant?"
-    assert told in done.stderr.splitlines()
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    told = f"{program}: nothing reads the variable OMNI_JOBS_LEESE_S: is OMNI_JOBS_LEASE_S meant?"
+    assert done.stderr.splitlines().count(told) == 1, done.stderr

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import os
 import platform
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -34,6 +33,7 @@ from workers.consumer import kombu_hooks
 from workers.consumer.command_line import stage_of_queues
 from workers.consumer.high_doorbells import HighDoorbells
 from workers.consumer.load_turns import turn_to_load
+from workers.consumer.process_end import ProcessEnd, end_process
 from workers.consumer.stage_host import StageHost
 from workers.consumer.stall_watch import StallWatch
 from workers.execution.slots import Slots
@@ -48,7 +48,7 @@ T = TypeVar("T")
 EX_FAILURE = 1
 _BROKER_PAUSE_S = 1.0
 _STOP_CHECK_S = 0.2  # how often a starting worker checks whether it is asked to stop
-_LOAD_CLOSE_S = 10.0  # for a stop because the model does not load: there is nothing to drain
+_LOAD_CLOSE_S = 10.0  # for a stop before the worker serves: there is nothing to drain
 _STALLED_CLOSE_S = 3.0  # for a stop because the event loop stands still: nothing on it can be closed
 _CLOSE_S = 45.0  # for a stop, its drain not counted; after that the process ends whatever hangs in it
 
@@ -76,6 +76,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._hub: Any = None  # Celery's event loop
         self._popping_stopped = False
         self._broken: str | None = None  # why this worker ends itself
+        self._process_end = ProcessEnd(lambda: EX_FAILURE if self._broken else 0)
         self._signals = 0
         self._hurry = asyncio.Event()
         self._may_drain = False
@@ -90,6 +91,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         Raises WorkerShutdown when this worker cannot start, or was asked to stop meanwhile.
         """
         use_batch_policy()
+        signals.worker_shutdown.connect(end_process, weak=False)  # the last step of Celery's stop
         self._thread.start()
         try:
             self._run_on_loop(self._open())
@@ -149,7 +151,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             timer.cancel()
 
     def _on_load_limit(self) -> None:
-        self._exit_within(_LOAD_CLOSE_S)
+        self._process_end.within(_LOAD_CLOSE_S)
         limit_s = self.app.settings.load_limit_s
         self._on_broken(f"the model is not loaded after {limit_s:g} s, OMNI_JOBS_LOAD_LIMIT_S")
 
@@ -223,7 +225,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._broken = reason
             logger.critical("this worker stops, to be started anew: %s", reason)
             kombu_hooks.ask_to_stop(EX_FAILURE)
-            self._exit_within(_CLOSE_S)
+            self._process_end.within(_CLOSE_S)
             self._wake_celery()
 
     def _on_stall(self, reason: str, task: str | None) -> None:
@@ -231,21 +233,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._on_broken(reason)
         if self._host is not None:
             self._host.give_up(reason, task)
-        self._exit_within(_STALLED_CLOSE_S)
-
-    def _exit_within(self, seconds: float) -> None:
-        """End the process after that time, because a thread that hangs must not keep it and its slot for ever."""
-
-        def end() -> None:
-            logger.critical("something hangs: the process ends without it")
-            os._exit(EX_FAILURE if self._broken else 0)
-
-        _start_timer(seconds, end)
+        self._process_end.within(_STALLED_CLOSE_S)
 
     # An end that was asked for.
 
     def _on_signal(self, **_: Any) -> None:
         """Count the signals that ask for a stop, in their handler, because Celery ignores a second SIGTERM."""
+        self._process_end.within(self._close_s + self.app.conf.worker_soft_shutdown_timeout)
         self._signals += 1
         if self._signals > 1:
             self._loop.call_soon_threadsafe(self._hurry.set)
@@ -268,9 +262,14 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._may_drain = False
         self.on_stop()
 
+    @property
+    def _close_s(self) -> float:
+        """How long a stop may take, its drain not counted."""
+        return _LOAD_CLOSE_S if self.executor is None else _CLOSE_S
+
     def _end(self, drain_s: float) -> None:
         self._ended = True
-        self._exit_within(drain_s + _CLOSE_S)
+        self._process_end.within(self._close_s + drain_s)
         if self._stall_watch is not None:
             self._stall_watch.close()
         if self._high_doorbells is not None:

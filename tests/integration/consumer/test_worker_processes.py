@@ -83,6 +83,24 @@ def test_an_engine_that_starts_ends_with_its_worker(stack: EchoStack) -> None:
     until_gone(below, 5)
 
 
+@pytest.mark.parametrize("moment", ["the slot is taken", "spawn_main", "EngineCore"])
+def test_a_worker_that_is_stopped_while_it_starts_ends_soon_with_all_that_it_started(
+    moment: str, stack: EchoStack
+) -> None:
+    """While it imports vLLM, while the engine's process does, and while that loads the model."""
+    pytest.importorskip("vllm")
+    worker = stack.launch("thinker", "thinker@test")
+
+    def has_come() -> bool:
+        assert worker.process.poll() is None, worker.log.read_text()
+        return moment in worker.log.read_text() or bool(named(worker.process.pid, moment.encode()))
+
+    stack.until(lambda: has_come() or None, 120)
+    below = descendants(worker.process.pid)
+    assert worker.stop(signal.SIGTERM, within_s=20) == 0, worker.log.read_text()
+    until_gone(below, 5)
+
+
 def processes_of(worker: EchoWorker) -> tuple[list[int], int]:
     """All processes below a worker, and its engine's among them."""
     (engine,) = named(worker.process.pid, b"engine_main")

@@ -787,17 +787,32 @@ def test_cancel_and_claim_agree(jobs: Jobs) -> None:
 # progress and reads
 
 
-@pytest.mark.parametrize(("total", "shown"), [(31, 31), (None, 1)])
-def test_the_progress_of_a_stage_that_succeeded_is_whole(jobs: Jobs, total: int | None, shown: int) -> None:
+@pytest.mark.parametrize(
+    ("unit", "total", "finish_reason", "usage", "shown"),
+    [
+        ("steps", 31, None, {}, 31),
+        ("seconds", 31, "stop", {"first": {"prompt_tokens": 0, "completion_tokens": 7}}, 31),
+        ("tokens", 552, "stop", {"first": {"prompt_tokens": 9, "completion_tokens": 40}}, 40),
+        ("tokens", None, "length", {"first": {"prompt_tokens": 9, "completion_tokens": 40}}, 40),
+        ("tokens", 552, "stop", {"second": {"completion_tokens": 3}}, None),  # a server that does not count
+        ("tokens", 552, None, {"first": {"prompt_tokens": 552, "completion_tokens": 0}}, 552),  # of the prompt
+        ("bytes", None, None, {}, None),
+    ],
+)
+def test_the_progress_of_a_stage_that_succeeded_is_what_it_made(
+    jobs: Jobs, unit: str, total: int | None, finish_reason: str | None, usage: dict[str, Any], shown: int | None
+) -> None:
     """The last report comes before the end."""
     register_each(jobs)
     submitted = jobs.submit(new_job())
     [claimed] = claim(jobs, "first")
-    jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, total, "steps")])
-    jobs.complete([done(claimed, "first")])
+    jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, total, unit)])
+    jobs.complete([done(claimed, "first", finish_reason=finish_reason, result={"usage": usage} if usage else {})])
     progress = jobs.get(submitted.job_id).stages[0].progress
-    assert progress is not None
-    assert (progress.done, progress.total) == (shown, total)
+    assert (progress and (progress.done, progress.total)) == (None if shown is None else (shown, total))
+    [listed] = jobs.list(brief=True).jobs
+    of_tokens = unit == "tokens" and finish_reason is not None
+    assert listed.stages[0].progress == (None if of_tokens else progress)
 
 
 def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:

@@ -103,7 +103,7 @@ time.sleep(600)
     assert process.stdout is not None
     segment = Path("/dev/shm", process.stdout.readline().strip())
     assert segment.exists()
-    while not any(map(sentinel._is_resource_tracker, sentinel.processes_of({process.pid}))):
+    while not any(map(sentinel.is_resource_tracker, sentinel.processes_of({process.pid}))):
         time.sleep(0.01)  # it is forked, and not yet itself
     assert sentinel.end_sessions({process.pid}, grace_s=0) == []
     process.communicate()
