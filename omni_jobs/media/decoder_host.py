@@ -30,13 +30,15 @@ def answer_of_exit(status: int) -> dict[str, Any]:
     """Return ``{"ended": why}`` or ``{"unavailable": why}`` for a task, by its decoder's exit status; -N is signal N.
 
     ``ended`` blames the medium: a library crashed, or a limit of the decoder was exceeded. ``unavailable`` does not:
-    an operator, the OOM killer or a dying parent sends SIGTERM and SIGKILL, multiprocessing exits with a positive
-    status when it has lost its fork server, and pebble when it has lost its channel.
+    an operator, the OOM killer or a dying parent sends SIGTERM, SIGKILL and real-time signals, multiprocessing exits
+    with a positive status when it has lost its fork server, and pebble when it has lost its channel.
     """
     if status >= 0:
         return {"unavailable": f"the decoder ended with status {status}"}
     if status in (-signal.SIGTERM, -signal.SIGKILL):
         return {"unavailable": f"the decoder was stopped ({signal.Signals(-status).name})"}
+    if -status >= signal.SIGRTMIN:  # no library raises these
+        return {"unavailable": f"the decoder was stopped (signal {-status})"}
     if status == -signal.SIGXCPU:
         return {"ended": "time"}
     return {"ended": signal.Signals(-status).name}

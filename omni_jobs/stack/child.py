@@ -96,10 +96,13 @@ class Child:
     def exit_in_words(self) -> str:
         """How the last process ended: ``signal SIGKILL`` or ``exit status 1``."""
         status = self._process.returncode if self._process else None
-        return f"signal {signal.Signals(-status).name}" if status and status < 0 else f"exit status {status}"
+        if status is None or status >= 0:
+            return f"exit status {status}"
+        is_named = -status in set(signal.Signals)  # most real-time signals have no name
+        return f"signal {signal.Signals(-status).name if is_named else -status}"
 
     def start(self, on_exit: Callable[[int], None]) -> int:
-        """Start a process of this child, and return its id. Raises OSError if the system starts none.
+        """Start a process of this child, and return its id. Raises OSError if the system starts none, or no thread.
 
         Once the process has ended, a thread calls ``on_exit`` with that id.
         """
@@ -127,7 +130,12 @@ class Child:
             self._ended_at = time.monotonic()
             on_exit(process.pid)
 
-        threading.Thread(target=wait, name=f"wait-{self.name}", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name=f"wait-{self.name}", daemon=True).start()
+        except RuntimeError as error:
+            process.kill()
+            process.wait()
+            raise OSError(f"no thread to wait for it: {error}") from None
         return process.pid
 
     def mark_ready(self) -> None:

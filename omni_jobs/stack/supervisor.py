@@ -178,7 +178,12 @@ class Supervisor:
         end_sessions(pids, grace_s=TEMPORARY_STOP_S)
         for pid in pids:
             self._forget(pid)
-        self._on_notice(f"pipeline {child.pipeline} is not served, the others are: {error.message}")
+        self._tell(f"pipeline {child.pipeline} is not served, the others are: {error.message}")
+
+    def _tell(self, line: str) -> None:
+        """Give a line of text to ``on_notice``; the stack goes on where nothing can be written, as on a full disk."""
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            self._on_notice(line)
 
     def _forget(self, pid: int) -> None:
         self._sessions.discard(pid)
@@ -205,20 +210,20 @@ class Supervisor:
                 self._forget(dead.pid)
                 pause_s = dead.schedule_restart()
                 when = f"in {pause_s:.0f} s" if pause_s else "at once"
-                self._on_notice(f"{dead.name} ended with {dead.exit_in_words}; it is started anew {when} ({dead.log})")
+                self._tell(f"{dead.name} ended with {dead.exit_in_words}; it is started anew {when} ({dead.log})")
             for child in unsettled:
                 if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
                     self._restart(child)
                 elif child.state is ChildState.STARTING and readiness.serves(child):
                     child.mark_ready()
-                    self._on_notice(f"{child.name} is ready again")
+                    self._tell(f"{child.name} is ready again")
 
     def _restart(self, child: Child) -> None:
         try:
             self._start(child)
         except OSError as error:  # no memory, too many processes, or no room for its log
             pause_s = child.schedule_restart()
-            self._on_notice(f"{child.name} does not start; another try follows in {pause_s:.0f} s: {error}")
+            self._tell(f"{child.name} does not start; another try follows in {pause_s:.0f} s: {error}")
 
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""

@@ -42,7 +42,9 @@ from tests.services.valkey import start_valkey
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
 START_S = 600.0  # for a worker to serve, and for one whose engine was struck to end
-STOP_S = 25.0  # for a worker to end that was asked to: 3 s of drain and 15 s are promised, the rest is for a busy machine
+STOP_S = (
+    25.0  # for a worker to end that was asked to: 3 s of drain and 15 s are promised, the rest is for a busy machine
+)
 GONE_S = 120.0  # for what a worker started to end after it
 POLL_S = 0.01
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)

@@ -354,7 +354,7 @@ def test_a_long_path_of_temporary_files(tmp_path: Path, monkeypatch: pytest.Monk
         assert wall.probe("image", samples.image(), wall.budget()).width == 64  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("status", [1, 255, -signal.SIGKILL, -signal.SIGTERM])
+@pytest.mark.parametrize("status", [1, 255, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGRTMIN, -signal.SIGRTMIN - 6])
 def test_endings_that_no_medium_causes(status: int) -> None:
     assert set(answer_of_exit(status)) == {"unavailable"}
 

@@ -28,6 +28,7 @@ from omni_jobs.stack.data_directory import running_stack
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.stack.sentinel import processes_of
 from omni_jobs.states import JobState
+from tests.processes import command_line
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
 
@@ -409,14 +410,15 @@ def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: 
 
 
 @contextmanager
-def up(data_dir: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*OMNI_JOBS, "up", *(options or ("--pipeline", "echo")), "--data-dir", str(data_dir), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+def up(data_dir: Path, *options: str, stderr: str = os.devnull) -> Iterator[subprocess.Popen[str]]:
+    with open(stderr, "wb") as notices:
+        process = subprocess.Popen(
+            [*OMNI_JOBS, "up", *(options or ("--pipeline", "echo")), "--data-dir", str(data_dir), "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=notices,
+            text=True,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -448,6 +450,20 @@ def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
         assert process.wait(60) == 0
         assert processes_of(sessions) == []
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("stack")) == ["stack.lock"]
+
+
+def test_up_goes_on_where_its_notices_cannot_be_written_and_after_signals_without_names(tmp_path: Path) -> None:
+    with up(tmp_path, stderr="/dev/full") as process:
+        assert process.stdout is not None
+        url = re.findall(r"http://\S+", process.stdout.readline())[0]
+        before = children_of(process.pid)
+        (rescuer,) = [pid for pid in before if "omni_jobs.cli rescuer" in command_line(pid)]
+        os.kill(rescuer, signal.SIGRTMIN + 6)
+        until(lambda: any("omni_jobs.cli rescuer" in command_line(pid) for pid in children_of(process.pid) - before))
+        with Client(url) as client:
+            assert client.wait(client.submit(echo("hi")).id, timeout=60).status is JobState.COMPLETED
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def has_ipv6() -> bool:
