@@ -7,7 +7,6 @@ be started anew. Its ledger still renews its lease, on a thread of its own, so n
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
@@ -29,13 +28,12 @@ class StallWatch:
         self._stall_after_s = stall_after_s
         self._loop = loop
         self._on_stall = on_stall
-        self._turned_at = 0.0
+        self._has_turned = True
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
         """Start to watch, as if the loop had just turned."""
-        self._turned()
         self._thread.start()
 
     def close(self) -> None:
@@ -43,15 +41,20 @@ class StallWatch:
         self._closed.set()
 
     def _turned(self) -> None:
-        self._turned_at = time.monotonic()
+        self._has_turned = True
 
     def _watch(self) -> None:
+        # Checks are counted and no time is taken, because a process that was stopped as a whole has not stalled.
+        unanswered = 0
         while not self._closed.wait(self._stall_after_s / _CHECKS):
-            blocked = time.monotonic() - self._turned_at
-            if blocked > self._stall_after_s:
+            if self._has_turned:
+                self._has_turned, unanswered = False, 0
+                self._loop.call_soon_threadsafe(self._turned)
+                continue
+            unanswered += 1
+            if unanswered == _CHECKS:
                 task = asyncio.current_task(self._loop)
                 name = None if task is None else task.get_name()
                 within = "" if name is None else f", in {name}"
-                self._on_stall(f"the stage's event loop has not turned for {blocked:.0f} s{within}", name)
+                self._on_stall(f"the stage's event loop has not turned for {self._stall_after_s:.0f} s{within}", name)
                 return
-            self._loop.call_soon_threadsafe(self._turned)

@@ -1,6 +1,10 @@
 """An event loop that does not turn has stalled, whatever the broker does; one that turns has not."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -25,6 +29,41 @@ async def test_an_event_loop_that_does_not_turn_is_a_stall(blocked: bool) -> Non
     task = asyncio.current_task()
     assert task is not None
     assert all(name == task.get_name() for _, name in stalls)
+
+
+STOPPED = f"""
+import asyncio
+import sys
+from workers.consumer.stall_watch import StallWatch
+
+async def main():
+    loop = asyncio.get_running_loop()
+    watch = StallWatch({STALL_S}, loop, on_stall=lambda reason, task: print("stalled", flush=True))
+    watch.start()
+    print("watches", flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    await asyncio.sleep({STALL_S / 2})  # some checks more
+    print("turns", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_was_stopped_as_a_whole_has_not_stalled() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watches\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        time.sleep(3 * STALL_S)
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate("\n", timeout=60)
+        assert out == "turns\n"
+    finally:
+        process.kill()
 
 
 async def test_a_closed_watch_says_nothing() -> None:
