@@ -10,7 +10,7 @@ import pytest
 from tests.processes import children, descendants, until_gone
 
 LATE = """
-import ctypes, os, signal, sys, threading, time
+import ctypes, os, signal, sys, threading, time, types
 from workers.consumer import process_end
 
 process_end.SPARE_S = 0.5
@@ -25,7 +25,8 @@ class Model:
         sleep(600)
 
 end.within(1.0)
-model = Model()
+sys.modules["model"] = types.ModuleType("model")
+sys.modules["model"].model = Model()
 sys.exit()
 """
 
