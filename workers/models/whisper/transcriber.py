@@ -17,8 +17,8 @@ from workers.models.whisper.languages import languages_of, refusal
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.prompts import check_whisper_directory
 from workers.models.whisper.speech_windows import Window, next_window
-from workers.models.whisper.transcript import Segment, Word
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE
+from workers.transcripts.transcript import Segment, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

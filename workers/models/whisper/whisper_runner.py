@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from workers.models.whisper.doubts import doubts
 from workers.models.whisper.engine_settings import WhisperEngine
-from workers.models.whisper.subtitles import MEDIA_TYPES, subtitles
-from workers.models.whisper.transcript import Segment, Transcript, joined_text, shown, values_of
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.transcripts.subtitles import MEDIA_TYPES, subtitles
+from workers.transcripts.transcript import Segment, Transcript, joined_text, shown, values_of
 
 if TYPE_CHECKING:
     from workers.models.whisper.transcriber import Transcriber
@@ -61,7 +61,7 @@ class WhisperRunner:
         """Transcribe the recordings of a prompt, with progress in seconds of sound and the text so far.
 
         The output's text has a line for each recording, which is empty where nobody spoke; its values are those of
-        ``workers.models.whisper.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. Its
+        ``workers.transcripts.transcript.values_of``, and its result has the ``transcripts`` as ``shown`` there. Its
         artifacts are the ``subtitles`` that are asked for, named by the stage: ``listen.srt``. A warning says where the
         model doubts what it wrote. A cancelled run ends with the window that a thread has begun, of a second or so,
         which is dropped. Raises ModelError for another kind of prompt, a language that the model does not
@@ -137,7 +137,7 @@ class _Report:
 
     def finish(self, transcript: Transcript) -> None:
         """Report that a recording is done."""
-        self._done_s += transcript.duration_s
+        self._done_s += transcript.duration_s or 0.0
         self._texts.append(transcript.text)
         self._progress(Progress(round(self._done_s), self._total, "seconds", "\n".join(self._texts)))
 

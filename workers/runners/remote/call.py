@@ -22,9 +22,11 @@ _SEED_BITS = 31  # llama.cpp and others read a seed as 32 bits
 class Call:
     """The client, the settings and the patience of one stage run.
 
+    stage     its name
     clean_up  runs a coroutine in the background, for what has to be undone on the server
     """
 
+    stage: str
     client: RemoteClient
     engine: RemoteEngine
     patience: Patience

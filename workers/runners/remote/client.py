@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -26,11 +26,11 @@ from workers.runners.remote.failures import (
     Setback,
     bad_answer,
     failure_of_status,
-    pause_of,
     readable,
 )
 from workers.runners.remote.httpx_hooks import read_politely
 from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT
+from workers.runners.remote.pauses import pause_of
 from workers.runners.remote.prompt import RemoteFile
 from workers.runners.remote.server_error import ServerError
 
@@ -45,7 +45,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class RemoteClient:
-    """Sends a stage's requests to its server. ``open`` it, then ``exchange`` any number at once, then ``close`` it."""
+    """Sends a stage's requests to its server. ``open`` it, then ``exchange`` any number at once, then ``close`` it.
+
+    tells_times  transcriptions: False once the server has refused to tell the times of what was said
+    """
 
     def __init__(self, server: Server, engine: RemoteEngine, stage: str, connections: int) -> None:
         """Prepare for up to ``connections`` exchanges at once; nothing is opened or read yet."""
@@ -56,6 +59,7 @@ class RemoteClient:
         self._parameters: Collection[str] = PARAMETERS_OF_ENDPOINT[engine.endpoint].model_fields
         self._http: httpx2.AsyncClient | None = None
         self._secret: str | None = None
+        self.tells_times = True
 
     async def open(self) -> None:
         """Read the key and the certificates. Raises ConfigError if one of them cannot be used."""
@@ -134,7 +138,8 @@ class RemoteClient:
         """Send a request and give the answer to a block, whose end closes the connection unless all of it was read.
 
         ``path`` is below the server's base URL, or begins with a slash and is below its origin. The body is ``json``,
-        or a ``form`` with ``files`` by field. ``kept``: the path names something that the server should have kept.
+        or a ``form`` with ``files`` by field; a list in a field whose name ends in [] is sent as so many fields.
+        ``kept``: the path names something that the server should have kept.
 
         Raises Setback, also out of the block, ModelError for a redirect, InvalidRequest, RequestTooLarge or ModelError
         for what the server refuses, and RemoteUnavailable for something that it has not kept, and once the client is
@@ -146,7 +151,7 @@ class RemoteClient:
         elif form is not None:
             parts = [(field, (file.name, file.data, file.media_type)) for field, file in files]
             # A form without a file has to be multipart, too.
-            content = {"files": [*((name, (None, _as_text(value))) for name, value in form.items()), *parts]}
+            content = {"files": [*_fields(form), *parts]}
         try:
             async with asyncio.timeout(self._engine.total_s), self._response(method, path, **content) as response:
                 answer = Answer(response, self._engine.max_answer_bytes)
@@ -202,7 +207,7 @@ class RemoteClient:
             body = await answer.body(_ERROR_BYTES)
         headers = answer.headers
         error = ServerError.parse_body(body)
-        asked_s = pause_of(headers.get("retry-after-ms"), headers.get("retry-after"))
+        asked_s = pause_of(headers)
         return self.failure(answer.status, error, pause_s=error.pause_s if asked_s is None else asked_s)
 
     def failure(self, status: int, error: ServerError, *, pause_s: float | None = None) -> Exception:
@@ -253,6 +258,11 @@ class Answer:
         """The bytes of the body, if the server says so."""
         length = self.headers.get("content-length", "")
         return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
+
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether its head says how it ends; if not, the end of the connection is its end, or cuts it off."""
+        return "content-length" in self.headers or "transfer-encoding" in self.headers
 
     def finish(self) -> None:
         """Note that all that matters was read: what follows may come in a second more, and may break off."""
@@ -322,8 +332,11 @@ def _dump(body: Mapping[str, Any]) -> bytes:
         raise ModelError(f"the request is no JSON: {error}") from None
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+def _fields(form: Mapping[str, Any]) -> Iterator[tuple[str, tuple[None, str]]]:
+    """Yield the fields of a form: one for each value, of which a name that ends in [] may have several."""
+    for name, value in form.items():
+        for each in value if name.endswith("[]") and isinstance(value, list) else (value,):
+            yield name, (None, each if isinstance(each, str) else orjson.dumps(each).decode())
 
 
 def _words(error: Exception) -> str:

@@ -7,14 +7,15 @@ InvalidRequest, RequestTooLarge, ModelError     final: the server refuses this i
 
 import re
 from collections.abc import Collection
-from email.utils import parsedate_to_datetime
-from time import time
 
 from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError, RequestTooLarge
 from workers.runners.remote.server_error import ServerError
 
 _MAX_MESSAGE = 500  # characters of what the server says
 _NOT_READABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+# An account or a key that ran out is the operator's to renew, and the jobs can wait for it.
+_WAITED_FOR = (401, 402, 407, 429, 503, 529)
+_LOST = (408, 409, 424, 425)  # beside those from 500 on
 _PROMPT = ("messages", "input", "prompt", "file")  # where the servers' APIs have what a job says
 
 
@@ -54,9 +55,9 @@ def failure_of_status(
     the server asks to wait.
     """
     said = f"the server answers {status}" + (f": {message}" if message else "")
-    if status in (401, 407, 429, 503):  # a key that ran out is the operator's to replace, and the jobs can wait for it
+    if status in _WAITED_FOR:
         return Setback(said, pause_s=pause_s)
-    if status >= 500 or status in (408, 409, 425):
+    if status >= 500 or status in _LOST:
         return Setback(said, counts=True, pause_s=pause_s)
     if 300 <= status < 400:
         return ModelError(f"the server answers {status}, a redirect, and redirects are not followed")
@@ -85,23 +86,3 @@ def _field(param: str, parameters: Collection[str], stage: str) -> str:
 def bad_answer(what: str) -> ModelError:
     """Return the error for an answer that cannot be used; ``what`` is wrong with it."""
     return ModelError(f"the server's answer cannot be used: {what}")
-
-
-def pause_of(retry_after_ms: str | None, retry_after: str | None) -> float | None:
-    """Return the seconds that ``retry-after-ms`` or ``Retry-After`` ask to wait; None: none, or no understandable one.
-
-    ``Retry-After`` is in seconds or a date.
-    """
-    for value, scale in ((retry_after_ms, 1e-3), (retry_after, 1.0)):
-        if value is None:
-            continue
-        try:
-            pause = float(value) * scale
-        except ValueError:
-            try:
-                pause = parsedate_to_datetime(value).timestamp() - time()
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if pause < float("inf"):  # neither that nor NaN
-            return max(pause, 0.0)
-    return None

@@ -56,11 +56,23 @@ class SpeechParameters(StageParameters):
 
 
 class TranscriptionParameters(StageParameters):
-    """Parameters of transcriptions."""
+    """Parameters of transcriptions. The last two are not sent: they say what is asked for and made of the answer."""
 
     language: _Word | None = None
     prompt: Annotated[_Text, Field(description="words that the sound may hold")] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    words: Annotated[bool, Field(description="whether the transcript says when each word begins and ends")] = False
+    subtitles: Annotated[
+        tuple[Literal["srt", "vtt"], ...],
+        Field(max_length=2, strict=False, description="files of what was heard: SubRip, WebVTT"),
+    ] = ()
+
+    @field_validator("subtitles")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a format twice")
+        return value
 
 
 class _PictureParameters(StageParameters):

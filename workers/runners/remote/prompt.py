@@ -27,6 +27,8 @@ class RemotePrompt:
     files         the sound to transcribe, or the pictures to start from
     voice         the job's; None: the server's choice
     audio_format  the format of the speech that the job wants; None: it wants none
+    recording     the number of the sound to transcribe among the job's media; None: an earlier stage made it
+    duration_s    of that sound; None: unknown
     capture       whether a later stage takes the output
     """
 
@@ -37,4 +39,6 @@ class RemotePrompt:
     files: Sequence[RemoteFile] = ()
     voice: str | None = None
     audio_format: str | None = None
+    recording: int | None = None
+    duration_s: float | None = None
     capture: bool = False

@@ -125,7 +125,7 @@ class RemoteRunner:
 
     async def _run(self, prompt: RemotePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         patience = Patience(self._engine, self._recovery, progress)
-        call = Call(self._client, self._engine, patience, progress, self._clean_up)
+        call = Call(self._stage, self._client, self._engine, patience, progress, self._clean_up)
         return await _ENDPOINTS[self._engine.endpoint](prompt, call)
 
     def _clean_up(self, work: Awaitable[None]) -> None:

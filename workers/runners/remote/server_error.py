@@ -1,11 +1,15 @@
 """``ServerError``: what a server says went wrong, in an answer of any status; read leniently, as it only explains."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from workers.runners.remote.pauses import pause_in, pause_in_words
 
 if TYPE_CHECKING:
     from workers.runners.remote.client import RemoteClient
@@ -13,17 +17,23 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2000  # of a text that is no JSON, and of a string that a document's outline cut out
 _MOST_DETAILS = 20
+_EVENT = re.compile(rb"(?:event: ?\w*\r?\n)?data: ?([^\r\n]*)")
 _STATUS = re.compile("[45][0-9]{2}")
 _STATUSES = ("code", "status", "status_code", "statusCode")
-_MESSAGES = ("message", "detail", "msg", "error_description", "reason")
+_NAMES = ("code", "type", "error_type", "status")
+_MESSAGES = (
+    *("message", "detail", "msg", "error_description", "reason"),
+    *("title", "Message", "error_message", "error_msg", "faultstring"),
+)
 _PAUSES = (
     ("retry_after_ms", 1e-3),
     ("retry_after", 1.0),
     ("retryAfter", 1.0),
     ("retryDelay", 1.0),
     ("retry_delay", 1.0),
+    ("estimated_time", 1.0),  # Hugging Face's, while a model is loaded
 )
-_SECONDS = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*s?\s*")
+_TAGS = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>?", re.DOTALL | re.IGNORECASE)
 
 # What servers that name no status write instead; the first that is found counts.
 _WORDS: tuple[tuple[re.Pattern[str], int], ...] = (
@@ -67,22 +77,28 @@ class ServerError:
         if not isinstance(inner, dict):
             inner = outer
         holders = (inner, outer)
-        named = [_short(holder.get(name), long) for holder in holders for name in ("code", "type", "status")]
+        named = [_short(holder.get(name), long) for holder in holders for name in _NAMES]
+        message = next(_messages(holders, long), "")
+        pause_s = _pause_s(holders)
         return cls(
-            message=next(_messages(holders, long), ""),
+            message=message,
             param=_short(inner.get("param"), long),
             code=_short(inner.get("code"), long) or _short(inner.get("type"), long),
             status=_status(holders, " ".join(name for name in named if name)),
-            pause_s=_pause_s(holders),
+            pause_s=pause_in_words(message) if pause_s is None else pause_s,
         )
 
     @classmethod
     def parse_body(cls, body: bytes | bytearray) -> "ServerError":
-        """Return the error that an answer's body holds; one with its text if the body is no JSON."""
+        """Return the error that an answer's body holds, be it an event's; one with its text if the body is no JSON."""
+        body = bytes(body).removeprefix(BOM_UTF8).strip()
+        data = _EVENT.match(body)
         try:
-            return cls.parse(orjson.loads(body))
+            return cls.parse(orjson.loads(body if data is None else data[1]))
         except orjson.JSONDecodeError:
-            return cls(message=body[:_MOST_BYTES].decode("utf-8", errors="replace"))
+            text = body[:_MOST_BYTES].decode("utf-8", errors="replace")
+            message = " ".join(unescape(_TAGS.sub(" ", text)).split()) if body.startswith(b"<") else text
+            return cls(message=message, pause_s=pause_in_words(message))
 
 
 def raise_error(document: "Document", client: "RemoteClient", *, is_error: bool = False) -> None:
@@ -154,7 +170,7 @@ def _pause_s(holders: tuple[dict[str, Any], ...]) -> float | None:
         within = details[:_MOST_DETAILS] if isinstance(details, list) else ()
         for each in (holder, holder.get("metadata"), *within):
             for name, scale in _PAUSES if isinstance(each, dict) else ():
-                found = _SECONDS.fullmatch(str(each[name])[:40]) if type(each.get(name)) in (int, float, str) else None
-                if found is not None:
-                    return float(found[1]) * scale
+                asked_s = pause_in(str(each[name])) if type(each.get(name)) in (int, float, str) else None
+                if asked_s is not None:
+                    return asked_s * scale
     return None

@@ -1,6 +1,6 @@
 """What the processors of remote stages share: the stage's engine and parameters, and what a job says."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,12 +47,20 @@ class StageParts:
 
 def media_of(stage_input: StageInput, *kinds: MediaKind) -> list[RemoteFile]:
     """Return the media of these kinds in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
-    return [
-        medium(stage_input, part, f"messages.{position}.content.{place}")
-        for position, message in enumerate(stage_input.request.get("messages", ()))
-        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ())
-        if part["type"] in kinds
-    ]
+    return [medium(stage_input, part, field) for field, part in _parts(stage_input, kinds)]
+
+
+def number_of(stage_input: StageInput, kind: MediaKind) -> int:
+    """Return the number, among the job's media, of its first medium of a kind, which there must be."""
+    return int(next(part["media"] for _, part in _parts(stage_input, (kind,))))
+
+
+def _parts(stage_input: StageInput, kinds: Collection[MediaKind]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the parts of a job's messages that are of these kinds, with their places in the request."""
+    for position, message in enumerate(stage_input.request.get("messages", ())):
+        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
+            if part["type"] in kinds:
+                yield f"messages.{position}.content.{place}", part
 
 
 def medium(stage_input: StageInput, part: Mapping[str, Any], field: str) -> RemoteFile:

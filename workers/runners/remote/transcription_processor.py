@@ -9,7 +9,7 @@ from omni_jobs.errors import ModelError
 from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt
-from workers.runners.remote.stage_parts import StageParts, media_of
+from workers.runners.remote.stage_parts import StageParts, media_of, number_of
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
 
@@ -27,19 +27,22 @@ class RemoteTranscriptionProcessor:
 
         A job's sound is sent as it came; a waveform as a WAV of 16 bits.
         """
-        sounds = [_wav(stage, payload) for stage, payload in stage_input.upstream.items()]
-        sounds = sounds or media_of(stage_input, "audio")
+        made = [_wav(stage, payload) for stage, payload in stage_input.upstream.items()]
+        sounds = [file for file, _ in made] or media_of(stage_input, "audio")
         if len(sounds) != 1:
             raise ModelError(f"a transcription takes one sound, and there are {len(sounds)}", field="messages")
         return RemotePrompt(
             parameters=self._parts.parameters(stage_input),
             seed=stage_input.seed,
             files=sounds,
+            recording=None if made else number_of(stage_input, "audio"),
+            duration_s=made[0][1] if made else None,
             capture=stage_input.has_successors,
         )
 
 
-def _wav(stage: str, payload: Payload) -> RemoteFile:
+def _wav(stage: str, payload: Payload) -> tuple[RemoteFile, float]:
+    """Return a stage's waveform as a file, and its duration in seconds. Raises ModelError if there is none."""
     information = payload.additional_information
     waveform = None if information is None else information.tensors.get("waveform")
     rate = None if information is None else information.values.get("sampling_rate")
@@ -52,4 +55,4 @@ def _wav(stage: str, payload: Payload) -> RemoteFile:
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
-    return RemoteFile("audio.wav", "audio/wav", buffer.getvalue())
+    return RemoteFile("audio.wav", "audio/wav", buffer.getvalue()), len(samples) / rate

@@ -113,7 +113,7 @@ async def test_a_sound_is_transcribed(openai_server: OpenAIServer) -> None:
     assert first == second
     assert second["file"] == ("audio.wav", "audio/wav", STEREO)
     plain = {name: data.decode() for name, (_, _, data) in second.items() if name != "file"}
-    assert plain == {"model": "smol", "response_format": "json", "language": "en", "temperature": "0.5"}
+    assert plain == {"model": "smol", "response_format": "verbose_json", "language": "en", "temperature": "0.5"}
 
 
 @pytest.mark.parametrize("body", [{}, {"text": None}, {"text": 7}, []])

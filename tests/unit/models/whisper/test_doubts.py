@@ -6,7 +6,7 @@ import pytest
 
 from workers.models.whisper.doubts import doubts
 from workers.models.whisper.languages import ENGLISH
-from workers.models.whisper.transcript import Segment, Transcript
+from workers.transcripts.transcript import Segment, Transcript
 
 CLEAR = Segment(0.0, 2.0, " Clear.", avg_logprob=-0.3, no_speech_prob=0.02, compression_ratio=1.1)
 

@@ -187,12 +187,20 @@ def test_the_sound_of_a_job_is_sent_as_it_came() -> None:
     request = user([{"type": "audio", "media": 0}])
     prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[WAV]))
     assert [(file.name, file.media_type, file.data) for file in prompt.files] == [("audio.wav", "audio/wav", WAV)]
+    assert (prompt.recording, prompt.duration_s) == (0, None)
+
+
+def test_a_recording_has_its_number_among_all_media() -> None:
+    request = user([{"type": "image", "media": 0}, {"type": "audio", "media": 1}])
+    prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[PNG, WAV]))
+    assert prompt.recording == 1
 
 
 def test_a_waveform_is_sent_as_a_wav() -> None:
     samples = np.array([0.0, 1.0, -1.0, 5.0, np.nan, 0.5], np.float32)
     upstream = {"speak": payload({"waveform": Tensor.from_numpy(samples)}, {"sampling_rate": 24_000})}
     prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(upstream=upstream))
+    assert (prompt.recording, prompt.duration_s) == (None, 6 / 24_000)
     with wave.open(io.BytesIO(prompt.files[0].data)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         sent = np.frombuffer(file.readframes(9), "<i2")

@@ -23,34 +23,38 @@ class Segment(NamedTuple):
     avg_logprob        the mean log probability of the tokens of its window, the piece that was transcribed at once
     no_speech_prob     how likely the model holds it that nobody spoke in the window
     compression_ratio  of the window's text
+
+    The last three are None where a server does not tell them.
     """
 
     start_s: float
     end_s: float
     text: str
     words: Sequence[Word] = ()
-    avg_logprob: float = 0.0
-    no_speech_prob: float = 0.0
-    compression_ratio: float = 1.0
+    avg_logprob: float | None = None
+    no_speech_prob: float | None = None
+    compression_ratio: float | None = None
 
 
 class Transcript(NamedTuple):
     """What was heard in one recording.
 
-    media       the recording's number among the request's media
-    language    a code such as en; None where nothing was said
-    duration_s  of the recording
+    media       the recording's number among the request's media; None: an earlier stage made the sound
+    language    a code such as en; None where nothing was said, or nobody told it
+    duration_s  of the recording; None: unknown
+    whole       all that was said, where it does not come from the segments
     """
 
-    media: int
+    media: int | None
     language: str | None
-    duration_s: float
+    duration_s: float | None
     segments: Sequence[Segment]
+    whole: str | None = None
 
     @property
     def text(self) -> str:
         """The transcript's text; empty where nothing was said."""
-        return "".join(segment.text for segment in self.segments).strip()
+        return ("".join(segment.text for segment in self.segments) if self.whole is None else self.whole).strip()
 
 
 def joined_text(transcripts: Sequence[Transcript]) -> str:
@@ -64,7 +68,7 @@ def values_of(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     transcripts        one object for each recording: ``media``, ``begin`` and ``end`` (its bytes in the UTF-8 of the
                        text), ``language``, ``duration_s``, ``segments`` ([start_s, end_s, text] each)
     language           of the first recording in which something was said, or null
-    duration_s         of all recordings
+    duration_s         of all recordings whose duration is known
     segments_left_out  how many of the last segments are left out, because values are small
     """
     entries: list[dict[str, Any]] = []
@@ -84,7 +88,7 @@ def values_of(transcripts: Sequence[Transcript]) -> dict[str, Any]:
                 "begin": at,
                 "end": end,
                 "language": transcript.language,
-                "duration_s": round(transcript.duration_s, 3),
+                "duration_s": _rounded(transcript.duration_s),
                 "segments": kept,
             }
         )
@@ -92,7 +96,7 @@ def values_of(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     return {
         "transcripts": entries,
         "language": next((one.language for one in transcripts if one.language is not None), None),
-        "duration_s": round(sum(one.duration_s for one in transcripts), 3),
+        "duration_s": round(sum(one.duration_s or 0.0 for one in transcripts), 3),
         "segments_left_out": left_out,
     }
 
@@ -101,14 +105,15 @@ def shown(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
     """Return the transcripts as the job's result shows them to the user, one object for each recording.
 
     Each has ``media``, ``text``, ``language``, ``duration_s`` and ``segments``. A segment has ``start_s``, ``end_s``,
-    ``text``, ``avg_logprob`` and ``no_speech_prob``; and ``words`` ({start_s, end_s, text} each) where it has words.
+    ``text``, ``avg_logprob`` and ``no_speech_prob``, the last two where they are known; and ``words``
+    ({start_s, end_s, text} each) where it has words.
     """
     return [
         {
             "media": transcript.media,
             "text": transcript.text,
             "language": transcript.language,
-            "duration_s": round(transcript.duration_s, 3),
+            "duration_s": _rounded(transcript.duration_s),
             "segments": [_shown_segment(segment) for segment in transcript.segments],
         }
         for transcript in transcripts
@@ -120,11 +125,16 @@ def _shown_segment(segment: Segment) -> dict[str, Any]:
         "start_s": segment.start_s,
         "end_s": segment.end_s,
         "text": segment.text.strip(),
-        "avg_logprob": round(segment.avg_logprob, 3),
-        "no_speech_prob": round(segment.no_speech_prob, 3),
     }
+    for name, value in (("avg_logprob", segment.avg_logprob), ("no_speech_prob", segment.no_speech_prob)):
+        if value is not None:
+            found[name] = round(value, 3)
     if segment.words:
         found["words"] = [
             {"start_s": one.start_s, "end_s": one.end_s, "text": one.text.strip()} for one in segment.words
         ]
     return found
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,4 +1,4 @@
-"""workers.models.whisper.subtitles: files that players read, whatever was heard."""
+"""workers.transcripts.subtitles: files that players read, whatever was heard."""
 
 import re
 
@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from workers.models.whisper.parameters import WhisperParameters
-from workers.models.whisper.subtitles import MEDIA_TYPES, subtitles
-from workers.models.whisper.transcript import Segment, Transcript
+from workers.transcripts.subtitles import MEDIA_TYPES, subtitles
+from workers.transcripts.transcript import Segment, Transcript
 
 SRT_CUE = re.compile(r"(\d+)\n(\d{2,}:\d\d:\d\d,\d{3}) --> (\d{2,}:\d\d:\d\d,\d{3})\n([^\n]+)\n\n")
 VTT_CUE = re.compile(r"\n(\d{2,}:\d\d:\d\d\.\d{3}) --> (\d{2,}:\d\d:\d\d\.\d{3})\n([^\n]+)\n")

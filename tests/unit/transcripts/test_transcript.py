@@ -1,8 +1,8 @@
-"""workers.models.whisper.transcript: the text of several recordings, and where each one's stands in it."""
+"""workers.transcripts.transcript: the text of several recordings, and where each one's stands in it."""
 
 import json
 
-from workers.models.whisper.transcript import Segment, Transcript, Word, joined_text, shown, values_of
+from workers.transcripts.transcript import Segment, Transcript, Word, joined_text, shown, values_of
 
 FIRST = Transcript(0, "en", 3.25, [Segment(0.5, 1.0, " Naïve"), Segment(1.0, 3.0, " café.")])
 SILENT = Transcript(2, None, 1.0, [])
@@ -61,3 +61,11 @@ def test_hours_of_segments_stay_small() -> None:
 def test_nothing_heard_is_no_language() -> None:
     assert values_of([SILENT])["language"] is None
     assert joined_text([SILENT]) == ""
+
+
+def test_what_a_server_does_not_tell_is_missing() -> None:
+    told = Transcript(None, None, None, [Segment(0.0, 1.0, "Hi")], whole=" Hi there. ")
+    (transcript,) = shown([told])
+    assert (transcript["media"], transcript["duration_s"], transcript["text"]) == (None, None, "Hi there.")
+    assert transcript["segments"] == [{"start_s": 0.0, "end_s": 1.0, "text": "Hi"}]
+    assert values_of([told, FIRST])["duration_s"] == 3.25

@@ -8,7 +8,7 @@ played one after the other. SubRip has no escape for the arrow that parts the ti
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from workers.models.whisper.transcript import Segment, Transcript
+from workers.transcripts.transcript import Segment, Transcript
 
 MEDIA_TYPES: Mapping[str, str] = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 """The media type of each format."""
@@ -45,7 +45,7 @@ def _in_turn(transcripts: Sequence[Transcript]) -> Iterator[Segment]:
     for transcript in transcripts:
         for segment in transcript.segments:
             yield segment._replace(start_s=begin_s + segment.start_s, end_s=begin_s + segment.end_s)
-        begin_s += transcript.duration_s
+        begin_s += transcript.duration_s or 0.0
 
 
 def _line(text: str) -> str:
