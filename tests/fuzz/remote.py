@@ -33,6 +33,7 @@ from omni_jobs.errors import InvalidRequest, ModelError, RemoteUnavailable, Requ
 from tests.fuzz.remote_answers import ENDPOINTS, DamagedAnswer, damaged
 from tests.remote_stages import prompt, remote_runner
 from tests.services.openai_server import Connection, OpenAIServer, Reply, Request
+from workers.consumer.stage_host import keep_what_is_loaded
 from workers.runners.remote.prompt import RemoteFile
 from workers.runners.remote.remote_runner import RemoteRunner
 
@@ -222,6 +223,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    keep_what_is_loaded()  # as a worker does once its stage is loaded
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Progress() as progress:
         found = asyncio.run(fuzz(arguments.count, arguments.seed, until=until, progress=progress))

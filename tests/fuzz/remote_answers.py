@@ -43,6 +43,11 @@ _ITEMS: Final = [
     },
 ]
 _RESPONSE: Final = {"id": "r", "object": "response", "status": "completed", "output": _ITEMS, "usage": _USAGE}
+_SEGMENTS: Final = [
+    {"id": 0, "start": 0.0, "end": 0.7, "text": " Hello", "avg_logprob": -0.3, "no_speech_prob": 0.01, "tokens": [1]},
+    {"id": 1, "start": "0.7", "end": "00:00:01,500", "text": " there", "avg_logprob": None},
+]
+_WORDS: Final = [{"word": "Hello", "start": 0, "end": 0.7}, {"word": "there", "start": 0.7, "end": 1.5}]
 _DELTA: Final = "response.output_text.delta"
 
 # One answer is a list of documents, which come as events unless it has one alone and is drawn to be whole, or bytes.
@@ -86,6 +91,9 @@ _CORPUS: Final[Mapping[str, Sequence[list[Any] | bytes]]] = {
     ],
     "transcriptions": [
         [{"text": "Hello there", "usage": _USAGE}],
+        [{"text": "Hello there", "language": "english", "duration": "1.5", "segments": _SEGMENTS, "words": _WORDS}],
+        [{"text": "Hello there", "language": "en", "segments": [{**each, "words": _WORDS} for each in _SEGMENTS]}],
+        [{"chunks": [{"timestamp": [0, 1.5], "text": "Hello"}, {"timestamp": [1.5, None], "text": "there"}]}],
         [{"type": "transcript.text.delta", "delta": "Hello"}, {"type": "transcript.text.done", "text": "Hello"}],
         b"Hello there",
         [_ERROR],
@@ -141,6 +149,7 @@ _PIECES: Final[Sequence[bytes]] = [
 _KEYS: Final = (
     *("choices", "delta", "message", "content", "error", "errors", "code", "status", "type", "usage", "text", "data"),
     *("b64_json", "url", "audio", "output", "response", "id", "finish_reason", "tool_calls", "refusal", "retry_after"),
+    *("segments", "words", "start", "end", "language", "duration", "timestamp"),
 )
 
 

@@ -25,6 +25,7 @@ from omni_jobs.errors import OmniJobsError
 from tests.fuzz.remote import LoopWatch, server_process
 from tests.remote_stages import prompt, remote_runner
 from tests.services.openai_server import Connection, Request
+from workers.consumer.stage_host import keep_what_is_loaded
 from workers.runners.remote.prompt import RemoteFile
 
 __all__ = ["FLOODS", "Cost", "cost"]
@@ -40,6 +41,7 @@ _UNKNOWN: Final = b"\xff\xff\xff\xff"  # a size that a writer of a WAV does not 
 _WAV: Final = b"".join(
     (b"RIFF", _UNKNOWN, b"WAVEfmt ", struct.pack("<IHHIIHH", 16, 1, 1, 24_000, 48_000, 2, 16), b"data", _UNKNOWN)
 )
+_SEGMENT: Final = b'{"start":0,"end":1,"text":"' + b"a " * 100_000 + b'"},'
 _SAID: Final = b'"choices":[{"delta":{"content":"a"}}]'
 
 
@@ -126,6 +128,9 @@ FLOODS: Final = [
     Flood("a sound", "speech", _WAV, bytes(range(128)), content_type="audio/wav"),
     Flood("a sound in events", "speech", b"", b'data:{"audio":"' + b"UklG" * 9000 + b'"}\n\n', content_type=_EVENTS),
     Flood("a transcript", "transcriptions", b'{"text":"', b"a ", b'"}'),
+    Flood("segments", "transcriptions", b'{"text":"a","segments":[', b'{"start":0,"end":1,"text":"a"},', b"0]}"),
+    Flood("a few long segments", "transcriptions", b'{"text":"a","segments":[', _SEGMENT, b"0]}"),
+    Flood("speech in JSON", "speech", b'{"audio":"' + base64.b64encode(_WAV + b"\0"), b"AAAA", b'"}'),
     Flood("a plain transcript", "transcriptions", b"", b"a ", content_type="text/plain"),
     Flood("heads that do not count", "chat", b"", b"HTTP/1.1 102 Processing\r\n\r\n", content_type=""),
 ]
@@ -220,6 +225,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those whose names contain this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    keep_what_is_loaded()  # as a worker does once its stage is loaded
     figures = asyncio.run(_measured(arguments.mib * _MIB, arguments.only))
     report(figures, arguments.json)
     sys.exit(0 if all(each.met is not False for each in figures) else 1)

@@ -1,12 +1,23 @@
 """``Breath``: lets the event loop's other tasks run while an answer that is all there is read."""
 
 import asyncio
+from weakref import WeakKeyDictionary
 
 _WORK_S = 0.005
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+async def give_way() -> None:
+    """Let the others run. Readers that give way at once go on one after the other, each in a turn of the loop's.
+
+    So many of them do not make the loop stand for longer than one does.
+    """
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        await asyncio.sleep(0)
 
 
 class Breath:
-    """Give way every 5 ms: bytes that have come are read without a wait, however many pieces they are."""
+    """Gives way every 5 ms: bytes that have come are read without a wait, however many pieces they are."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -15,5 +26,5 @@ class Breath:
     async def take(self) -> None:
         """Let the others run, if it is time."""
         if self._loop.time() >= self._due:
-            await asyncio.sleep(0)
+            await give_way()
             self._due = self._loop.time() + _WORK_S

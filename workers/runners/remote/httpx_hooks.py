@@ -12,6 +12,8 @@ from typing import Any
 import httpcore2
 import httpx2
 
+from workers.runners.remote.breath import give_way
+
 _SMALL = 8 << 10  # bytes, of the first read after a write, and while reads take long to work on
 _SLOW_S = 0.005
 
@@ -59,7 +61,7 @@ class PoliteStream(httpcore2.AsyncNetworkStream):
             is_slow = self._loop.time() - self._given_at >= _SLOW_S
             self._most = _SMALL if is_slow else 2 * self._most
             if is_slow:
-                await asyncio.sleep(0)
+                await give_way()
         data = await self._stream.read(min(max_bytes, self._most), timeout)
         self._given_at = self._loop.time()
         return data
