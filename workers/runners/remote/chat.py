@@ -65,7 +65,7 @@ async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingT
                 _add(reply, document, message)
                 if (spoken := await document.medium("choices", 0, message, "audio", "data")) is not None:
                     speech += spoken
-            reply.usage = usage_of(document, "usage") or reply.usage
+            reply.usage = usage_of(document, "usage") or usage_of(document, "x_groq", "usage") or reply.usage
             if reply.finish_reason is not None:
                 answer.finish()
     if documents.ended and not has_choice:
@@ -95,6 +95,8 @@ def _add(reply: Reply, document: Document, message: str) -> None:
     if document.peek(*at, "function_call"):
         reply.call(document.word(*at, "function_call", "name"))
     reason = document.peek("choices", 0, "finish_reason")
+    if isinstance(reason, dict):  # SGLang's own form
+        reason = document.word("choices", 0, "finish_reason", "type") or reason
     if reason:
         reply.finish_reason = reason.lower() if isinstance(reason, str) else "unknown"
         if reply.finish_reason in _CALLS:

@@ -51,7 +51,7 @@ class Decoder:
 def decoder_of(encoding: str) -> Decoder | None:
     """Return what decodes an answer's Content-Encoding; None: nothing has to. Raises ModelError for an unknown one."""
     match encoding.strip().lower():
-        case "" | "identity":
+        case "" | "identity" | "utf-8" | "utf8" | "none":  # some servers mean the charset
             return None
         case "gzip" | "x-gzip":
             return Decoder(is_deflate=False)

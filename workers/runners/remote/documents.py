@@ -14,7 +14,7 @@ from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.events import Event, EventReader
-from workers.runners.remote.failures import bad_answer
+from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.server_error import raise_error
 
 _WHITE = b" \t\r\n"
@@ -59,7 +59,12 @@ class Documents:
     async def _whole(self, body: bytearray, pieces: Pieces) -> Document:
         async for piece in pieces:
             body += piece
-        document = await read_document(body)
+        try:
+            document = await read_document(body)
+        except ModelError:
+            if self._answer.tells_its_end:
+                raise
+            raise Setback("the answer is no JSON, or broke off before its end", counts=True) from None
         raise_error(document, self._call.client)
         if not isinstance(document.value, dict):
             raise bad_answer("all of it: no object")
@@ -91,7 +96,7 @@ class Documents:
             yield document
 
     def _is_end(self, event: Event) -> bool:
-        if event[1].strip(_WHITE) != _END:
+        if event[1].strip(_WHITE).strip(b'"') != _END:
             return False
         self.ended = True
         self._answer.finish()

@@ -56,7 +56,9 @@ class EventReader:
 
     def _take(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
-        if field == b"data":
+        if field in (b"data", b"error"):
+            if field == b"error":  # llama.cpp of old has no name for such an event
+                self._name = field
             self._data.append(value.removeprefix(b" "))
             self._size += len(value) + _LINE_COST
             self._check_size(0)

@@ -39,7 +39,12 @@ async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
 
 async def _picture(answer: Answer, call: Call) -> tuple[memoryview | str, Mapping[str, int] | None]:
-    """Return the first picture of an answer, or its URL, and the usage. Of a stream it is the one that is complete."""
+    """Return the first picture of an answer, or its URL, and the usage. Of a stream it is the one that is complete.
+
+    Some servers send the picture alone.
+    """
+    if answer.content_type.startswith("image/"):
+        return await receive(answer, call), None
     documents = Documents(answer, call)
     picture: memoryview | str | None = None
     usage: Mapping[str, int] | None = None

@@ -18,6 +18,10 @@ from workers.stages.types import EncodedOutput, OmniModelRunnerOutput, Progress
 _FOUND_AS = {"opus": ("ogg",), "aac": ("aac", "mp3")}  # AAC's sync word with a layer is an MP3's
 _NO_HEADER = "pcm"
 _EVENTS, _JSON, _HTML = "text/event-stream", "application/json", "text/html"
+_PLACES = (
+    *(("audio",), ("audio", "data"), ("data",), ("data", 0, "b64_json")),
+    *(("audio_base64",), ("audioContent",), ("audio_content",), ("b64_json",)),
+)
 _SHOWN = 200  # bytes of an answer that is no sound
 
 
@@ -30,11 +34,13 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
         async with call.client.exchange("POST", "audio/speech", json=body) as answer:
             if answer.content_type == _EVENTS:
                 return await _streamed(answer, call)
-            data = await receive(answer, call)
-            if answer.content_type in (_JSON, _HTML) and media_format("audio", data) is None:
-                said = call.client.readable(bytes(data[:_SHOWN]).decode(errors="replace"))
+            data = await _body(answer, call)
+            if answer.content_type in (_JSON, _HTML) and media_format("audio", memoryview(data)) is None:
+                if (sound := await _sound_within(data)) is not None:
+                    return sound
+                said = call.client.readable(data[:_SHOWN].decode(errors="replace"))
                 raise bad_answer(f"{answer.content_type}, not audio: {said}")
-            return data
+            return memoryview(data)
 
     data = await call.until_answered(exchange, Progress(0, None, "bytes"))
     return await speech_output(data, wanted, prompt)
@@ -42,6 +48,10 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
 async def receive(answer: Answer, call: Call) -> memoryview:
     """Return an answer's body, with progress in bytes. Raises the error that a body of JSON tells of."""
+    return memoryview(await _body(answer, call))
+
+
+async def _body(answer: Answer, call: Call) -> bytearray:
     body = bytearray()
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
@@ -53,7 +63,20 @@ async def receive(answer: Answer, call: Call) -> memoryview:
         except ModelError:
             document = Document(None)
         raise_error(document, call.client)
-    return memoryview(body)
+    return body
+
+
+async def _sound_within(body: bytearray) -> memoryview | None:
+    """Return the sound that a body of JSON holds in base64, where servers are known to put it; None: there is none."""
+    try:
+        document = await read_document(body)
+        for path in _PLACES:
+            if isinstance(document.peek(*path), str):
+                sound = await document.medium(*path)
+                return sound if sound is not None and media_format("audio", sound) is not None else None
+    except ModelError:
+        pass
+    return None
 
 
 async def _streamed(answer: Answer, call: Call) -> memoryview:
