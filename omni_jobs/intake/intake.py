@@ -69,12 +69,12 @@ class Intake:
         """
         admitted = await self._admissions.admit(requests, wait_for_decoders=wait_for_decoders)
         with ExitStack() as stack:
-            places = await self._room.take(requests, admitted, stack)
-            jobs = await self._new_jobs(requests, places.accepted)
+            taken = await self._room.take(requests, admitted, stack)
+            jobs = await self._new_jobs(requests, taken.accepted)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and isinstance(result, SubmitResult) and result.created:
-                    places.made(job.pipeline, job.tenant)
+                    taken.made(job.pipeline, job.tenant)
         return results
 
     async def retry(

@@ -51,7 +51,7 @@ class _Left(NamedTuple):
 
 
 @dataclass(slots=True)
-class Places:
+class TakenRoom:
     """The room of a group of requests. Call ``made`` for each job that was made; the rest is given back.
 
     accepted  each request as it was admitted, or the error of the refusal, in their order
@@ -85,7 +85,7 @@ class Room:
         requests: Sequence[SubmitRequest],
         admitted: Sequence[AdmittedRequest | OmniJobsError],
         until: ExitStack,
-    ) -> Places:
+    ) -> TakenRoom:
         """Take room for these requests, as far as there is, and give it back as ``until`` closes.
 
         Close it once the jobs are in SQL. Refused are also requests whose deadline has passed or lies too far ahead.
@@ -118,7 +118,7 @@ class Room:
                     granted[scope] -= 1
                     self._take(tenant, left[tenant], its_bytes, until)
                 accepted.append(each if refusal is None else without_frames(refusal))
-        return Places(accepted, reservations)
+        return TakenRoom(accepted, reservations)
 
     async def take_for_retry(self, job: JobView, limits: Limits, until: ExitStack) -> Reservation:
         """Take room for a job that is to run again, and give it back as ``until`` closes, once it is queued.
