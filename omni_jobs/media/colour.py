@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -15,16 +15,30 @@ _SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 _MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
 
 
-def in_srgb(image: Image.Image, samples: str) -> tuple[Image.Image, Image.Image | None]:
+class Samples(NamedTuple):
+    """How a file has its samples.
+
+    name         as Pillow calls them, such as ``L;4``; empty where it has no name
+    is_negative  whether 0 is white; Pillow turns only samples of eight bits or fewer
+    """
+
+    name: str
+    is_negative: bool = False
+
+    @property
+    def is_signed(self) -> bool:
+        return self.name.startswith("I") and self.name.endswith("S")
+
+
+def in_srgb(image: Image.Image, samples: Samples) -> tuple[Image.Image, Image.Image | None]:
     """Return a loaded image as RGB in sRGB, and its opacity as an image of mode L; None where all of it is opaque.
 
-    ``samples`` is how Pillow names the samples as the file has them, such as ``L;4``. A colour profile is applied,
-    unless it is broken or for images of another kind.
+    A colour profile is applied, unless it is broken or for images of another kind.
     """
-    opacity = _opacity(image, samples)
+    opacity = _opacity(image, samples.name)
     if opacity is not None and opacity.getextrema()[0] == 255:
         opacity = None
-    return _coloured(_base(image), image.info.get("icc_profile")), opacity
+    return _coloured(_base(image, samples), image.info.get("icc_profile")), opacity
 
 
 def _opacity(image: Image.Image, samples: str) -> Image.Image | None:
@@ -51,11 +65,12 @@ def _unlike(image: Image.Image, key: Any, samples: str) -> Image.Image | None:
     return Image.fromarray(np.where(is_key, np.uint8(0), np.uint8(255)))
 
 
-def _base(image: Image.Image) -> Image.Image:
+def _base(image: Image.Image, samples: Samples) -> Image.Image:
     """Return the colours alone, in the mode L, RGB, CMYK or LAB."""
-    if image.mode.startswith("I"):  # grey of 16 bits: Pillow would clip it at 255
-        grey = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    if image.mode.startswith("I"):  # grey of more than 8 bits: Pillow would clip it at 255
+        bits = next((bits for bits in (12, 32) if samples.name.startswith(f"I;{bits}")), 16)
+        grey = np.asarray(image).astype(np.int64) % (1 << bits) >> bits - 8
+        return Image.fromarray((255 - grey if samples.is_negative else grey).astype(np.uint8))
     if image.mode in ("1", "L", "LA", "La"):
         return image.convert("L")
     if image.mode in ("RGB", "CMYK", "LAB"):

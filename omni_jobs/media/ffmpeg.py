@@ -20,14 +20,15 @@ _VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"
 _AUDIO_CODECS = frozenset(
     {
         "aac", "alac", "amr_nb", "amr_wb", "flac", "mp3", "mp2", "opus", "vorbis", "speex", "ac3", "eac3",
-        "gsm", "gsm_ms", "adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms",
+        "gsm", "gsm_ms", "adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms", "adpcm_yamaha",
+        "adpcm_g722", "adpcm_g726",
         "pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be",
         "pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw",
     }
 )  # fmt: skip
 CODECS: dict[Kind, frozenset[str]] = {"video": _VIDEO_CODECS, "audio": _AUDIO_CODECS}
 # FFmpeg calls some decoders by other names than what they decode.
-_OTHER_NAMES = {"video": ("libdav1d",), "audio": ("amrnb", "amrwb", "mp3float", "mp2float")}
+_OTHER_NAMES = {"video": ("libdav1d",), "audio": ("amrnb", "amrwb", "mp3float", "mp2float", "g722", "g726")}
 _MOST_STREAMS = 64
 
 

@@ -21,9 +21,9 @@ class MediaFormat(NamedTuple):
 
 
 KNOWN = {
-    "audio": "WAV, RF64, W64, AIFF, CAF, AU, FLAC, MP3, AAC, M4A, MP4, 3GP, WebM, Matroska, Ogg or AMR",
+    "audio": "WAV, RF64, W64, AIFF, CAF, AU, FLAC, MP3, AAC, M4A, MP4, 3GP, WebM, Matroska, Ogg, AMR, AVI or MPEG-TS",
     "image": "PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP",
-    "video": "MP4, QuickTime, 3GP, WebM, Matroska or AVI",
+    "video": "MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS",
 }
 """What each kind may be, as errors name it."""
 
@@ -34,6 +34,7 @@ _WAV = MediaFormat("wav", "audio/wav", "wav")
 _FLAC = MediaFormat("flac", "audio/flac", "flac")
 _AAC = MediaFormat("aac", "audio/aac", "aac")
 _MP3 = MediaFormat("mp3", "audio/mpeg", "mp3")
+_AU = MediaFormat("au", "audio/basic", "au")
 _SOUNDS = (
     (b"fLaC", _FLAC),
     (b"OggS", MediaFormat("ogg", "audio/ogg", "ogg")),
@@ -41,7 +42,8 @@ _SOUNDS = (
     (b"BW64", _WAV),
     (_W64, MediaFormat("w64", "audio/x-w64", "w64")),
     (b"caff", MediaFormat("caf", "audio/x-caf", "caf")),
-    (b".snd", MediaFormat("au", "audio/basic", "au")),
+    (b".snd", _AU),
+    (b"dns.", _AU),
     (_EBML, MediaFormat("webm", "audio/webm", "matroska")),
     (b"#!AMR\n", MediaFormat("amr", "audio/amr", "amr")),
     (b"#!AMR-WB\n", MediaFormat("awb", "audio/amr-wb", "amr")),
@@ -56,6 +58,7 @@ _PICTURES = (
     (b"II+\0", MediaFormat("tiff", "image/tiff")),
     (b"MM\0+", MediaFormat("tiff", "image/tiff")),
 )
+_TS_PACKET, _TS_PACKETS, _TS_SYNC = 188, 3, b"G"
 _ID3_HEAD = 10  # bytes of an ID3 tag before its content
 
 
@@ -65,7 +68,7 @@ def format_of(kind: Kind, data: bytes | memoryview) -> MediaFormat | None:
     if kind == "image":
         return _picture(head)
     if kind == "video":
-        return _video(head)
+        return _video(head, data)
     return _sound(head, data)
 
 
@@ -83,7 +86,7 @@ def _picture(head: bytes) -> MediaFormat | None:
     return _starting(head, _PICTURES)
 
 
-def _video(head: bytes) -> MediaFormat | None:
+def _video(head: bytes, data: bytes | memoryview) -> MediaFormat | None:
     if head[4:8] in _FIRST_BOXES:
         if head[8:11] == b"3gp":
             return MediaFormat("3gp", "video/3gpp", "mp4")
@@ -92,11 +95,19 @@ def _video(head: bytes) -> MediaFormat | None:
         return MediaFormat("webm", "video/webm", "matroska")
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         return MediaFormat("avi", "video/x-msvideo", "avi")
-    return None
+    return MediaFormat("ts", "video/mp2t", "mpegts") if _is_ts(data) else None
+
+
+def _is_ts(data: bytes | memoryview) -> bool:
+    """Return whether packets of an MPEG transport stream stand here: each begins with the same byte."""
+    begins = bytes(data[: _TS_PACKETS * _TS_PACKET : _TS_PACKET])
+    return begins == _TS_SYNC * _TS_PACKETS
 
 
 def _sound(head: bytes, data: bytes | memoryview) -> MediaFormat | None:
     if head[:4] in (b"RIFF", b"RIFX"):
+        if head[8:12] == b"AVI ":
+            return MediaFormat("avi", "video/x-msvideo", "avi")
         return _WAV if head[8:12] == b"WAVE" else None
     if head[:4] == b"FORM":
         return MediaFormat("aiff", "audio/aiff", "aiff") if head[8:12] in (b"AIFF", b"AIFC") else None
@@ -106,6 +117,8 @@ def _sound(head: bytes, data: bytes | memoryview) -> MediaFormat | None:
         return MediaFormat("m4a", "audio/mp4", "mp4")
     if head[:3] == b"ID3":
         return _behind_id3(data)
+    if _is_ts(data):
+        return MediaFormat("ts", "video/mp2t", "mpegts")
     return _starting(head, _SOUNDS) or _synchronized(head)
 
 
@@ -118,13 +131,18 @@ def _synchronized(head: bytes) -> MediaFormat | None:
 
 def _behind_id3(data: bytes | memoryview) -> MediaFormat:
     """Return the format of a sound behind its ID3 tags: MP3, unless it is another that has such tags too."""
-    at = 0
+    at = behind_id3(data, 0)
+    head = bytes(data[at : at + 4])
+    if head == b"fLaC":
+        return _FLAC
+    return _synchronized(head) or _MP3
+
+
+def behind_id3(data: bytes | memoryview, at: int) -> int:
+    """Return the index behind the ID3 tags that stand at an index; the index itself where there are none."""
     while bytes(data[at : at + 3]) == b"ID3" and at + _ID3_HEAD <= len(data):
         size = 0
         for byte in data[at + 6 : at + _ID3_HEAD]:
             size = size << 7 | byte & 0x7F
         at += _ID3_HEAD + size
-    head = bytes(data[at : at + 4])
-    if head == b"fLaC":
-        return _FLAC
-    return _synchronized(head) or _MP3
+    return at

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from PIL import AvifImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
-from omni_jobs.media.colour import in_srgb
+from omni_jobs.media.colour import Samples, in_srgb
 from omni_jobs.media.formats import KNOWN, format_of
 from omni_jobs.media.info import ImageInfo
 
@@ -27,6 +30,16 @@ _TIFF_CODINGS = frozenset(
         "zstd", "webp",
     }
 )  # fmt: skip
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # a TIFF's tag, and its value for a negative
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 # A JPEG's markers that a segment follows, and its end marker; coded pixels contain none of them.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
@@ -75,16 +88,20 @@ def _media_type(image: Image.Image, data: bytes | memoryview) -> str:
     return format.media_type if format is not None else str(Image.MIME[image.format or ""])
 
 
-def _samples(image: Image.Image) -> str:
-    """Return Pillow's name for the samples of an image that is not loaded; empty where it has none."""
+def _samples(image: Image.Image) -> Samples:
+    """Return how the file of an image that is not loaded has its samples."""
     tile = image.tile[0] if isinstance(image, ImageFile.ImageFile) and image.tile else None
-    return tile.args if tile is not None and isinstance(tile.args, str) else ""
+    args = tile.args if tile is not None else ""
+    name = args[0] if isinstance(args, tuple) and args else args
+    is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    return Samples(name if isinstance(name, str) else "", is_negative)
 
 
 def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits) -> None:
     check_size("image", *image.size, limits.max_image_pixels)
-    if image.mode == "F":
-        raise InvalidRequest("the image's samples are fractions, whose scale the file does not tell")
+    if image.mode == "F" or _samples(image).is_signed:
+        kind = "fractions" if image.mode == "F" else "signed"
+        raise InvalidRequest(f"the image's samples are {kind}, whose scale the file does not tell")
     coding = image.info.get("compression", "raw") if image.format == "TIFF" else "raw"
     if coding not in _TIFF_CODINGS:
         raise InvalidRequest(f"the TIFF's coding is {coding}; known: {', '.join(sorted(_TIFF_CODINGS))}")
@@ -129,6 +146,11 @@ def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             yield image
     except UnidentifiedImageError:
+        format = format_of("image", data)
+        if format is not None:
+            raise InvalidRequest(
+                f"the {format.name.upper()} does not decode: it is damaged, or of a rare kind"
+            ) from None
         raise InvalidRequest(f"not an image this server knows: {KNOWN['image']}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestTooLarge(f"the image is too large: {error}") from None
@@ -138,4 +160,9 @@ def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # first, because a PNG's EXIF may stand behind its pixels
-    return ImageOps.exif_transpose(image)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of what is odd in it
+            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
+        return image  # its EXIF is broken: cameras and editors write such
+    return image if turn is None else image.transpose(turn)

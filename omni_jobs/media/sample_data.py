@@ -157,8 +157,9 @@ def _caf(data: bytes | memoryview) -> _Samples | None:
 def _au(data: bytes | memoryview) -> _Samples | None:
     if len(data) < 24:
         return None
-    begin, stated = struct.unpack_from(">II", data, 4)
-    return _Samples(begin, stated, 8, ">I")
+    order = "<" if bytes(data[:4]) == b"dns." else ">"
+    begin, stated = struct.unpack_from(f"{order}II", data, 4)
+    return _Samples(begin, stated, 8, f"{order}I")
 
 
 _FINDERS = {"wav": _wav, "w64": _w64, "aiff": _aiff, "caf": _caf, "au": _au}

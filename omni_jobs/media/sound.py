@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 import soundfile  # type: ignore[import-untyped]
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.ffmpeg import CODECS, check_codec, codec_of, opened_container
 from omni_jobs.media.formats import KNOWN, MediaFormat, format_of
+from omni_jobs.media.links import links
 from omni_jobs.media.mp4 import check_index
 from omni_jobs.media.sample_data import true_length
 
 if TYPE_CHECKING:
-    import av
     from av.container import InputContainer
 
     from omni_jobs.media.limits import MediaLimits
@@ -29,6 +30,10 @@ BLOCK = 1 << 16
 
 _MIN_RATE = 4_000
 _BY_SNDFILE = frozenset(("wav", "flac", "mp3", "ogg"))
+_RARE_BY_SNDFILE = frozenset(("aiff", "au", "caf"))  # it knows some codecs there that FFmpeg does not
+_ENDLESS = 1 << 62  # frames from here on are what libsndfile says where the header says none
+_MOST_PLANES = 8
+_CHANGES = "the audio changes its sampling rate or its channels on the way"
 _SURE_LENGTHS = frozenset(("WAV", "WAVEX", "FLAC"))
 # A header of an MP4 counts padding that no decoder returns, or leaves it out: 0.2 s are more than any encoder's.
 _SLACK_S = 0.2
@@ -62,8 +67,22 @@ def opened_sound(data: bytes | memoryview, limits: MediaLimits | None) -> Iterat
         raise InvalidRequest(f"not audio this server knows: {KNOWN['audio']}")
     data = true_length(data, format.name, limits)
     with ExitStack() as stack:
-        sound = stack.enter_context(_by_sndfile(data, format, limits)) if format.name in _BY_SNDFILE else None
-        yield sound or stack.enter_context(_by_ffmpeg(data, format, limits))
+        yield _opened(stack, data, format, limits)
+
+
+def _opened(stack: ExitStack, data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Sound:
+    if format.name in _BY_SNDFILE:
+        sound = stack.enter_context(_by_sndfile(data, format, limits))
+        return sound or stack.enter_context(_by_ffmpeg(data, format, limits))
+    try:
+        return stack.enter_context(_by_ffmpeg(data, format, limits))
+    except InvalidRequest:
+        if format.name not in _RARE_BY_SNDFILE:
+            raise
+        sound = stack.enter_context(_by_sndfile(data, format, limits))
+        if sound is None:
+            raise
+        return sound
 
 
 def check_form(rate: int, channels: int, limits: MediaLimits | None) -> None:
@@ -78,20 +97,24 @@ def check_form(rate: int, channels: int, limits: MediaLimits | None) -> None:
 
 @contextmanager
 def _by_sndfile(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Iterator[Sound | None]:
-    """Yield a sound that libsndfile reads; None for a WAV or Ogg whose codec it does not know."""
+    """Yield a sound that libsndfile reads; None for one that it does not open."""
+    pieces = links(data, format.name)
     try:
-        file = soundfile.SoundFile(io.BytesIO(data))
-    except soundfile.LibsndfileError as error:
-        if format.name in ("wav", "ogg"):
-            yield None
-            return
-        raise InvalidRequest(f"the audio does not decode: {error.error_string}") from None
+        file = soundfile.SoundFile(io.BytesIO(next(pieces)))
+    except soundfile.LibsndfileError:
+        yield None
+        return
     try:
         with file:
-            is_sure = file.format in _SURE_LENGTHS and not file.subtype.startswith("MPEG") and 0 < file.frames < 1 << 62
+            if file.format == "FLAC" and file.frames >= _ENDLESS:  # it was piped: libsndfile fails at its end
+                yield None
+                return
+            is_sure = file.format in _SURE_LENGTHS and not file.subtype.startswith("MPEG")
+            is_sure = is_sure and 0 < file.frames < _ENDLESS
             frames = file.frames if is_sure else None
             check_form(file.samplerate, file.channels, limits)
-            yield Sound(format.media_type, file.samplerate, file.channels, frames, frames or 0, _read(file))
+            blocks = chain(_read(file), _later(pieces, file.samplerate, file.channels))
+            yield Sound(format.media_type, file.samplerate, file.channels, frames, frames or 0, _regrouped(blocks))
     except soundfile.LibsndfileError as error:
         raise InvalidRequest(f"the audio does not decode: {error.error_string}") from None
 
@@ -101,6 +124,15 @@ def _read(file: soundfile.SoundFile) -> Iterator[np.ndarray[Any, Any]]:
         yield block
 
 
+def _later(pieces: Iterator[memoryview], rate: int, channels: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the blocks of further sounds. Raise InvalidRequest for one of another rate or other channels."""
+    for piece in pieces:
+        with soundfile.SoundFile(io.BytesIO(piece)) as file:
+            if (file.samplerate, file.channels) != (rate, channels):
+                raise InvalidRequest(_CHANGES)
+            yield from _read(file)
+
+
 @contextmanager
 def _by_ffmpeg(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Iterator[Sound]:
     if limits is not None and format.demuxer == "mp4":
@@ -108,7 +140,7 @@ def _by_ffmpeg(data: bytes | memoryview, format: MediaFormat, limits: MediaLimit
     with opened_container("audio", data, format.demuxer) as container:
         stream = _track(container)
         check_form(stream.codec_context.sample_rate, stream.codec_context.layout.nb_channels, limits)
-        frames = _decoded(container, stream)
+        frames = _readable(_decoded(container, stream))
         first = next(frames, None)  # a header may state half the rate, of which the codec makes the whole
         if first is None:
             raise InvalidRequest("the audio has no samples")
@@ -146,6 +178,19 @@ def _decoded(container: InputContainer, stream: av.AudioStream) -> Iterator[av.A
         yield from packet.decode()
 
 
+def _readable(frames: Iterator[av.AudioFrame]) -> Iterator[av.AudioFrame]:
+    """Yield the same frames; those of many planes in one, because PyAV reads beyond the eighth."""
+    packers: dict[tuple[str, str, int], av.AudioResampler] = {}
+    for frame in frames:
+        if not frame.format.is_planar or frame.layout.nb_channels < _MOST_PLANES:
+            yield frame
+            continue
+        form = frame.format.name, frame.layout.name, frame.sample_rate
+        if form not in packers:
+            packers[form] = av.AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate)
+        yield from packers[form].resample(frame)
+
+
 def _stated_s(stream: av.AudioStream) -> float:
     """Return the seconds that a track's header states; 0 where it states none."""
     if stream.duration is None or stream.time_base is None:
@@ -156,7 +201,7 @@ def _stated_s(stream: av.AudioStream) -> float:
 def _samples(frame: av.AudioFrame, rate: int, channels: int) -> np.ndarray[Any, Any]:
     """Return a frame's samples as float32 [F, channels]. Raise InvalidRequest for another rate or other channels."""
     if frame.sample_rate != rate or frame.layout.nb_channels != channels:
-        raise InvalidRequest("the audio changes its sampling rate or its channels on the way")
+        raise InvalidRequest(_CHANGES)
     values: np.ndarray[Any, Any] = frame.to_ndarray()
     samples = values.T if frame.format.is_planar else values.reshape(-1, channels)
     scaled: np.ndarray[Any, Any] = samples.astype(np.float32)

@@ -37,6 +37,7 @@ _MIN_FRAMES, MAX_FRAMES = 4, 768
 _FRAMES_MULTIPLE = 2  # the model takes frames in pairs
 MAX_FRAME_PIXELS = 768 * 28 * 28
 _SIDE_MULTIPLE = 28
+_UNKNOWN_FRAMES = 1 << 30  # what an AVI states that was written to a pipe
 
 
 def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
@@ -132,11 +133,12 @@ class _Timing:
         Raise InvalidRequest for a clip that is cut off or empty, RequestTooLarge for one beyond ``limits``.
         """
         shown: list[int] = []
-        first_duration = 0
+        first_duration = packets = 0
         for packet in container.demux(stream):
             if packet.is_corrupt:
                 raise InvalidRequest("the video is cut off")
-            if packet.pts is not None and packet.size:
+            packets += packet.size > 0
+            if packet.pts is not None and packet.size and not packet.is_discard:  # an edit leaves those out
                 first_duration = first_duration if shown else packet.duration or 0
                 shown.append(packet.pts)
                 if limits is not None and len(shown) > limits.max_video_frames:
@@ -145,8 +147,9 @@ class _Timing:
                     )
         if not shown or stream.time_base is None:
             raise InvalidRequest("the video has no frames")
-        if len(shown) < stream.frames:
-            raise InvalidRequest(f"the video is cut off: {len(shown)} of its {stream.frames} frames are there")
+        stated = _stated_frames(container, stream)
+        if packets < stated:
+            raise InvalidRequest(f"the video is cut off: {packets} of its {stated} frames are there")
         start, end = min(shown), max(shown)
         step = round((end - start) / (len(shown) - 1)) if len(shown) > 1 else first_duration
         length = end - start + max(step, 1)
@@ -157,6 +160,13 @@ class _Timing:
             )
         container.seek(0)
         return cls(start, length, len(shown), duration_s)
+
+
+def _stated_frames(container: InputContainer, stream: VideoStream) -> int:
+    """Return the frames that a video's header promises, those that its edits leave out not counted; 0 for none."""
+    if "mp4" in container.format.name:
+        return len(stream.index_entries)
+    return stream.frames if stream.frames < _UNKNOWN_FRAMES else 0
 
 
 def _first_size(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> tuple[int, int]:

@@ -32,6 +32,11 @@ _LONG = 64 << 10  # a string of more bytes is long
 _MARKS = (b",", b"[", b"{")
 _PLAIN = bytes(set(range(ord(" "), ord("~") + 1)) - set(b'"\\'))  # the characters that JSON writes as they are
 _PLAIN_LINES = _PLAIN + b"\r\n\t"
+_ESCAPES = {  # of media in base64, as encoders of PHP, .NET and Java write them
+    rb"\/": b"/", rb"\r": b"\r", rb"\n": b"\n", rb"\t": b"\t",
+    rb"\u002B": b"+", rb"\u002b": b"+", rb"\u002F": b"/", rb"\u002f": b"/", rb"\u003D": b"=", rb"\u003d": b"=",
+}  # fmt: skip
+_LONGEST_ESCAPE = max(map(len, _ESCAPES))
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 JsonPath = tuple[str | int, ...]
@@ -142,20 +147,20 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
 def _plain(body: bytes | bytearray, begin: int, end: int) -> memoryview | None:
     """Return the bytes of the string there, without escapes.
 
-    None unless it is printable ASCII whose only escapes are ``\\/``, as PHP writes the slashes of base64, and those of
-    tabs and the ends of lines.
+    None unless it is printable ASCII whose only escapes are those of base64's signs, and of tabs and the ends of lines.
     """
     if not any(body[at : min(at + SLICE, end)].translate(None, _PLAIN) for at in range(begin, end, SLICE)):
         return memoryview(body)[begin:end]
     unescaped = bytearray()
     while begin < end:
         stop = min(begin + SLICE, end)
-        if stop < end and body[stop - 1] == ord("\\"):
-            stop += 1
+        if stop < end:  # no escape is cut
+            stop = max(body.rfind(b"\\", max(begin + 1, stop - _LONGEST_ESCAPE), stop), 0) or stop
         piece = body[begin:stop]
         if any(mark in piece for mark in (b"\r", b"\n", b"\t")):  # as such they are no JSON
             return None
-        piece = piece.replace(b"\\/", b"/").replace(b"\\r", b"\r").replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+        for escape, meant in _ESCAPES.items():
+            piece = piece.replace(escape, meant)
         if piece.translate(None, _PLAIN_LINES):
             return None
         unescaped += piece

@@ -90,6 +90,7 @@ def seeds() -> list[tuple[Kind, bytes]]:
         ("video", mirrored(video(5))),
         ("video", video(5, format="matroska")),
         ("video", video(5, format="avi")),
+        ("video", video(5, codec="libx264", format="mpegts")),
     ]
     return found
 
@@ -119,6 +120,13 @@ def _sounds() -> list[bytes]:
         sound("libopencore_amrnb", format="amr", seconds=0.3, rate=8_000),
         sound("libopencore_amrnb", format="3gp", seconds=0.3, rate=8_000),
         samples.video_with_sound(format="mp4", sound="aac"),
+        audio(0.15, rate=22_050, format="MP3") * 2,
+        audio(0.15, format="OGG", subtype="VORBIS") * 2,
+        audio(0.15, format="AU", subtype="G721_32"),
+        sound("g722", format="wav", seconds=0.15, rate=16_000),
+        sound("aac", format="ipod", seconds=0.15, layout="7.1"),
+        sound("libmp3lame", format="avi", seconds=0.15),
+        sound("aac", format="mpegts", seconds=0.15),
     ]
 
 
@@ -134,6 +142,7 @@ def _pictures() -> list[bytes]:
         image(48, 32, format="TIFF", mode="1", compression="group4"),
         image(48, 32, format="TIFF", compression="jpeg"),
         image(48, 32, format="TIFF", mode="I;16", compression="packbits"),
+        image(48, 32, format="TIFF", mode="I;16", tiffinfo={262: 0}),
         image(48, 32, format="BMP"),
         image(48, 32, format="BMP", mode="P"),
         image(48, 32, icc_profile=profile),

@@ -75,19 +75,22 @@ def sound(
     seconds: float = 0.5,
     rate: int = 48_000,
     layout: str = "mono",
+    bit_rate: int | None = None,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """A sine of 440 Hz at half of full scale, as FFmpeg writes it."""
+    """A sine of 440 Hz at half of full scale in all channels, as FFmpeg writes it."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "clip"
         with av.open(str(path), "w", format=format, options=options or {}) as container:
             track = container.add_stream(codec, rate=rate, layout=layout)
+            if bit_rate is not None:
+                track.bit_rate = bit_rate
             wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * rate)) / rate)
-            planes = np.repeat(wave[None].astype(np.float32), 2 if layout == "stereo" else 1, axis=0)
+            channels = av.AudioLayout(layout).nb_channels
             resampler = av.AudioResampler(track.codec_context.format, layout, rate)
-            for begin in range(0, planes.shape[1], 960):
-                block = np.ascontiguousarray(planes[:, begin : begin + 960])
-                frame = av.AudioFrame.from_ndarray(block, format="fltp", layout=layout)
+            for begin in range(0, len(wave), 960):
+                block = np.repeat(wave[begin : begin + 960].astype(np.float32), channels)[None]
+                frame = av.AudioFrame.from_ndarray(block, format="flt", layout=layout)
                 frame.sample_rate, frame.pts = rate, begin
                 for each in resampler.resample(frame):
                     container.mux(track.encode(each))
