@@ -71,7 +71,9 @@ class ImagePart(_Frozen):
 
 
 class VideoUrl(_Frozen):
-    url: Annotated[str, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS")]
+    url: Annotated[
+        str, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS")
+    ]
 
 
 class VideoPart(_Frozen):
