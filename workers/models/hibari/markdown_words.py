@@ -18,9 +18,13 @@ _LONGEST_PARAGRAPH = 5_000
 
 _TAG = re.compile(
     r"</?(?:a|b|br|code|del|details|div|em|h[1-6]|hr|i|img|kbd|li|mark|ol|p|pre|s|small|span|strong|sub|summary|sup"
-    r"|table|tbody|td|th|thead|tr|u|ul)(?:\s[^<>]*)?/?>|<!--.*?-->",
+    r"|table|tbody|td|th|thead|tr|u|ul|abbr|article|aside|audio|big|blockquote|body|button|center|cite|dd|dl|dt|figcaption"
+    r"|figure|font|footer|form|head|header|html|input|ins|label|main|nav|picture|q|rp|rt|ruby|script|section|source"
+    r"|strike|style|time|title|tt|var|video|wbr)(?:\s[^<>]*)?/?>|<!--(?:(?!<!--).)*?-->",
     re.IGNORECASE | re.DOTALL,
 )
+_TASK = re.compile(r"^([ \t]*(?:[-*+]|\d{1,9}\.)[ \t]+)\[[ xX]\] ", re.MULTILINE)
+_FOOTNOTE = re.compile(r"\[\^([\w-]{1,40})\](:[ \t]*)?")
 
 
 def words_of_markdown(text: str) -> str:
@@ -29,6 +33,8 @@ def words_of_markdown(text: str) -> str:
     A link is its words, an image its description; the cells of a table's row stand between commas. A text without
     marks stays as it is, but for white space around its lines.
     """
+    text = _TASK.sub(r"\1", text)
+    text = _FOOTNOTE.sub(lambda found: f"Footnote {found[1]}: " if found[2] else "", text)
     references: dict[str, Any] = {}
     return "\n".join(_blocks(_parser().parse(text, references), references))
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from workers.models.hibari.formula_words import words_of_formulas
 from workers.models.hibari.markdown_words import words_of_markdown
+from workers.models.hibari.number_words import CURRENCY_WORDS, with_numbers_as_words
 
 
 class SpokenText(NamedTuple):
@@ -22,30 +24,15 @@ class SpokenText(NamedTuple):
     left_out: Sequence[str]
 
 
-_AMOUNT = r"\d+(?:[.,]\d+)*"
-_CURRENCIES = {
-    "$": ("dollar", "dollars"),
-    "€": ("euro", "euros"),
-    "£": ("pound", "pounds"),
-    "¥": ("yen", "yen"),
-    "₹": ("rupee", "rupees"),
-    "₩": ("won", "won"),
-    "₽": ("ruble", "rubles"),
-    "₺": ("lira", "liras"),
-    "₴": ("hryvnia", "hryvnias"),
-    "₪": ("shekel", "shekels"),
-    "₫": ("dong", "dong"),
-    "₱": ("peso", "pesos"),
-    "₿": ("bitcoin", "bitcoins"),
-}
-_SIGNS = "".join(map(re.escape, _CURRENCIES))
-_BEHIND = re.compile(rf"(?<![\w{_SIGNS}.,])({_AMOUNT})[ \u00a0\u202f]?([{_SIGNS}])(?![\w{_SIGNS}])")
-_BEFORE = re.compile(rf"([₽₺₴₪₫₱₿])[ \u00a0\u202f]?({_AMOUNT})")
-_ALONE = re.compile(r"[€£¥₹₩](?![ \u00a0\u202f]?\d)")
-_FRACTION = re.compile(r"(\d)([¼½¾⅐-⅞])")
-_SUPERSCRIPT = re.compile(r"(?<=\w)[⁻⁰¹²³⁴-⁹]+")
-_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:[\u00a0\u202f\u2009]\d{3})+)(?!\d)")
-_URL = re.compile(r"\b(?:https?://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
+_URL = re.compile(r"\b(?:(?:https?|s?ftp|ssh|file|wss?)://|www\.)[^\s<>\"“”]+", re.IGNORECASE)
+_MAIL = re.compile(r"(?:\bmailto:)?\b[\w.+%-]{1,64}@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
+# Terminals' escapes, and characters that show nothing: other controls than white space, joiners, marks of direction.
+_UNSEEN = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|(?<=\w)\u200d(?=\w)"
+    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
+    r"|[\u00ad\u061c\u180e\u200b\u200c\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+)
+_OF_CJK = str.maketrans("。、「」『』【】《》〈〉・〜", '.,"""""""""" -')
 _URL_WORDS = {
     "/": " slash ", ".": " dot ", "?": " question mark ", "=": " equals ", "&": " and ", "#": " hash ",
     "-": " dash ", "_": " underscore ", ":": " colon ", "%": " percent ", "+": " plus ", "~": " tilde ", "@": " at ",
@@ -57,18 +44,22 @@ _WORDS = {
     "∞": "infinity", "√": "the square root of", "‰": "per mille", "⇒": "implies", "∈": "in", "∑": "the sum of",
     "∂": "partial", "∫": "the integral of", "∆": "delta", "℃": "degrees Celsius", "℉": "degrees Fahrenheit",
     "℠": "", "☑": "", "✓": "", "✔": "", "●": "", "■": "", "▪": "", "◦": "",
-} | {sign: names[1] for sign, names in _CURRENCIES.items() if sign not in "$€£¥₹₩"}  # fmt: skip
+} | CURRENCY_WORDS  # fmt: skip
 _GREEK = {chr(code): unicodedata.name(chr(code)).rpartition(" ")[2].lower() for code in range(0x3B1, 0x3CA)}
-_SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 # These marks are read by the package's own rules, or stand for nothing.
 _KNOWN = frozenset("$£€¥₹₩%&+@=<>~°¢§¶±×÷™®©•→←²³µ|*^_\\#`´¨¯¸¦¬")
 
 
 def spoken_text(text: str) -> SpokenText:
     """Return the words of a text that may be in Markdown, with signs and addresses written out."""
-    text = words_of_markdown(unicodedata.normalize("NFC", text))
+    text = _UNSEEN.sub("", unicodedata.normalize("NFC", text))
+    text = re.sub(r"(?<=\d)\*(?=\d)", " × ", words_of_formulas(text))  # no emphasis of Markdown
+    text = words_of_markdown(text).translate(_OF_CJK)
+    text = "".join(map(_narrow, text))
     text = _URL.sub(lambda found: _spoken_url(found.group()), text)
-    text = _with_signs_as_words(text)
+    text = _MAIL.sub(lambda found: _spoken_url(found.group().removeprefix("mailto:")), text)
+    text = re.sub(r"(?<=\w)#(?!\w)", " sharp", with_numbers_as_words(text))
+    text = re.sub(r"(?<!\w)#(?=[^\W\d])", "hashtag ", text)
     left_out: list[str] = []
     lines = []
     for line in text.split("\n"):
@@ -83,40 +74,16 @@ def spoken_text(text: str) -> SpokenText:
     return SpokenText("\n".join(lines).replace("](", "] ("), left_out)
 
 
-def _with_signs_as_words(text: str) -> str:
-    text = text.replace("−", "-").replace("⁄", "/")
-    text = _FRACTION.sub(r"\1 and \2", text)
-    text = _THOUSANDS.sub(lambda found: found.group(1) + re.sub(r"\D", "", found.group(2)), text)
-    text = _BEFORE.sub(lambda found: _amount(found.group(2), found.group(1)), text)
-    text = _BEHIND.sub(lambda found: _amount(found.group(1), found.group(2)), text)
-    text = _ALONE.sub(lambda found: f" {_CURRENCIES[found.group()][1]} ", text)
-    text = re.sub(r"(?<=\d)\s*\*\s*(?=\d)", " times ", text)
-    text = re.sub(r"(?<=\d)\s+-\s+(?=\d)", " minus ", text)
-    text = re.sub(r"(?<=\d)′", " feet ", text)
-    text = re.sub(r"(?<=\d)″", " inches ", text)
-    text = re.sub(r"(?<=\w)#(?!\w)", " sharp", text)
-    text = re.sub(r"(?<!\w)#(?=[^\W\d])", "hashtag ", text)
-    return _SUPERSCRIPT.sub(_power, text)
-
-
-def _amount(number: str, sign: str) -> str:
-    if re.fullmatch(r"\d{1,3}(?:\.\d{3})*,\d{2}", number):  # 1.234,56 as most of Europe writes it
-        number = number.replace(".", "").replace(",", ".")
-    one, many = _CURRENCIES[sign]
-    return f"{number} {one if number == '1' else many}"
-
-
-def _power(found: re.Match[str]) -> str:
-    if found.group() in "²³":
-        return found.group()
-    return f" to the power of {found.group().translate(_SUPERSCRIPTS)}"
-
-
 def _spoken_url(url: str) -> str:
     address = url.rstrip(_ENDS_NO_URL)
     rest = url[len(address) :]
-    address = unquote(re.sub(r"^(?:https?://)?(?:www\.)?", "", address, flags=re.IGNORECASE)).rstrip("/")
+    address = unquote(re.sub(r"^(?:[a-z]+://)?(?:www\.)?", "", address, flags=re.IGNORECASE)).rstrip("/")
     return " ".join("".join(_URL_WORDS.get(sign, sign) for sign in address).split()) + rest
+
+
+def _narrow(character: str) -> str:
+    """Return a sign of the width of an ideogram as the usual one: the package knows no other."""
+    return chr(ord(character) - 0xFEE0) if "\uff01" <= character <= "\uff5e" else character
 
 
 def _sound_of(character: str) -> str:
@@ -127,8 +94,11 @@ def _sound_of(character: str) -> str:
         return character
     if character.lower() in _GREEK:
         return f" {_GREEK[character.lower()]} "
-    folded = unicodedata.normalize("NFKC", character)
-    return folded if folded != character and all(map(_is_said, folded)) else ""
+    for form in ("NFKC", "NFKD"):
+        folded = "".join(each for each in unicodedata.normalize(form, character) if not unicodedata.combining(each))
+        if folded and folded != character and all(map(_is_said, folded)):
+            return folded
+    return ""
 
 
 def _is_said(character: str) -> bool:
@@ -137,7 +107,8 @@ def _is_said(character: str) -> bool:
     category = unicodedata.category(character)
     if category[0] in "PZC":
         return category not in ("Cn", "Co", "Cs")
-    return category[0] == "L" and unicodedata.name(character, "").startswith("LATIN ")
+    # Of letters of other languages the package knows those with usual accents.
+    return category[0] == "L" and character < "\u0180" and character != "ſ"
 
 
 def _has_silent(word: str) -> bool:
