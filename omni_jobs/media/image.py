@@ -162,7 +162,7 @@ def _upright(image: Image.Image) -> Image.Image:
     image.load()  # first, because a PNG's EXIF may stand behind its pixels
     try:
         with warnings.catch_warnings(action="ignore"):  # of what is odd in it
-            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
         return image  # its EXIF is broken: cameras and editors write such
     return image if turn is None else image.transpose(turn)

@@ -39,7 +39,7 @@ def _later_oggs(view: memoryview) -> Iterator[memoryview]:
     """Yield the second and later links: each begins with a first page behind one that is none."""
     at = begin = 0
     is_within = False
-    while at + _PAGE_HEAD <= len(view) and view[at : at + 4] == _OGG_PAGE:
+    while at + _PAGE_HEAD <= len(view) and bytes(view[at : at + 4]) == _OGG_PAGE:
         is_first = bool(view[at + 5] & _FIRST_PAGE)
         if is_first and is_within:
             if begin:
@@ -61,7 +61,7 @@ def _mp3s(view: memoryview) -> Iterator[memoryview]:
         if head is None or head[1][0] & _HAS_FRAMES_AND_BYTES != _HAS_FRAMES_AND_BYTES:
             break
         end = frames + int.from_bytes(head[2], "big")
-        end += _ID3V1 if view[end : end + 3] == b"TAG" else 0
+        end += _ID3V1 if bytes(view[end : end + 3]) == b"TAG" else 0
         follows = behind_id3(view, end)
         if end <= frames or len(view) - follows < _MOST_OF_A_FRAME or view[follows] != 0xFF:
             break
