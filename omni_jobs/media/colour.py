@@ -15,7 +15,7 @@ _SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 _MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
 
 
-class Samples(NamedTuple):
+class FileSamples(NamedTuple):
     """How a file has its samples.
 
     name         as Pillow calls them, such as ``L;4``; empty where it has no name
@@ -30,7 +30,7 @@ class Samples(NamedTuple):
         return self.name.startswith("I") and self.name.endswith("S")
 
 
-def in_srgb(image: Image.Image, samples: Samples) -> tuple[Image.Image, Image.Image | None]:
+def in_srgb(image: Image.Image, samples: FileSamples) -> tuple[Image.Image, Image.Image | None]:
     """Return a loaded image as RGB in sRGB, and its opacity as an image of mode L; None where all of it is opaque.
 
     A colour profile is applied, unless it is broken or for images of another kind.
@@ -65,7 +65,7 @@ def _unlike(image: Image.Image, key: Any, samples: str) -> Image.Image | None:
     return Image.fromarray(np.where(is_key, np.uint8(0), np.uint8(255)))
 
 
-def _base(image: Image.Image, samples: Samples) -> Image.Image:
+def _base(image: Image.Image, samples: FileSamples) -> Image.Image:
     """Return the colours alone, in the mode L, RGB, CMYK or LAB."""
     if image.mode.startswith("I"):  # grey of more than 8 bits: Pillow would clip it at 255
         bits = next((bits for bits in (12, 32) if samples.name.startswith(f"I;{bits}")), 16)

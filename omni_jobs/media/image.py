@@ -15,7 +15,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
-from omni_jobs.media.colour import Samples, in_srgb
+from omni_jobs.media.colour import FileSamples, in_srgb
 from omni_jobs.media.formats import KNOWN, format_of
 from omni_jobs.media.info import ImageInfo
 
@@ -88,13 +88,13 @@ def _media_type(image: Image.Image, data: bytes | memoryview) -> str:
     return format.media_type if format is not None else str(Image.MIME[image.format or ""])
 
 
-def _samples(image: Image.Image) -> Samples:
+def _samples(image: Image.Image) -> FileSamples:
     """Return how the file of an image that is not loaded has its samples."""
     tile = image.tile[0] if isinstance(image, ImageFile.ImageFile) and image.tile else None
     args = tile.args if tile is not None else ""
     name = args[0] if isinstance(args, tuple) and args else args
     is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
-    return Samples(name if isinstance(name, str) else "", is_negative)
+    return FileSamples(name if isinstance(name, str) else "", is_negative)
 
 
 def _check_header(image: Image.Image, data: bytes | memoryview, limits: MediaLimits) -> None:
