@@ -267,6 +267,9 @@ async def test_another_kind_of_input_is_refused(runner: DiffusionRunner) -> None
     [
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
         (RuntimeError("could not create a primitive"), OutOfMemory),  # oneDNN's
+        # Seen on a card that others had filled.
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", 2), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfMemory),
         (RuntimeError("the kernel is not implemented"), ModelError),
         (KeyError("a bug of the model"), ModelError),
         (ModelError("not this one", field="codes"), ModelError),

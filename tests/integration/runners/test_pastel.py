@@ -243,12 +243,24 @@ def test_a_preview_is_the_picture_made_small(pastel: Any) -> None:
     assert small.std() > 5
 
 
+def raised(error: Exception) -> torch.Tensor:
+    raise error
+
+
+def test_a_preview_on_a_dead_device_ends_the_engine(pastel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
+    monkeypatch.setattr(pastel, "preview", lambda row: raised(error))
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        run(pastel, [prompt(previews=True)])
+
+
 @pytest.mark.parametrize(
     "broken",
     [
         lambda row: torch.zeros(3, 8, 8, dtype=torch.uint8),
         lambda row: torch.zeros(8, 8, 3),
         lambda row: 1 / 0,
+        lambda row: raised(torch.AcceleratorError("CUDA error: out of memory", 2)),
     ],
 )
 def test_a_preview_that_fails_is_left_out(

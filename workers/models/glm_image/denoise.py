@@ -21,6 +21,7 @@ from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.schedule import Schedule
 from workers.models.pictures.vae import LATENT
+from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -177,7 +178,9 @@ class Denoise:
         if len(rows) == 1 and tokens <= self.joint.units:
             try:
                 return self._run(_runs(passes))
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
                 self.joint.shrink(tokens)  # so that they are tried again only after some steps
         return self._run(_runs(passes) if len(rows) > 1 else [[each] for each in passes])
 

@@ -10,6 +10,7 @@ import torch
 
 from workers.models.pictures.tiles import STRIDE, TILE, Tiling
 from workers.models.pictures.vae import LATENT, PictureVae
+from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
@@ -82,8 +83,8 @@ class PictureDecoder:
         if is_a_tile or area <= self._whole.units:
             try:
                 return self._pixels(row.latents, tiling)
-            except torch.OutOfMemoryError:
-                if is_a_tile:
+            except Exception as error:
+                if is_a_tile or not lacks_memory(error):
                     raise
                 # The rest is below, because the exception's traceback holds the tensors of the whole picture.
             logger.warning("memory lacks for %d x %d pixels at once; trying tiles", tiling.width, tiling.height)

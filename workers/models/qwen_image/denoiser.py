@@ -26,6 +26,7 @@ from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
 from workers.models.qwen_image.vae import load_colours
+from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -272,7 +273,9 @@ class Denoiser:
             return None
         try:
             return self._forward([*rows, *guided], [*texts, *negatives])
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             self.joint.shrink(tokens)  # so that it is tried again only after some steps
             return None
 

@@ -20,6 +20,7 @@ import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
 from workers.runners.contained import escaped
+from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import (
     Cost,
     DiffusionModel,
@@ -38,7 +39,6 @@ from workers.stages.types import OmniModelRunnerOutput, Snapshot, convert_tensor
 
 logger = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "could not create a primitive")
 _STEPS_AHEAD = 2  # that a GPU may have to do yet when the next one is chosen, so that a row soon leaves or joins
 
 
@@ -321,17 +321,10 @@ def _stage_error(error: BaseException) -> StageError:
         return error.with_traceback(None)
     if not isinstance(error, Exception):
         return escaped(error)
-    if _is_out_of_memory(error):
+    if lacks_memory(error):
         return OutOfMemory(f"no memory for this step: {error}")
     if isinstance(error, torch.AcceleratorError):
         raise EngineDead(f"the device failed: {error}") from error
     # As text, because a log record may be kept, and the traceback holds the step's tensors.
     logger.warning("the model failed:\n%s", "".join(traceback.format_exception(error)))
     return ModelError(f"the model failed: {error if isinstance(error, RuntimeError) else repr(error)}")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # torch's CPU allocator, C++'s own and oneDNN raise plain RuntimeErrors.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

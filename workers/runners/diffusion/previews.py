@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
+from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import DiffusionRow, PreviewingModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 
@@ -60,12 +61,13 @@ class Previews:
     def _show(self, row: _ShownRow) -> None:
         try:
             row.caller.show(_small(self._model.preview(row.under_way)))
-        except torch.AcceleratorError:
-            raise  # of an earlier step; nothing can run on this device any more
         except ConfigError as error:
             self._can_show = False
             logger.error("no previews until the engine starts again: %s", error)
-        except BaseException as error:  # noqa: BLE001 — any error of the model's code; the row itself goes on
+        except BaseException as error:
+            if isinstance(error, torch.AcceleratorError) and not lacks_memory(error):
+                raise  # of an earlier step; nothing can run on this device any more
+            # Any other error is the model's code's; the row itself goes on.
             logger.warning("no preview: %r", error)
 
 
