@@ -1,7 +1,6 @@
 """``Code2Wav``: Qwen2.5-Omni's code2wav as a diffusion model: codes → mel (steps) → waveform (finish)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from omni_jobs.errors import ModelError
 from workers.models.qwen2_5_omni.denoising import CodecRequest, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters
-from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav, load_token2wav
+from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav, exact_float32, load_token2wav
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -46,14 +45,14 @@ class Code2Wav:
 
     def step(self, rows: Sequence[MelRow]) -> None:
         """Take one step of each row's solver."""
-        with _exact_float32():
+        with exact_float32():
             self.token2wav.denoiser.step(rows)
 
     def finish(self, rows: Sequence[MelRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
         """Yield each row's ``waveform`` float32 [S], and its ``sampling_rate`` in Hz."""
         for group in self.token2wav.vocoder_groups([len(row.mel) for row in rows]):
             numbers = [number for number in group if wanted(number)]
-            with _exact_float32():
+            with exact_float32():
                 waveforms = self.token2wav.vocode([rows[number].mel for number in numbers]) if numbers else []
             for number, waveform in zip(numbers, waveforms, strict=True):
                 yield number, RowOutput({"waveform": waveform}, {"sampling_rate": SAMPLING_RATE})
@@ -93,10 +92,3 @@ def _parameters(prompt: DiffusionPrompt) -> OdeParameters:
     if not isinstance(prompt.parameters, OdeParameters):
         raise ModelError("code2wav has the parameters of an ODE", field="parameters")
     return prompt.parameters
-
-
-@contextmanager
-def _exact_float32() -> Iterator[None]:
-    """Keep cuDNN's convolutions in float32: by default they round to TF32, and results differ by more than 1e-5."""
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-        yield

@@ -10,7 +10,8 @@ A request's waveform is the one that Transformers computes from the same noise, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,4 +145,13 @@ class Token2Wav:
         """Run one entry of ``spk_dict.pt`` through the speaker encoder."""
         conditioning = speaker["cond"].to(self.device, torch.float32)
         mel = speaker["ref_mel"].to(self.device, torch.float32)
-        return Speaker(conditioning, self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)])))
+        with exact_float32():
+            encoded = self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)]))
+        return Speaker(conditioning, encoded)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Keep cuDNN's convolutions in float32: by default they round to TF32, and results differ by more than 1e-5."""
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        yield
