@@ -59,3 +59,10 @@ def qwen2_5_omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 
     return build_tiny_checkpoint(tmp_path_factory.mktemp("qwen2_5_omni") / "checkpoint", seed=0)
+
+
+@pytest.fixture(scope="session")
+def qwen_image_edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from workers.models.qwen_image_edit.tiny_checkpoint import build_tiny_checkpoint
+
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("qwen_image_edit") / "checkpoint", seed=0)
