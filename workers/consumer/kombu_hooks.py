@@ -96,10 +96,14 @@ def ask_to_stop(exit_code: int) -> None:
 
     Relies on: ``celery.worker.state.should_stop``, which Celery's own SIGTERM handler sets.
     """
-    if state.should_stop in (None, False):
+    if not _is_set(state.should_stop):
         state.should_stop = exit_code
 
 
 def stop_asked() -> bool:
     """Return whether a signal or :func:`ask_to_stop` wants the worker to end."""
-    return any(flag not in (None, False) for flag in (state.should_stop, state.should_terminate))
+    return _is_set(state.should_stop) or _is_set(state.should_terminate)
+
+
+def _is_set(flag: int | bool | None) -> bool:
+    return flag is not None and flag is not False  # 0 is the exit code that SIGTERM asks for, and equals False

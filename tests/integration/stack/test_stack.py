@@ -410,15 +410,14 @@ def test_an_s3_server_that_is_away_at_the_start(seaweedfs: SeaweedFS, tmp_path: 
 
 
 @contextmanager
-def up(data_dir: Path, *options: str, stderr: str = os.devnull) -> Iterator[subprocess.Popen[str]]:
-    with open(stderr, "wb") as notices:
-        process = subprocess.Popen(
-            [*OMNI_JOBS, "up", *(options or ("--pipeline", "echo")), "--data-dir", str(data_dir), "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=notices,
-            text=True,
-            start_new_session=True,
-        )
+def up(data_dir: Path, *options: str, stderr: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*OMNI_JOBS, "up", *(options or ("--pipeline", "echo")), "--data-dir", str(data_dir), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -453,9 +452,11 @@ def test_up_serves_until_sigterm_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_up_goes_on_where_its_notices_cannot_be_written_and_after_signals_without_names(tmp_path: Path) -> None:
-    with up(tmp_path, stderr="/dev/full") as process:
+    with up(tmp_path, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         url = re.findall(r"http://\S+", process.stdout.readline())[0]
+        process.stderr.close()
         before = children_of(process.pid)
         (rescuer,) = [pid for pid in before if "omni_jobs.cli rescuer" in command_line(pid)]
         os.kill(rescuer, signal.SIGRTMIN + 6)
@@ -463,7 +464,8 @@ def test_up_goes_on_where_its_notices_cannot_be_written_and_after_signals_withou
         with Client(url) as client:
             assert client.wait(client.submit(echo("hi")).id, timeout=60).status is JobState.COMPLETED
         process.terminate()
-        assert process.wait(60) == 0
+        process.wait(60)
+        assert children_of(process.pid) == set()
 
 
 def has_ipv6() -> bool:

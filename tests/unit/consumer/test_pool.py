@@ -74,13 +74,26 @@ def test_the_hub_takes_empty_for_nothing() -> None:
     assert "except Empty:" in inspect.getsource(Hub.create_loop)
 
 
-def test_ask_to_stop_sets_what_celery_s_sigterm_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codes", [(1, 0), (0, 1)])
+def test_ask_to_stop_sets_what_celery_s_sigterm_sets(codes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM asks for the exit code 0."""
     monkeypatch.setattr(state, "should_stop", None)
     monkeypatch.setattr(state, "should_terminate", None)
     assert not kombu_hooks.stop_asked()
-    kombu_hooks.ask_to_stop(1)
-    assert kombu_hooks.stop_asked()
-    kombu_hooks.ask_to_stop(0)  # the first reason stays
+    for code in codes:
+        kombu_hooks.ask_to_stop(code)
+        assert kombu_hooks.stop_asked()
     with pytest.raises(SystemExit) as caught:
         state.maybe_shutdown()
-    assert caught.value.code == 1
+    assert caught.value.code == codes[0]  # the first reason stays
+
+
+@pytest.mark.parametrize("flag", ["should_stop", "should_terminate"])
+@pytest.mark.parametrize(("value", "asked"), [(None, False), (False, False), (True, True), (0, True), (1, True)])
+def test_a_stop_is_asked_with_any_exit_code(
+    flag: str, value: int | None, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(state, "should_terminate", None)
+    monkeypatch.setattr(state, flag, value)
+    assert kombu_hooks.stop_asked() is asked
