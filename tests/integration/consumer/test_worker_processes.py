@@ -98,7 +98,6 @@ def test_a_worker_that_is_stopped_while_it_starts_ends_soon_with_all_that_it_sta
     stack.until(lambda: has_come() or None, 120)
     below = descendants(worker.process.pid)
     assert worker.stop(signal.SIGTERM, within_s=20) == 0, worker.log.read_text()
-    assert "something hangs" not in worker.log.read_text()
     until_gone(below, 5)
 
 
