@@ -20,22 +20,34 @@ class RequestIdFilter(logging.Filter):
 
 
 class KeyFilter(logging.Filter):
-    """Masks the API keys in each log record: somebody may have put one into a URL, also with escapes."""
+    """Masks the API keys in each log record: somebody may have put one into a URL, also with escapes, or into a name.
+
+    An error among a record's arguments, and the trace of one, may quote what a client sent.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, str):
             record.msg = mask_keys(record.msg)
         if isinstance(record.args, tuple):
-            record.args = tuple(_masked(each) if isinstance(each, str) else each for each in record.args)
+            record.args = tuple(_masked(each) for each in record.args)
+        if record.exc_info and record.exc_text is None:
+            record.exc_text = mask_keys(_TRACES.formatException(record.exc_info))  # which a formatter takes as it is
         return True
 
 
-def _masked(text: str) -> str:
-    plain = unquote(text) if "%" in text else text
-    masked = mask_keys(plain)
-    if masked == plain:
-        return text
-    return masked if plain == text else quote(masked, safe="/?&=…")
+_TRACES = logging.Formatter()
+
+
+def _masked(value: object) -> object:
+    """Return an argument of a log record, or its text where that has a key."""
+    if value is None or isinstance(value, int | float):
+        return value
+    text = str(value)
+    masked = mask_keys(text)
+    plain = unquote(masked) if "%" in masked else masked
+    if (without := mask_keys(plain)) != plain:
+        return quote(without, safe="/?&=…")
+    return value if masked == text else masked
 
 
 def log_config() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Log lines: no API key stands in one, whoever put it there."""
 
 import logging
+import sys
 
 import pytest
 
@@ -28,3 +29,16 @@ def test_other_lines_stay_as_they_are() -> None:
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "%s %s %s %s %d", args, None)
     assert KeyFilter().filter(record)
     assert record.args == args
+
+
+def test_errors_and_their_traces_show_no_key() -> None:
+    try:
+        raise ValueError(f"50% of {KEY} is no number")
+    except ValueError as error:
+        info = sys.exc_info()
+        record = logging.LogRecord("omni_jobs", logging.ERROR, "", 0, "it failed: %s", (error,), info)
+    assert KeyFilter().filter(record)
+    shown = logging.Formatter().format(record)
+    assert KEY[9:] not in shown
+    assert "it failed: 50% of omni_Ab_-… is no number" in shown
+    assert "Traceback" in shown
