@@ -6,12 +6,15 @@ played one after the other. SubRip has no escape for the arrow that parts the ti
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from workers.transcripts.transcript import Segment, Transcript
 
 MEDIA_TYPES: Mapping[str, str] = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 """The media type of each format."""
+
+_JOINERS = "\u200c\u200d"  # within words of Persian and Hindi, and within emoji
 
 
 class _Cue(NamedTuple):
@@ -28,16 +31,20 @@ def subtitles(transcripts: Sequence[Transcript], format: str) -> bytes:
 
 
 def _cues(transcripts: Sequence[Transcript]) -> Iterator[_Cue]:
-    spoken = [segment for segment in _in_turn(transcripts) if _line(segment.text)]
-    spoken.sort(key=lambda segment: segment.start_s)
+    spoken = sorted((segment for segment in _in_turn(transcripts) if _line(segment.text)), key=_begin)
+    together = [list(group) for _, group in groupby(spoken, key=_begin)]  # one cue, because each would hide the other
     at = 0
-    for number, segment in enumerate(spoken):
-        begin = max(at, round(segment.start_s * 1000))
-        end = round(segment.end_s * 1000)
-        if number + 1 < len(spoken):
-            end = min(end, round(spoken[number + 1].start_s * 1000))
+    for number, segments in enumerate(together):
+        begin = max(at, _begin(segments[0]))
+        end = max(round(segment.end_s * 1000) for segment in segments)
+        if number + 1 < len(together):
+            end = min(end, _begin(together[number + 1][0]))
         at = max(end, begin + 1)
-        yield _Cue(begin, at, _line(segment.text))
+        yield _Cue(begin, at, " ".join(_line(segment.text) for segment in segments))
+
+
+def _begin(segment: Segment) -> int:
+    return round(segment.start_s * 1000)
 
 
 def _in_turn(transcripts: Sequence[Transcript]) -> Iterator[Segment]:
@@ -50,7 +57,7 @@ def _in_turn(transcripts: Sequence[Transcript]) -> Iterator[Segment]:
 
 def _line(text: str) -> str:
     """Return a text on one line: an empty line would end its cue, and control characters are in no subtitle."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return " ".join("".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in text).split())
 
 
 def _srt(cues: Sequence[_Cue]) -> str:

@@ -67,7 +67,8 @@ def test_no_text_breaks_its_cue(text: str) -> None:
     [
         ([(0, 3, "a"), (2, 4, "b")], [(0, 2000), (2000, 4000)]),  # overlapping
         ([(2, 3, "b"), (0, 1, "a")], [(0, 1000), (2000, 3000)]),  # in another order
-        ([(5, 5, "a"), (5, 5, "b"), (5, 6, "c")], [(5000, 5001), (5001, 5002), (5002, 6000)]),  # without a length
+        ([(5, 5, "a"), (5.001, 5.001, "b"), (5.002, 6, "c")], [(5000, 5001), (5001, 5002), (5002, 6000)]),  # no length
+        ([(3, 6, "a"), (3, 3, "b"), (6, 7, "c")], [(3000, 6000), (6000, 7000)]),  # two begin together
         ([(4, 3, "a")], [(4000, 4001)]),  # ends before it begins
         ([(0, 1, " "), (1, 2, ""), (2, 3, "\n")], []),  # empty
         ([(359_999, 360_001, "a")], [(359_999_000, 360_001_000)]),  # a hundred hours
@@ -78,6 +79,15 @@ def test_cues_follow_each_other(segments: list[tuple[float, float, str]], times:
     found = [(begin, end) for begin, end, _ in cues([heard(*segments)])]
     assert found == times
     assert all(begin < end for begin, end in found)
+
+
+def test_what_begins_together_is_one_cue() -> None:
+    assert cues([heard((3, 6, "a"), (3, 3, "b"))]) == [(3000, 6000, "a b")]
+
+
+@pytest.mark.parametrize("word", ["می\u200cروم", "👨\u200d👩\u200d👧"])
+def test_joiners_within_words_stay(word: str) -> None:
+    assert cues([heard((0, 1, word))]) == [(0, 1000, word)]
 
 
 def test_recordings_are_shown_one_after_the_other() -> None:
